@@ -1,0 +1,181 @@
+"""MongoDB's wire messages, as far as a proxy has to understand them.
+
+``OP_MSG`` carries every command; ``OP_QUERY`` and ``OP_REPLY`` survive in the first handshake of
+drivers that do not yet know whether the server speaks ``OP_MSG``. Anything else, a compressed
+message above all, is a :class:`WireError`: the proxy never offers compression.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import bson
+from bson.codec_options import CodecOptions, DatetimeConversion
+
+if TYPE_CHECKING:
+    import asyncio
+
+Document = dict[str, Any]
+
+OP_REPLY: Final = 1
+OP_QUERY: Final = 2004
+OP_MSG: Final = 2013
+
+CHECKSUM_PRESENT: Final = 1 << 0
+MORE_TO_COME: Final = 1 << 1
+EXHAUST_ALLOWED: Final = 1 << 16
+
+_HEADER = struct.Struct("<iiii")
+_INT32 = struct.Struct("<i")
+_UINT32 = struct.Struct("<I")
+_OP_QUERY_NUMBERS = struct.Struct("<ii")
+_OP_REPLY_FIELDS = struct.Struct("<iqii")
+_CHECKSUM_LENGTH = 4
+_BODY, _SEQUENCE = 0, 1
+_MAX_MESSAGE_LENGTH = 48_000_000 + 16 * 1024
+
+# A date outside Python's range must pass through the proxy unharmed.
+_CODEC: CodecOptions[Document] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+
+
+class WireError(Exception):
+    """The bytes are not a message this module can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One wire message: its header, its command or reply document, and its raw bytes."""
+
+    request_id: int
+    response_to: int
+    opcode: int
+    flags: int
+    body: Document
+    """The command or the reply, without the document sequences of ``OP_MSG``."""
+    raw: bytes = field(repr=False)
+    """The whole message as it was read, header included."""
+    sequences: tuple[bytes, ...] = field(default=(), repr=False)
+    """The document sequence sections of ``OP_MSG``, untouched, in their order."""
+    namespace: bytes = b""
+    """``OP_QUERY`` only: the full collection name, for example ``b"admin.$cmd"``."""
+
+    @property
+    def command_name(self) -> str:
+        """The first key of the body; in a request, the name of the command."""
+        return next(iter(self.body), "")
+
+    @property
+    def more_to_come(self) -> bool:
+        """A request that wants no reply, or a reply that another one follows unasked."""
+        return self.opcode == OP_MSG and bool(self.flags & MORE_TO_COME)
+
+    @property
+    def exhaust_allowed(self) -> bool:
+        """The client accepts several replies to this one request."""
+        return self.opcode == OP_MSG and bool(self.flags & EXHAUST_ALLOWED)
+
+    def with_body(self, body: Document) -> Message:
+        """The same message around another document; a checksum is left out, being optional."""
+        changed = replace(self, body=body, flags=self.flags & ~CHECKSUM_PRESENT)
+        return replace(changed, raw=_encode(changed))
+
+
+def reply_to(request: Message, body: Document, request_id: int) -> Message:
+    """A reply to ``request`` in the opcode that the client of ``request`` expects."""
+    opcode = OP_REPLY if request.opcode == OP_QUERY else OP_MSG
+    message = Message(request_id, request.request_id, opcode, 0, body, b"")
+    return replace(message, raw=_encode(message))
+
+
+def command(body: Document, request_id: int = 1) -> Message:
+    """A request in ``OP_MSG``; ``body`` names its database in ``$db``."""
+    message = Message(request_id, 0, OP_MSG, 0, body, b"")
+    return replace(message, raw=_encode(message))
+
+
+async def read_message(reader: asyncio.StreamReader) -> Message:
+    """Read one message.
+
+    Raises ``asyncio.IncompleteReadError`` or ``OSError`` when the peer is gone, and
+    :class:`WireError` for bytes that make no message.
+    """
+    head = await reader.readexactly(_HEADER.size)
+    (length,) = _INT32.unpack_from(head)
+    if not _HEADER.size <= length <= _MAX_MESSAGE_LENGTH:
+        raise WireError(f"message length {length} is out of range")
+    return parse(head + await reader.readexactly(length - _HEADER.size))
+
+
+def parse(raw: bytes) -> Message:
+    """Decode one whole message; raises :class:`WireError` if it makes no sense."""
+    try:
+        _, request_id, response_to, opcode = _HEADER.unpack_from(raw)
+        if opcode == OP_MSG:
+            return _parse_msg(raw, request_id, response_to)
+        if opcode == OP_QUERY:
+            return _parse_query(raw, request_id, response_to)
+        if opcode == OP_REPLY:
+            return _parse_reply(raw, request_id, response_to)
+    except (struct.error, ValueError, bson.errors.BSONError) as exc:
+        raise WireError(f"malformed message: {exc}") from exc
+    raise WireError(f"opcode {opcode} is not supported")
+
+
+def _parse_msg(raw: bytes, request_id: int, response_to: int) -> Message:
+    (flags,) = _UINT32.unpack_from(raw, _HEADER.size)
+    position = _HEADER.size + _UINT32.size
+    end = len(raw) - (_CHECKSUM_LENGTH if flags & CHECKSUM_PRESENT else 0)
+    body: Document | None = None
+    sequences: list[bytes] = []
+    while position < end:
+        kind = raw[position]
+        (size,) = _INT32.unpack_from(raw, position + 1)
+        section = raw[position + 1 : position + 1 + size]
+        if len(section) != size or size <= _INT32.size:
+            raise WireError(f"section length {size} is out of range")
+        if kind == _BODY:
+            body = bson.decode(section, _CODEC)
+        elif kind == _SEQUENCE:
+            sequences.append(section)
+        else:
+            raise WireError(f"section kind {kind} is not supported")
+        position += 1 + size
+    if body is None:
+        raise WireError("the message has no body")
+    return Message(request_id, response_to, OP_MSG, flags, body, raw, tuple(sequences))
+
+
+def _parse_query(raw: bytes, request_id: int, response_to: int) -> Message:
+    (flags,) = _UINT32.unpack_from(raw, _HEADER.size)
+    start = _HEADER.size + _UINT32.size
+    end = raw.index(b"\0", start)
+    document = raw[end + 1 + _OP_QUERY_NUMBERS.size :]
+    (size,) = _INT32.unpack_from(document)
+    body = bson.decode(document[:size], _CODEC)
+    return Message(request_id, response_to, OP_QUERY, flags, body, raw, namespace=raw[start:end])
+
+
+def _parse_reply(raw: bytes, request_id: int, response_to: int) -> Message:
+    flags, _, _, count = _OP_REPLY_FIELDS.unpack_from(raw, _HEADER.size)
+    if count != 1:
+        raise WireError(f"a command's reply has one document, not {count}")
+    body = bson.decode(raw[_HEADER.size + _OP_REPLY_FIELDS.size :], _CODEC)
+    return Message(request_id, response_to, OP_REPLY, flags, body, raw)
+
+
+def _encode(message: Message) -> bytes:
+    document = bson.encode(message.body, codec_options=_CODEC)
+    if message.opcode == OP_MSG:
+        sections = [bytes([_BODY]) + document]
+        sections += [bytes([_SEQUENCE]) + sequence for sequence in message.sequences]
+        payload = _UINT32.pack(message.flags) + b"".join(sections)
+    elif message.opcode == OP_QUERY:
+        numbers = _OP_QUERY_NUMBERS.pack(0, -1)
+        payload = _UINT32.pack(message.flags) + message.namespace + b"\0" + numbers + document
+    else:
+        payload = _OP_REPLY_FIELDS.pack(message.flags, 0, 0, 1) + document
+    length = _HEADER.size + len(payload)
+    header = _HEADER.pack(length, message.request_id, message.response_to, message.opcode)
+    return header + payload

@@ -1,0 +1,342 @@
+"""The test bed's own guarantees: what each fault does, seen by plain pymongo on a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from bson import Int64
+from pymongo import InsertOne, MongoClient, ReadPreference, UpdateOne, WriteConcern
+from pymongo.errors import AutoReconnect, NotPrimaryError, OperationFailure
+from pymongo.monitoring import CommandListener, CommandStartedEvent
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutAtHandshake,
+    CutBefore,
+    EmbeddedServer,
+    NotPrimary,
+    Overload,
+    Proxy,
+    Refuse,
+    Slow,
+    StepDown,
+    wire,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pymongo.collection import Collection
+
+IDLE_MS = 50
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(backend: EmbeddedServer) -> Iterator[Proxy]:
+    with Proxy(backend.address) as running:
+        yield running
+
+
+@pytest.fixture
+def client(proxy: Proxy) -> Iterator[MongoClient[dict[str, Any]]]:
+    with MongoClient[dict[str, Any]](proxy.uri, maxIdleTimeMS=IDLE_MS) as connected:
+        yield connected
+
+
+@pytest.fixture
+def orders(
+    client: MongoClient[dict[str, Any]], request: pytest.FixtureRequest
+) -> Collection[dict[str, Any]]:
+    collection = client.testbed[request.node.name]
+    collection.insert_one({"warm": True})
+    return collection
+
+
+def stored(backend: EmbeddedServer, orders: Collection[dict[str, Any]]) -> int:
+    """Documents of a test, without the warming one, read past the proxy."""
+    with MongoClient[dict[str, Any]](backend.uri) as direct:
+        return direct.testbed[orders.name].count_documents({"warm": {"$exists": False}})
+
+
+def let_connections_age() -> None:
+    """Make the pool open a new connection for the next operation."""
+    time.sleep(2 * IDLE_MS / 1000)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
+
+
+def test_a_client_sees_the_proxy_and_not_the_server(
+    proxy: Proxy, client: MongoClient[dict[str, Any]]
+) -> None:
+    hello = client.admin.command("hello")
+    address = "{}:{}".format(*proxy.address)
+    assert (hello["hosts"], hello["me"], hello["primary"]) == ([address], address, address)
+    assert hello["setName"] == "secantus"
+    assert "topologyVersion" not in hello
+    assert client.nodes == {proxy.address}
+
+
+def test_cut_before_leaves_no_trace_of_the_command(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    fault = CutBefore("insert", times=2)
+    proxy.inject(fault)
+    with pytest.raises(AutoReconnect):
+        orders.insert_one({})
+    assert fault.injected == 2
+    assert stored(backend, orders) == 0
+
+
+def test_cut_after_leaves_the_command_executed_once(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    fault = CutAfter("insert", times=2)
+    proxy.inject(fault)
+    with pytest.raises(AutoReconnect):
+        orders.insert_one({})
+    assert fault.injected == 2
+    assert stored(backend, orders) == 1
+
+
+def test_a_cut_aims_at_the_command_it_names(
+    proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    fault = CutAfter("update")
+    proxy.inject(fault)
+    result = orders.bulk_write(
+        [InsertOne({}), UpdateOne({"_id": 1}, {"$inc": {"n": 1}}, upsert=True), InsertOne({})]
+    )
+    assert (result.inserted_count, result.upserted_count, fault.injected) == (2, 1, 1)
+    assert (orders.find_one({"_id": 1}) or {})["n"] == 1
+
+
+def test_a_repeat_with_another_max_time_has_no_second_effect(
+    backend: EmbeddedServer, proxy: Proxy, client: MongoClient[dict[str, Any]]
+) -> None:
+    with client.start_session() as session:
+        for limit in (5000, 4000):
+            client.testbed.command(
+                "insert",
+                "repeats",
+                documents=[{}],
+                txnNumber=Int64(1),
+                maxTimeMS=limit,
+                session=session,
+            )
+    with MongoClient[dict[str, Any]](backend.uri) as direct:
+        assert direct.testbed.repeats.count_documents({}) == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cut_handshake_is_the_applications(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]], times: int
+) -> None:
+    let_connections_age()
+    fault = CutAtHandshake(times)
+    proxy.inject(fault)
+    orders.insert_one({})
+    assert fault.injected == times
+    assert stored(backend, orders) == 1
+
+
+def test_not_primary_carries_the_label_and_executes_nothing(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    proxy.inject(NotPrimary("insert", times=2))
+    with pytest.raises(NotPrimaryError) as raised:
+        orders.insert_one({})
+    assert raised.value.has_error_label("RetryableWriteError")
+    assert stored(backend, orders) == 0
+
+
+def test_a_step_down_is_a_gap_without_a_primary(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    gap = 0.7
+    fault = StepDown(gap)
+    proxy.inject(fault)
+    started = time.monotonic()
+    orders.insert_one({})
+    assert time.monotonic() - started >= gap
+    assert fault.injected == 1
+    assert stored(backend, orders) == 1
+
+
+def test_a_secondary_serves_reads_that_allow_it(
+    proxy: Proxy, client: MongoClient[dict[str, Any]], orders: Collection[dict[str, Any]]
+) -> None:
+    proxy.inject(StepDown(30.0))
+    with pytest.raises(NotPrimaryError):
+        client.testbed.command("insert", orders.name, documents=[{}])
+    reader = client.get_database("testbed", read_preference=ReadPreference.SECONDARY_PREFERRED)
+    assert reader[orders.name].find_one({"warm": True}) is not None
+
+
+def test_overload_carries_both_labels_and_its_base_back_off(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    proxy.inject(Overload("insert", times=3, base_backoff=0.001))
+    with pytest.raises(OperationFailure) as raised:
+        orders.insert_one({})
+    assert raised.value.code == 462
+    assert raised.value.has_error_label("SystemOverloadedError")
+    assert raised.value.has_error_label("RetryableError")
+    assert (raised.value.details or {})["baseBackoffMS"] == 1
+    assert stored(backend, orders) == 0
+
+
+def test_a_slow_server_answers_late_until_cleared(
+    proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    proxy.inject(Slow(0.2))
+    started = time.monotonic()
+    orders.find_one()
+    assert time.monotonic() - started >= 0.2
+    proxy.clear()
+    started = time.monotonic()
+    orders.find_one()
+    assert time.monotonic() - started < 0.2
+
+
+def test_a_refusing_member_comes_back(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    fault = Refuse(0.3)
+    proxy.inject(fault)
+    orders.insert_one({})
+    assert fault.is_over
+    assert stored(backend, orders) == 1
+
+
+def test_cursors_and_large_batches_pass_unchanged(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    documents = [{"n": n, "text": "x" * 1000} for n in range(500)]
+    orders.insert_many(documents)
+    found = orders.find({"n": {"$exists": True}}, batch_size=100).sort("n").to_list()
+    assert found == documents
+
+
+def test_an_unacknowledged_write_waits_for_no_reply(
+    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+) -> None:
+    unacknowledged = orders.with_options(write_concern=WriteConcern(w=0))
+    unacknowledged.insert_one({})
+    wait_until(lambda: stored(backend, orders) == 1)
+
+
+class Commands(CommandListener):
+    """The names of the commands a client sent."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def started(self, event: CommandStartedEvent) -> None:
+        self.names.append(event.command_name)
+
+    def succeeded(self, event: Any) -> None: ...
+
+    def failed(self, event: Any) -> None: ...
+
+
+def test_pymongo_loses_writes_of_a_mixed_bulk_behind_a_cut_handshake(
+    backend: EmbeddedServer, proxy: Proxy
+) -> None:
+    """The defect of pymongo 4.20.0 that the demonstration shows; fails when it is mended."""
+    sent = Commands()
+    with MongoClient[dict[str, Any]](
+        proxy.uri, maxIdleTimeMS=IDLE_MS, event_listeners=[sent]
+    ) as client:
+        orders = client.testbed.mixed_bulk
+        orders.insert_one({"warm": True})
+        let_connections_age()
+        sent.names.clear()
+        proxy.inject(CutAtHandshake())
+        orders.bulk_write(
+            [InsertOne({}), UpdateOne({"warm": True}, {"$set": {"n": 1}}), InsertOne({})]
+        )
+        assert sent.names == ["insert"]
+        assert stored(backend, orders) == 1
+
+
+def test_messages_survive_a_changed_body() -> None:
+    body = {"insert": "orders", "$db": "demo", "maxTimeMS": 5}
+    message = wire.command(body, request_id=7)
+    sequence = wire.parse(_with_sequence(message.raw))
+    assert sequence.sequences == (b"\x0e\0\0\0documents\0",)
+    changed = wire.parse(sequence.with_body({"insert": "orders", "$db": "demo"}).raw)
+    assert changed.body == {"insert": "orders", "$db": "demo"}
+    assert changed.sequences == sequence.sequences
+    assert changed.request_id == 7
+
+
+def test_a_checksum_is_dropped_with_the_bytes_it_covered() -> None:
+    raw = bytearray(wire.command({"ping": 1, "$db": "admin"}).raw + b"\1\2\3\4")
+    raw[0:4] = len(raw).to_bytes(4, "little")
+    raw[16] |= wire.CHECKSUM_PRESENT
+    message = wire.parse(bytes(raw))
+    assert message.body == {"ping": 1, "$db": "admin"}
+    assert message.with_body({"ping": 1}).flags & wire.CHECKSUM_PRESENT == 0
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x10\0\0\0", wire.command({"ping": 1}).raw[:-3]])
+def test_bytes_that_are_no_message_are_refused(raw: bytes) -> None:
+    with pytest.raises(wire.WireError):
+        wire.parse(raw)
+
+
+def _with_sequence(raw: bytes) -> bytes:
+    longer = bytearray(raw + b"\1" + b"\x0e\0\0\0documents\0")
+    longer[0:4] = len(longer).to_bytes(4, "little")
+    return bytes(longer)
+
+
+def test_the_server_ends_and_cleans_up_when_its_parent_is_killed() -> None:
+    program = """
+        import sys, time
+        from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+        server = EmbeddedServer()
+        server.start()
+        print(server.address[1], server._directory, flush=True)
+        time.sleep(60)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        port, directory = parent.stdout.readline().split()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: not _answers(int(port)))
+    wait_until(lambda: not Path(directory).exists())
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return False
+    return True
