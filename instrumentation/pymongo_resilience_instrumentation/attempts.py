@@ -1,0 +1,162 @@
+"""One run of the driver's loop as the engine's work: each attempt is one ``_read`` or ``_write``.
+
+The work stands in for the function that the loop calls once it has a connection. That it was
+called is how we know that a command may have been sent, whether or not anybody listens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import AutoReconnect, ConnectionFailure, OperationFailure, PyMongoError
+
+from pymongo_resilience import policy
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.failure import Stage
+from pymongo_resilience.operation import NO_DATA, Operation
+from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.strategy import MongoDBSpecification
+from pymongo_resilience_instrumentation import calls, driver, failures
+from pymongo_resilience_instrumentation.timeouts import timed_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.strategy import RetryStrategy
+
+
+class GaveUp(Exception):  # noqa: N818 - a signal through the driver's loop, never seen outside
+    """Ends the driver's loop, which repeats only what is a PyMongoError."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Attempts:
+    """Work for both executors; lives as long as one run of the loop, in one thread or task."""
+
+    __slots__ = ("_clock", "_deadline", "_func", "_last_error", "_loop", "_progress",
+                 "_reached_connection", "_retargeting", "_started", "_strategy",
+                 "_wants_txn_number", "send")  # fmt: skip
+
+    send: Callable[[], Any]
+    """The loop's own ``_read`` or ``_write``, bound."""
+
+    def __init__(
+        self, loop: Any, *, clock: Clock, strategy: RetryStrategy, retargeting: bool
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._strategy = strategy
+        self._retargeting = retargeting
+        self._last_error: Exception | None = None
+        self._progress: tuple[Any, int] | None = None
+        self._reached_connection = False
+        self._wants_txn_number = driver.carries_txn_number(loop)
+        self._started = clock.now()
+        self._func = driver.replace_func(loop, self)
+
+    def release(self) -> None:
+        """Give the loop its function back: nothing may keep the two alive together."""
+        driver.replace_func(self._loop, self._func)
+
+    def __call__(self, *args: Any) -> Any:
+        if self._wants_txn_number and driver.lost_its_txn_number(self._loop):
+            driver.restore_retryable(self._loop)
+            raise AutoReconnect("the server became unknown before the write was sent")
+        self._reached_connection = True
+        return self._func(*args)
+
+    def attempt(self) -> Any:
+        self._reached_connection = False
+        return self.send()
+
+    def operation(self) -> Operation:
+        loop = self._loop
+        call = calls.current()
+        block = policy.current()
+        kind = driver.kind(loop)
+        deadline, window = self._deadlines()
+        return Operation(
+            name=driver.operation_name(loop) if call is None else call.operation,
+            namespace=driver.bulk_namespace(loop) if call is None else call.namespace,
+            kind=kind,
+            strategy=block.strategy or self._strategy,
+            retries_enabled=driver.retries_enabled(loop, kind),
+            in_transaction=driver.in_transaction(loop),
+            acknowledged=call is not None and call.acknowledged,
+            idempotent=bool(block.idempotent),
+            deadline=deadline,
+            retry_window=window,
+            data=NO_DATA if block.data is None else block.data,
+        )
+
+    def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:
+        timeout = driver.timeout_in_force()
+        if timeout is None:
+            return None, None
+        left = driver.remaining()
+        if left is None:
+            window = driver.server_selection_timeout(self._loop)
+            return None, Deadline.after(self._clock, window)
+        return Deadline(self._clock, self._clock.now() + left, timeout), None
+
+    def describe(self, error: Exception, operation: Operation) -> Failure:
+        progress = driver.bulk_progress(self._loop)
+        if self._progress is not None and progress != self._progress:
+            operation.next_command()
+        self._progress = progress
+        return failures.describe(
+            error,
+            failures.Attempt(
+                reached_connection=self._reached_connection,
+                carried_txn_number=driver.carries_txn_number(self._loop),
+                server=driver.server_address(self._loop),
+                min_rtt=driver.min_rtt(),
+            ),
+        )
+
+    def prepare(self, failure: Failure, operation: Operation) -> None:
+        if self._last_error is None or not failure.no_writes_performed:
+            self._last_error = failure.error
+        driver.prepare_retry(self._loop, failure, operation.attempts, self._last_error)
+        follows_texts = isinstance(operation.strategy, MongoDBSpecification)
+        if driver.is_sharded(self._loop) or (
+            self._retargeting and (failure.overloaded or not follows_texts)
+        ):
+            driver.deprioritize(self._loop)
+
+    def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
+        driver.unpin(self._loop, failure)
+        error = self._chosen(failure)
+        deadline = operation.deadline
+        if deadline is None or not isinstance(error, PyMongoError):
+            return GaveUp(error)
+        if not (rule is Rule.DEADLINE or deadline.expired()):
+            return GaveUp(error)
+        return GaveUp(
+            timed_out(
+                error,
+                timeout_s=deadline.timeout,
+                elapsed_s=self._clock.now() - self._started,
+                attempts=len(operation.reasons),
+                server=failure.server,
+            )
+        )
+
+    def _chosen(self, failure: Failure) -> Exception:
+        """Retryable Reads and Writes: the newer error, but for those that say less than the
+        earlier one."""
+        before = self._last_error
+        if before is None:
+            return failure.error
+        of_the_driver = isinstance(failure.error, PyMongoError) and not isinstance(
+            failure.error, (ConnectionFailure, OperationFailure)
+        )
+        out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
+        if failure.selection or failure.no_writes_performed or of_the_driver or out_of_time:
+            return before
+        return failure.error

@@ -1,0 +1,109 @@
+"""What is known of the clients that are alive: their servers, round-trip times and pools.
+
+Written by the driver's monitor and application threads, read when metrics are collected.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+
+from pymongo_resilience.rtt import RoundTripTime
+
+Address = tuple[str, int | None]
+
+IDLE = "idle"
+USED = "used"
+
+
+def pool_name(address: Address) -> str:
+    host, port = address
+    return host if port is None else f"{host}:{port}"
+
+
+class Server:
+    """One server of one client."""
+
+    def __init__(self) -> None:
+        self.type = "Unknown"
+        self.rtt = RoundTripTime()
+        self.connections: dict[int, str] = {}
+        """State by the driver's connection id; a connection being made counts as used."""
+
+
+class ClientState:
+    """One client. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.topology_type = "Unknown"
+        self._servers: dict[Address, Server] = {}
+        self._lock = threading.Lock()
+
+    def server(self, address: Address) -> Server:
+        """The server at ``address``, known from now on."""
+        with self._lock:
+            return self._servers.setdefault(address, Server())
+
+    def forget(self, address: Address) -> None:
+        with self._lock:
+            self._servers.pop(address, None)
+
+    def clear(self) -> None:
+        """The client was closed."""
+        with self._lock:
+            self._servers.clear()
+
+    def servers(self) -> dict[Address, Server]:
+        """A copy: the dictionary may change while it is walked."""
+        with self._lock:
+            return dict(self._servers)
+
+    def connection(self, address: Address, connection_id: int, state: str | None) -> None:
+        """A connection's new state; None once it is closed."""
+        with self._lock:
+            server = self._servers.get(address)
+            if server is None:
+                if state is None:
+                    return
+                server = self._servers.setdefault(address, Server())
+            if state is None:
+                server.connections.pop(connection_id, None)
+            else:
+                server.connections[connection_id] = state
+
+    def pools(self) -> dict[str, Counter[str]]:
+        """Connections by pool and state."""
+        with self._lock:
+            return {
+                pool_name(address): Counter(server.connections.values())
+                for address, server in self._servers.items()
+            }
+
+
+class Clients:
+    """Every client of the process that reports to us. Holds none of them alive. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def add(self) -> ClientState:
+        state = ClientState()
+        with self._lock:
+            self._clients.add(state)
+        return state
+
+    def alive(self) -> list[ClientState]:
+        with self._lock:
+            return list(self._clients)
+
+    def pools(self) -> dict[str, dict[str, int]]:
+        """Connections by pool and state, summed over the clients."""
+        total: dict[str, dict[str, int]] = {}
+        for client in self.alive():
+            for name, states in client.pools().items():
+                pool = total.setdefault(name, {IDLE: 0, USED: 0})
+                for state in pool:
+                    pool[state] += states[state]
+        return total

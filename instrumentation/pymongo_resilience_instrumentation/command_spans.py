@@ -1,0 +1,153 @@
+"""One span for each command sent, below the operation span of the call it belongs to."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from bson.binary import Binary
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation.spans import KNOWN_NAMES, record_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.trace import Span, Tracer
+    from pymongo.monitoring import CommandFailedEvent, CommandStartedEvent, CommandSucceededEvent
+
+SENSITIVE = frozenset({
+    "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
+    "copydbgetnonce", "copydbsaslstart", "copydb",
+})  # fmt: skip
+AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
+
+
+@functools.lru_cache(maxsize=KNOWN_NAMES)
+def _attributes(
+    command: str, database: str, collection: str | None, host: str, port: int | None
+) -> Mapping[str, Any]:
+    """What never changes for the same command on the same collection and server."""
+    target = database if collection is None else f"{database}.{collection}"
+    attributes: dict[str, Any] = {
+        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
+        semconv.DB_NAMESPACE: database,
+        semconv.DB_COMMAND_NAME: command,
+        semconv.DB_QUERY_SUMMARY: f"{command} {target}",
+        semconv.SERVER_ADDRESS: host,
+        semconv.NETWORK_TRANSPORT: "unix" if port is None else "tcp",
+    }
+    if port is not None:
+        attributes[semconv.SERVER_PORT] = port
+    if collection is not None:
+        attributes[semconv.DB_COLLECTION_NAME] = collection
+    return attributes
+
+
+class CommandSpans:
+    """Thread- and task-safe: a span in flight is kept on its call, or by its request id."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._without_call: dict[int, Span] = {}
+
+    def start(self, event: CommandStartedEvent) -> None:
+        call = calls.current()
+        if call is not None:
+            call.server = event.connection_id
+        if _is_sensitive(event):
+            return
+        name = event.command_name
+        host, port = event.connection_id
+        database = "admin" if name in AGAINST_ADMIN else event.database_name
+        span = self._tracer.start_span(
+            name,
+            kind=SpanKind.CLIENT,
+            attributes=_attributes(name, database, _collection(event), host, port),
+        )
+        if span.is_recording():
+            span.set_attributes(_of_this_command(event, call))
+        self._spans(call)[event.request_id] = span
+
+    def succeed(self, event: CommandSucceededEvent) -> None:
+        span = self._spans(calls.current()).pop(event.request_id, None)
+        if span is None:
+            return
+        if span.is_recording():
+            cursor_id = _open_cursor(event.reply)
+            if cursor_id:
+                span.set_attribute(semconv.CURSOR_ID, cursor_id)
+        span.end()
+
+    def fail(self, event: CommandFailedEvent) -> None:
+        span = self._spans(calls.current()).pop(event.request_id, None)
+        if span is None:
+            return
+        if span.is_recording():
+            _record_failure(span, event)
+        span.end()
+
+    def _spans(self, call: calls.Call | None) -> dict[int, Span]:
+        return self._without_call if call is None else call.command_spans
+
+
+def _is_sensitive(event: CommandStartedEvent) -> bool:
+    # The driver empties the command of a hello that carries credentials.
+    return event.command_name.lower() in SENSITIVE or not event.command
+
+
+def _collection(event: CommandStartedEvent) -> str | None:
+    if event.database_name == "admin":
+        return None
+    field = "collection" if event.command_name == "getMore" else event.command_name
+    value = event.command.get(field)
+    return value if isinstance(value, str) else None
+
+
+def _of_this_command(event: CommandStartedEvent, call: calls.Call | None) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    if event.server_connection_id is not None:
+        attributes[semconv.SERVER_CONNECTION_ID] = event.server_connection_id
+    if call is not None and call.driver_connection_id is not None:
+        attributes[semconv.DRIVER_CONNECTION_ID] = call.driver_connection_id
+    command = event.command
+    session_id = _session_id(command.get("lsid"))
+    if session_id is not None:
+        attributes[semconv.LSID] = session_id
+    txn_number = command.get("txnNumber")
+    if txn_number is not None:
+        attributes[semconv.TXN_NUMBER] = int(txn_number)
+    if event.command_name == "getMore":
+        attributes[semconv.CURSOR_ID] = int(command["getMore"])
+    return attributes
+
+
+def _session_id(lsid: Any) -> str | None:
+    value = lsid.get("id") if hasattr(lsid, "get") else None
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, Binary) and len(value) == 16:  # noqa: PLR2004 - the size of a UUID
+        return str(uuid.UUID(bytes=bytes(value)))
+    return None
+
+
+def _open_cursor(reply: Any) -> int | None:
+    cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
+    value = cursor.get("id") if hasattr(cursor, "get") else None
+    return int(value) if isinstance(value, int) else None
+
+
+def _record_failure(span: Span, event: CommandFailedEvent) -> None:
+    # The driver reports the failure while it handles the exception.
+    error = sys.exc_info()[1]
+    if isinstance(error, PyMongoError | OSError):
+        record_error(span, error)
+    else:
+        span.set_status(Status(StatusCode.ERROR))
+    code = event.failure.get("code")
+    if isinstance(code, int):
+        span.set_attribute(semconv.DB_RESPONSE_STATUS_CODE, str(code))

@@ -1,0 +1,277 @@
+"""The only file that names private parts of pymongo, and the check that the installed one has them.
+
+Measured on 4.17 to 4.20: ``_ClientConnectionRetryable`` runs every operation that may be repeated;
+its ``run`` allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.operation import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pymongo_resilience.failure import Failure
+
+SYNC = "pymongo.synchronous.mongo_client"
+ASYNC = "pymongo.asynchronous.mongo_client"
+LOOP = "_ClientConnectionRetryable"
+
+
+class Feature(enum.Enum):
+    """What is lost where pymongo lacks a private name; the value says it to people."""
+
+    RETRIES = "retries (pymongo's own loop decides)"
+    CURSORS = "operation spans of cursor batches"
+    TIMEOUT = "the default timeout"
+    EXISTING_CLIENTS = "the warning about clients that exist already"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Private names in one place of the driver, and the feature that needs them."""
+
+    feature: Feature
+    place: str
+    """``"module"`` or ``"module:class"``."""
+    names: tuple[str, ...]
+
+
+_LOOP_NAMES = (
+    "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
+    "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
+    "_last_error", "_operation", "_retryable", "_retrying", "_server", "_session",
+)  # fmt: skip
+_BULK_NAMES = ("current_run", "retrying", "is_retryable")
+_TRANSACTION_NAMES = ("set_starting", "has_completed_command", "attempt")
+
+
+def _parts() -> Iterator[Part]:
+    for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
+        client = f"pymongo.{half}.mongo_client"
+        session = f"pymongo.{half}.client_session"
+        yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
+        yield Part(Feature.RETRIES, f"pymongo.{half}.bulk:_{prefix}Bulk", _BULK_NAMES)
+        yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", ("_transaction", "_unpin"))
+        yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
+        yield Part(Feature.CURSORS, f"{client}:{prefix}MongoClient", ("_run_operation",))
+        yield Part(Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients",))
+    yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
+    yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout",))
+
+
+def missing() -> dict[Feature, list[str]]:
+    """The private names that the installed pymongo lacks, by the feature that needs them."""
+    lacking: dict[Feature, list[str]] = {}
+    for part in _parts():
+        names = _missing_names(part)
+        if names:
+            lacking.setdefault(part.feature, []).extend(names)
+    return lacking
+
+
+def _missing_names(part: Part) -> list[str]:
+    module_name, _, class_name = part.place.partition(":")
+    try:
+        place: Any = importlib.import_module(module_name)
+        if class_name:
+            place = getattr(place, class_name)
+    except (ImportError, AttributeError):
+        return [part.place]
+    return [f"{part.place}.{name}" for name in part.names if not _has(place, name)]
+
+
+def _has(place: Any, name: str) -> bool:
+    if hasattr(place, name):
+        return True
+    # Attributes that a constructor sets are no attributes of the class unless it has slots.
+    for cls in getattr(place, "__mro__", ()):
+        code = getattr(vars(cls).get("__init__"), "__code__", None)
+        if code is not None and name in code.co_names:
+            return True
+    return False
+
+
+def loop_classes() -> tuple[tuple[type, bool], ...]:
+    """The driver's retry loops, each with whether it is the async one."""
+    return (
+        (getattr(importlib.import_module(SYNC), LOOP), False),
+        (getattr(importlib.import_module(ASYNC), LOOP), True),
+    )
+
+
+def existing_clients() -> int:
+    """How many clients are alive in this process."""
+    sync, asynchronous = importlib.import_module(SYNC), importlib.import_module(ASYNC)
+    return len(sync.MongoClient._clients) + len(asynchronous.AsyncMongoClient._clients)
+
+
+def timeout_in_force() -> float | None:
+    """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 is without end."""
+    from pymongo import _csot  # noqa: PLC0415 - only once the check has found it
+
+    return _csot.get_timeout()
+
+
+def remaining() -> float | None:
+    """Seconds until the driver's deadline; None without one."""
+    from pymongo import _csot  # noqa: PLC0415
+
+    return _csot.remaining()
+
+
+def min_rtt() -> float:
+    """The minimum round-trip time of the selected server, under a deadline; else 0."""
+    from pymongo import _csot  # noqa: PLC0415
+
+    return _csot.get_rtt()
+
+
+def replace_func(loop: Any, func: Any) -> Any:
+    """Put ``func`` where the loop keeps what it calls once it has a connection; the old one."""
+    before = loop._func
+    loop._func = func
+    return before
+
+
+def func(loop: Any) -> Any:
+    return loop._func
+
+
+def client(loop: Any) -> Any:
+    return loop._client
+
+
+def operation_name(loop: Any) -> str:
+    """The command's name; the driver keeps a str or an enum that is one."""
+    return str(getattr(loop._operation, "value", loop._operation))
+
+
+def bulk_namespace(loop: Any) -> str:
+    """``"db.collection"`` of a collection's bulk write, else an empty string."""
+    collection = getattr(loop._bulk, "collection", None)
+    return "" if collection is None else str(collection.full_name)
+
+
+def in_transaction(loop: Any) -> bool:
+    return loop._session is not None and bool(loop._session.in_transaction)
+
+
+def kind(loop: Any) -> Kind:
+    """What the operation is to the retry rules.
+
+    The driver's read flag alone proves nothing: command runners, aggregates with a write stage
+    and getMore use its read path too, told apart by what it says beside.
+    """
+    name = operation_name(loop)
+    if name in ("commitTransaction", "abortTransaction"):
+        return Kind.TRANSACTION_END
+    if loop._is_run_command:
+        return Kind.COMMAND
+    if not loop._is_read:
+        return Kind.WRITE
+    if name == "getMore":
+        return Kind.GET_MORE
+    if loop._is_aggregate_write:
+        return Kind.AGGREGATE_WRITE
+    if loop._retryable or not loop._client.options.retry_reads or in_transaction(loop):
+        return Kind.READ
+    return Kind.AGGREGATE_WRITE if name == "aggregate" else Kind.COMMAND
+
+
+def retries_enabled(loop: Any, what: Kind) -> bool:
+    """retryReads, retryWrites, or both for a command runner."""
+    options = loop._client.options
+    if what in (Kind.READ, Kind.GET_MORE):
+        return bool(options.retry_reads)
+    if what is Kind.COMMAND:
+        return bool(options.retry_reads and options.retry_writes)
+    return bool(options.retry_writes)
+
+
+def server_selection_timeout(loop: Any) -> float:
+    """Seconds."""
+    return float(loop._client.options.server_selection_timeout)
+
+
+def carries_txn_number(loop: Any) -> bool:
+    """Whether the attempt just made was a retryable write: the loop takes that back on a server
+    that does not support it."""
+    return bool(loop._retryable) and not loop._is_read and not in_transaction(loop)
+
+
+def server_address(loop: Any) -> str | None:
+    server = loop._server
+    if server is None:
+        return None
+    host, port = server.description.address
+    return host if port is None else f"{host}:{port}"
+
+
+def lost_its_txn_number(loop: Any) -> bool:
+    """The server turned Unknown between selection and sending: the driver would now send a
+    retryable write as one that is not."""
+    if loop._retryable or loop._is_read or in_transaction(loop):
+        return False
+    description = loop._server.description
+    return bool(description.server_type_name == "Unknown" or description.retryable_writes_supported)
+
+
+def restore_retryable(loop: Any) -> None:
+    loop._retryable = True
+
+
+def bulk_progress(loop: Any) -> tuple[Any, int] | None:
+    """Where a bulk stands: its run, and the first operation of it that is still to be done.
+
+    None for what is no bulk, and for a bulk that has not begun.
+    """
+    bulk = loop._bulk
+    run = getattr(bulk, "current_run", bulk)
+    return None if run is None else (run, run.idx_offset)
+
+
+def unpin(loop: Any, failure: Failure) -> None:
+    """After a failed write the session leaves its server, as the driver's own loop sees to."""
+    if loop._is_read or loop._session is None:
+        return
+    if failure.retryable_overload or "RetryableWriteError" in failure.labels:
+        loop._session._unpin()
+
+
+def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) -> None:
+    """Bring the loop's state to what its own code has before it repeats an attempt."""
+    unpin(loop, failure)
+    loop._attempt_number = attempts
+    loop._last_error = error
+    # Without it, the loop refuses to repeat what it does not count as retryable itself.
+    loop._always_retryable = failure.retryable_overload or not loop._retryable
+    if loop._bulk is None:
+        loop._retrying = True
+    elif bulk_progress(loop) is not None:
+        # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never asks
+        # for the next run: the rest of a mixed bulk would be lost.
+        loop._bulk.retrying = True
+    if failure.overloaded and in_transaction(loop):
+        transaction = loop._session._transaction
+        if not transaction.has_completed_command:
+            transaction.set_starting()
+        transaction.attempt = 0
+
+
+def deprioritize(loop: Any) -> None:
+    """Selection for the next attempt avoids the server that failed, where there is another."""
+    if loop._server is None:
+        return
+    if loop._deprioritized_servers is None:
+        loop._deprioritized_servers = []
+    loop._deprioritized_servers.append(loop._server)
+
+
+def is_sharded(loop: Any) -> bool:
+    return bool(loop._client.topology_description.topology_type_name == "Sharded")

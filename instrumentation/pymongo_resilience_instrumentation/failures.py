@@ -1,0 +1,146 @@
+"""From a pymongo exception to the engine's facts: the one place that reads codes and labels.
+
+Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Couchbase RFC 0049.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo.errors import (
+    BulkWriteError,
+    ClientBulkWriteException,
+    ConnectionFailure,
+    NotPrimaryError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+)
+
+from pymongo_resilience.failure import (
+    NO_WRITES_PERFORMED,
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    Failure,
+    RetryReason,
+    Stage,
+)
+
+RETRYABLE_WRITE = "RetryableWriteError"
+LABELS = (NO_WRITES_PERFORMED, RETRYABLE, SYSTEM_OVERLOADED, RETRYABLE_WRITE)
+
+REASON_BY_CODE: Mapping[int, RetryReason] = {
+    **dict.fromkeys((91, 189, 10058, 10107, 11600, 11602, 13435, 13436), RetryReason.NOT_PRIMARY),
+    **dict.fromkeys((6, 7, 89, 134, 262, 9001), RetryReason.TEMPORARILY_UNAVAILABLE),
+    112: RetryReason.WRITE_CONFLICT,
+    **dict.fromkeys((24, 46), RetryReason.LOCK_TIMEOUT),
+    18: RetryReason.AUTHENTICATION_ERROR,
+    13: RetryReason.ACCESS_ERROR,
+}
+"""Server error codes; every other code is the application's own concern."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What the driver's loop knows about the attempt that failed."""
+
+    reached_connection: bool
+    """The command was handed to a connection: from there on it counts as sent."""
+    carried_txn_number: bool
+    server: str | None
+    min_rtt: float
+
+
+def describe(error: Exception, attempt: Attempt) -> Failure:
+    """The facts. Anything malformed in the server's document counts as absent."""
+    cause = _cause(error)
+    labels = _labels(cause)
+    document = _document(cause)
+    code = document.get("code", getattr(cause, "code", None))
+    code = code if isinstance(code, int) and not isinstance(code, bool) else None
+    name = document.get("codeName")
+    return Failure(
+        error=error,
+        stage=_stage(document, attempt),
+        reason=_reason(cause, labels, code, attempt),
+        carried_txn_number=attempt.carried_txn_number,
+        code=code,
+        code_name=name if isinstance(name, str) else None,
+        labels=labels,
+        server=attempt.server,
+        base_backoff=_base_backoff(document),
+        min_rtt=attempt.min_rtt,
+        selection=isinstance(cause, ServerSelectionTimeoutError),
+        timed_out=isinstance(cause, PyMongoError) and cause.timeout,
+    )
+
+
+def _cause(error: Exception) -> Exception:
+    if isinstance(error, ClientBulkWriteException) and isinstance(error.error, PyMongoError):
+        return error.error
+    return error
+
+
+def _labels(error: Exception) -> frozenset[str]:
+    if not isinstance(error, PyMongoError):
+        return frozenset()
+    return frozenset(label for label in LABELS if error.has_error_label(label))
+
+
+def _document(error: Exception) -> Mapping[str, Any]:
+    """The server's error document; of a bulk, its last write concern error."""
+    if not isinstance(error, (NotPrimaryError, OperationFailure)):
+        return {}
+    details = error.details
+    if not isinstance(details, Mapping):
+        return {}
+    if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
+        errors = details.get("writeConcernErrors")
+        last = errors[-1] if isinstance(errors, list) and errors else None
+        return last if isinstance(last, Mapping) else {}
+    return details
+
+
+def _stage(document: Mapping[str, Any], attempt: Attempt) -> Stage:
+    if not attempt.reached_connection or _refused_by_driver(document):
+        return Stage.NOT_SENT
+    return Stage.ANSWERED if document else Stage.IN_FLIGHT
+
+
+def _refused_by_driver(document: Mapping[str, Any]) -> bool:
+    """The driver gives its own refusal, for want of time, the shape of a server's error."""
+    text = document.get("errmsg")
+    return isinstance(text, str) and text.startswith("operation would exceed time limit")
+
+
+def _reason(
+    error: Exception, labels: frozenset[str], code: int | None, attempt: Attempt
+) -> RetryReason:
+    if SYSTEM_OVERLOADED in labels and RETRYABLE in labels:
+        return RetryReason.OVERLOADED
+    if isinstance(error, ServerSelectionTimeoutError):
+        return RetryReason.NODE_NOT_AVAILABLE
+    if isinstance(error, WaitQueueTimeoutError):
+        # The pool is full of this process's own work; a repetition would wait once more.
+        return RetryReason.UNKNOWN
+    if isinstance(error, NotPrimaryError):
+        return RetryReason.NOT_PRIMARY
+    if isinstance(error, ConnectionFailure):
+        if attempt.reached_connection:
+            return RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
+        return RetryReason.SOCKET_NOT_AVAILABLE
+    if code is not None and code in REASON_BY_CODE:
+        return REASON_BY_CODE[code]
+    if RETRYABLE_WRITE in labels:
+        return RetryReason.TEMPORARILY_UNAVAILABLE
+    return RetryReason.UNKNOWN
+
+
+def _base_backoff(document: Mapping[str, Any]) -> float | None:
+    value = document.get("baseBackoffMS")
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return value / 1000
+    return None

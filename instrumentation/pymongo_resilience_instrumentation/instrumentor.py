@@ -1,0 +1,168 @@
+"""The switch: ``instrument()`` and ``uninstrument()``, from code or from OpenTelemetry's loader."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pymongo
+from opentelemetry import metrics, trace
+from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # not in __all__
+    BaseInstrumentor,
+)
+
+from pymongo_resilience import switch
+from pymongo_resilience._version import __version__
+from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.config import Config
+from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.events import Broadcast, DecisionLog
+from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError, MongoDBSpecification
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.clients import Clients
+from pymongo_resilience_instrumentation.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.driver import Feature
+from pymongo_resilience_instrumentation.metrics import OperationMetrics, ServerMetrics
+from pymongo_resilience_instrumentation.patches import Patches
+from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
+from pymongo_resilience_instrumentation.spans import OperationSpans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from pymongo_resilience.events import Listener
+    from pymongo_resilience.strategy import RetryStrategy
+
+SCOPE = "pymongo_resilience"
+SUPPORTED = ("pymongo >= 4.17, < 5",)
+STRATEGIES: dict[str, Callable[[], RetryStrategy]] = {
+    "fast_fail": FastFailOnTerminalError,
+    "best_effort": BestEffort,
+    "mongodb": MongoDBSpecification,
+    # The driver's own loop decides; no strategy is ever asked.
+    "driver": FastFailOnTerminalError,
+}
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped upstream
+    """One for the process. Thread-safe where OpenTelemetry's base class is: call it at start-up."""
+
+    _patches: Patches | None = None
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        return SUPPORTED
+
+    def instrument(self, **kwargs: Any) -> None:
+        """As :func:`pymongo_resilience.instrument`; a second call warns and changes nothing."""
+        if self.is_instrumented_by_opentelemetry:
+            logger.warning("pymongo is instrumented already: this call changes nothing")
+            return
+        super().instrument(**kwargs)
+
+    def _instrument(self, **kwargs: Any) -> None:
+        config = kwargs.get("config")
+        if config is None:
+            # Loaded by OpenTelemetry: a wrong variable must not keep the application from starting.
+            try:
+                config = Config.from_env()
+            except ConfigurationError as error:
+                logger.error("%s\n  pymongo-resilience stays switched off", error)  # noqa: TRY400
+                return
+        if not config.enabled:
+            logger.info("pymongo-resilience is switched off by its configuration")
+            return
+        lacking = _self_check()
+        runtime = _runtime(
+            config,
+            strategy=kwargs.get("strategy"),
+            listeners=kwargs.get("listeners") or (),
+            tracer_provider=kwargs.get("tracer_provider"),
+            meter_provider=kwargs.get("meter_provider"),
+            knows_timeouts=Feature.TIMEOUT not in lacking,
+        )
+        without = set(lacking)
+        if config.strategy == "driver" and kwargs.get("strategy") is None:
+            without.add(Feature.RETRIES)
+        self._patches = Patches()
+        self._patches.apply(runtime, without=without)
+        switch.active = True
+        if Feature.EXISTING_CLIENTS not in lacking:
+            _warn_about_existing_clients(retried=Feature.RETRIES not in without)
+
+    def _uninstrument(self, **_: Any) -> None:
+        switch.active = False
+        if self._patches is not None:
+            self._patches.remove()
+            self._patches = None
+
+
+def _self_check() -> dict[Feature, list[str]]:
+    """Which features the installed pymongo cannot have: one loud line for each."""
+    lacking = driver.missing()
+    for feature, names in lacking.items():
+        logger.error(
+            "pymongo %s lacks %s: switched off is %s; everything else works",
+            pymongo.version,
+            ", ".join(names),
+            feature.value,
+        )
+    return lacking
+
+
+def _runtime(
+    config: Config,
+    *,
+    strategy: RetryStrategy | None,
+    listeners: Sequence[Listener],
+    tracer_provider: Any,
+    meter_provider: Any,
+    knows_timeouts: bool,
+) -> Runtime:
+    clients = Clients()
+    operation_spans = command_spans = operation_metrics = None
+    hearing: list[Listener] = [CallLog(), DecisionLog()]
+    if config.traces:
+        tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
+        operation_spans, command_spans = OperationSpans(tracer), CommandSpans(tracer)
+        hearing.append(operation_spans)
+    if config.metrics:
+        meter = metrics.get_meter(SCOPE, __version__, meter_provider)
+        operation_metrics = OperationMetrics(meter)
+        ServerMetrics(meter, clients)
+        hearing.append(operation_metrics)
+    parts = (
+        Orchestrator(
+            max_retries=config.max_retries,
+            base_backoff=config.base_backoff_ms / 1000,
+            max_backoff=config.max_backoff_ms / 1000,
+        ),
+        MonotonicClock(),
+        Broadcast([*hearing, *listeners]),
+    )
+    return Runtime(
+        config=config,
+        strategy=strategy or STRATEGIES[config.strategy](),
+        executor=Executor(*parts),
+        async_executor=AsyncExecutor(*parts),
+        clients=clients,
+        operation_spans=operation_spans,
+        command_spans=command_spans,
+        operation_metrics=operation_metrics,
+        knows_timeouts=knows_timeouts,
+    )
+
+
+def _warn_about_existing_clients(*, retried: bool) -> None:
+    count = driver.existing_clients()
+    if count:
+        logger.warning(
+            "%d client%s made before instrument(): covered by %soperation spans and durations; "
+            "command spans, server states and pools need a new client",
+            count,
+            "" if count == 1 else "s",
+            "retries, " if retried else "",
+        )

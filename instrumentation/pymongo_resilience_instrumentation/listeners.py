@@ -1,0 +1,196 @@
+"""What pymongo tells its listeners, turned into command spans and into the state of clients.
+
+Each is a no-op while the library is switched off: a client keeps its listeners for life. A fault
+of ours is logged once and never reaches the driver, which would print it for every event.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pymongo import monitoring
+
+from pymongo_resilience import switch
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.clients import IDLE, USED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience_instrumentation.clients import ClientState
+    from pymongo_resilience_instrumentation.command_spans import CommandSpans
+
+logger = logging.getLogger("pymongo_resilience")
+
+_L = TypeVar("_L")
+_E = TypeVar("_E")
+
+
+def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
+    """The callback, while the library is on; what it raises is logged once."""
+    logged = False
+
+    @functools.wraps(method)
+    def callback(self: _L, event: _E) -> None:
+        nonlocal logged
+        if not switch.active:
+            return
+        try:
+            method(self, event)
+        except Exception:
+            if not logged:
+                logged = True
+                logger.exception("a fault of pymongo-resilience in %s", method.__qualname__)
+
+    return callback
+
+
+class OurListener:
+    """Marks listeners of ours: a client made from another one's options must not get two."""
+
+
+class Commands(OurListener, monitoring.CommandListener):
+    """Draws one span for each command sent."""
+
+    def __init__(self, spans: CommandSpans) -> None:
+        self._spans = spans
+
+    @_harmless
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        self._spans.start(event)
+
+    @_harmless
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        self._spans.succeed(event)
+
+    @_harmless
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        self._spans.fail(event)
+
+
+class LastServer(OurListener, monitoring.CommandListener):
+    """Where no spans are drawn, the duration metric still says which server answered last."""
+
+    @_harmless
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        call = calls.current()
+        if call is not None:
+            call.server = event.connection_id
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+
+
+class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
+    """Round-trip times. An awaited heartbeat lasts as long as the server likes: not one."""
+
+    def __init__(self, client: ClientState) -> None:
+        self._client = client
+
+    def started(self, event: monitoring.ServerHeartbeatStartedEvent) -> None: ...
+
+    @_harmless
+    def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
+        if not event.awaited:
+            self._client.server(event.connection_id).rtt.add(event.duration)
+
+    @_harmless
+    def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
+        self._client.server(event.connection_id).rtt.reset()
+
+
+class Servers(OurListener, monitoring.ServerListener):
+    """Which servers there are, and the type each one has now."""
+
+    def __init__(self, client: ClientState) -> None:
+        self._client = client
+
+    @_harmless
+    def opened(self, event: monitoring.ServerOpeningEvent) -> None:
+        self._client.server(event.server_address)
+
+    @_harmless
+    def description_changed(self, event: monitoring.ServerDescriptionChangedEvent) -> None:
+        self._client.server(event.server_address).type = event.new_description.server_type_name
+
+    @_harmless
+    def closed(self, event: monitoring.ServerClosedEvent) -> None:
+        self._client.forget(event.server_address)
+
+
+class Topologies(OurListener, monitoring.TopologyListener):
+    """The type of the deployment, and the client's end."""
+
+    def __init__(self, client: ClientState) -> None:
+        self._client = client
+
+    def opened(self, event: monitoring.TopologyOpenedEvent) -> None: ...
+
+    @_harmless
+    def description_changed(self, event: monitoring.TopologyDescriptionChangedEvent) -> None:
+        self._client.topology_type = event.new_description.topology_type_name
+
+    @_harmless
+    def closed(self, event: monitoring.TopologyClosedEvent) -> None:  # noqa: ARG002 - the driver's shape
+        self._client.clear()
+
+
+class Pools(OurListener, monitoring.ConnectionPoolListener):
+    """Every connection from the moment its socket is made to the moment it is closed."""
+
+    def __init__(self, client: ClientState) -> None:
+        self._client = client
+
+    @_harmless
+    def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
+        self._client.connection(event.address, event.connection_id, USED)
+
+    @_harmless
+    def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
+        self._client.connection(event.address, event.connection_id, IDLE)
+
+    @_harmless
+    def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
+        self._client.connection(event.address, event.connection_id, USED)
+        call = calls.current()
+        if call is not None:
+            call.driver_connection_id = event.connection_id
+
+    @_harmless
+    def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
+        self._client.connection(event.address, event.connection_id, IDLE)
+
+    @_harmless
+    def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
+        self._client.connection(event.address, event.connection_id, None)
+
+    def pool_created(self, event: monitoring.PoolCreatedEvent) -> None: ...
+
+    def pool_ready(self, event: monitoring.PoolReadyEvent) -> None: ...
+
+    def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
+
+    def pool_closed(self, event: monitoring.PoolClosedEvent) -> None: ...
+
+    def connection_check_out_started(
+        self, event: monitoring.ConnectionCheckOutStartedEvent
+    ) -> None: ...
+
+    def connection_check_out_failed(
+        self, event: monitoring.ConnectionCheckOutFailedEvent
+    ) -> None: ...
+
+
+def listeners_of(client: ClientState, spans: CommandSpans | None, *, metrics: bool) -> list[Any]:
+    """What one new client is given: nothing that nobody consumes, since each listener costs."""
+    if spans is not None:
+        chosen: list[Any] = [Commands(spans)]
+    elif metrics:
+        chosen = [LastServer()]
+    else:
+        return []
+    chosen += [Heartbeats(client), Servers(client), Topologies(client), Pools(client)]
+    return chosen

@@ -1,0 +1,154 @@
+"""Metrics: durations, retries and attempts as they happen; servers and pools when asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.metrics import Observation
+
+from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation.outcomes import outcome_of
+from pymongo_resilience_instrumentation.spans import qualified_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from opentelemetry.metrics import CallbackOptions, Meter
+
+    from pymongo_resilience.events import Event
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.clients import Clients
+
+
+class OperationMetrics:
+    """Records what one call did; as a listener, counts the decisions. Thread- and task-safe."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._duration = meter.create_histogram(
+            semconv.OPERATION_DURATION,
+            unit="s",
+            description="Duration of a call of the public API, its retries included.",
+            explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
+        )
+        self._retries = meter.create_counter(
+            semconv.RETRIES,
+            unit="{decision}",
+            description="Failed attempts by decision: scheduled, or the rule that declined.",
+        )
+        self._attempts = meter.create_histogram(
+            semconv.ATTEMPTS,
+            unit="{attempt}",
+            description="Attempts that one call of the public API took.",
+            explicit_bucket_boundaries_advisory=semconv.ATTEMPT_BOUNDARIES,
+        )
+
+    def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
+        attributes: dict[str, Any] = {
+            semconv.DB_SYSTEM_NAME: semconv.MONGODB,
+            semconv.DB_NAMESPACE: call.database,
+            semconv.DB_OPERATION_NAME: call.operation,
+        }
+        if call.collection is not None:
+            attributes[semconv.DB_COLLECTION_NAME] = call.collection
+        if call.server is not None:
+            attributes.update(address_attributes(call.server))
+        if error is not None:
+            attributes[semconv.ERROR_TYPE] = error_type(error)
+        self._duration.record(seconds, attributes)
+        self._attempts.record(
+            1 + len(call.reasons),
+            {
+                semconv.DB_OPERATION_NAME: call.operation,
+                semconv.OUTCOME: outcome_of(call, error),
+            },
+        )
+
+    def on_event(self, event: Event, /) -> None:
+        call = calls.current()
+        decision = "scheduled" if isinstance(event, RetryScheduled) else event.rule.value
+        self._retries.add(
+            1,
+            {
+                semconv.DB_OPERATION_NAME: event.operation if call is None else call.operation,
+                semconv.REASON: event.reason.value,
+                semconv.DECISION: decision,
+            },
+        )
+
+
+def error_type(error: BaseException) -> str:
+    """The server's name of its code where there is one, else the exception's class."""
+    details = getattr(error, "details", None)
+    name = details.get("codeName") if isinstance(details, dict) else None
+    return name if isinstance(name, str) else qualified_name(error)
+
+
+def address_attributes(address: tuple[str, int | None]) -> dict[str, Any]:
+    host, port = address
+    attributes: dict[str, Any] = {semconv.SERVER_ADDRESS: host}
+    if port is not None:
+        attributes[semconv.SERVER_PORT] = port
+    return attributes
+
+
+class ServerMetrics:
+    """Gauges over the clients that are alive, read when the SDK collects."""
+
+    def __init__(self, meter: Meter, clients: Clients) -> None:
+        self._clients = clients
+        meter.create_observable_gauge(
+            semconv.SERVER_RTT,
+            callbacks=[self._rtt],
+            unit="s",
+            description="Weighted average of a server's round-trip time.",
+        )
+        meter.create_observable_gauge(
+            semconv.SERVER_RTT_MIN,
+            callbacks=[self._rtt_min],
+            unit="s",
+            description="Minimum of a server's last ten round-trip times.",
+        )
+        meter.create_observable_gauge(
+            semconv.SERVER_STATE,
+            callbacks=[self._state],
+            unit="1",
+            description="1 for the current type of a server and of its topology.",
+        )
+        meter.create_observable_up_down_counter(
+            semconv.CONNECTION_COUNT,
+            callbacks=[self._connections],
+            unit="{connection}",
+            description="Connections of a pool by state.",
+        )
+
+    def _rtt(self, _: CallbackOptions) -> Iterable[Observation]:
+        for address, server in self._servers():
+            if server.rtt.average is not None:
+                yield Observation(server.rtt.average, address_attributes(address))
+
+    def _rtt_min(self, _: CallbackOptions) -> Iterable[Observation]:
+        for address, server in self._servers():
+            if server.rtt.minimum is not None:
+                yield Observation(server.rtt.minimum, address_attributes(address))
+
+    def _state(self, _: CallbackOptions) -> Iterable[Observation]:
+        for client in self._clients.alive():
+            for address, server in client.servers().items():
+                yield Observation(
+                    1,
+                    address_attributes(address)
+                    | {
+                        semconv.SERVER_TYPE: server.type,
+                        semconv.TOPOLOGY_TYPE: client.topology_type,
+                    },
+                )
+
+    def _connections(self, _: CallbackOptions) -> Iterable[Observation]:
+        for name, states in self._clients.pools().items():
+            for state, count in states.items():
+                yield Observation(count, {semconv.POOL_NAME: name, semconv.CONNECTION_STATE: state})
+
+    def _servers(self) -> Iterator[Any]:
+        for client in self._clients.alive():
+            yield from client.servers().items()

@@ -1,0 +1,110 @@
+"""Puts wrappers around pymongo's methods, and takes them off again."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import wrapt
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.database import Database
+
+from pymongo_resilience_instrumentation import driver, operations, wrappers
+from pymongo_resilience_instrumentation.driver import Feature
+
+if TYPE_CHECKING:
+    from collections.abc import Collection as Container
+    from collections.abc import Iterator, Mapping
+
+    from pymongo_resilience_instrumentation.operations import PublicOperation
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+logger = logging.getLogger("pymongo_resilience")
+
+PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
+    (Collection, operations.COLLECTION),
+    (AsyncCollection, operations.COLLECTION),
+    (Database, operations.DATABASE),
+    (AsyncDatabase, operations.DATABASE),
+    (MongoClient, operations.CLIENT),
+    (AsyncMongoClient, operations.CLIENT),
+)
+CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One attribute of one class: what was there, and what we put there."""
+
+    owner: type
+    name: str
+    original: Any
+    wrapper: Any
+
+
+@dataclass(slots=True)
+class Patches:
+    """Not thread-safe: applied and removed by one thread, at start-up and at the end."""
+
+    applied: list[Patch] = field(default_factory=list)
+
+    def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
+        """All patches but those whose feature the installed pymongo cannot have."""
+        for owner, table in PUBLIC:
+            for name, operation in table.items():
+                self._wrap(owner, name, wrappers.public(runtime, operation, _is_async(owner, name)))
+        for owner in CLIENTS:
+            self._wrap(owner, "__init__", wrappers.constructor(runtime))
+            if Feature.CURSORS not in without:
+                asynchronous = _is_async(owner, "_run_operation")
+                self._wrap(owner, "_run_operation", wrappers.cursor_batch(runtime, asynchronous))
+        if Feature.RETRIES not in without:
+            for owner, name, wrapper in _of_the_loops(runtime):
+                self._wrap(owner, name, wrapper)
+
+    def remove(self) -> None:
+        """Restore every attribute that still is our wrapper.
+
+        Where somebody else wrapped ours, theirs stays: one warning, and ours passes through.
+        """
+        covered = [patch for patch in reversed(self.applied) if not _restore(patch)]
+        self.applied.clear()
+        if covered:
+            logger.warning(
+                "wrapped by others as well, left in place and passed through: %s",
+                ", ".join(f"{patch.owner.__name__}.{patch.name}" for patch in covered),
+            )
+
+    def _wrap(self, owner: type, name: str, wrapper: Wrapper) -> None:
+        # The attribute itself, without the descriptor's binding; a newer pymongo may lack one.
+        original = vars(owner).get(name)
+        if original is None:
+            logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
+            return
+        patch = Patch(owner, name, original, wrapt.FunctionWrapper(original, wrapper))
+        setattr(owner, name, patch.wrapper)
+        self.applied.append(patch)
+
+
+def _of_the_loops(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+    for loop, asynchronous in driver.loop_classes():
+        yield loop, "run", wrappers.run(runtime, asynchronous)
+        for name in ("_read", "_write"):
+            yield loop, name, wrappers.attempt(runtime, asynchronous)
+
+
+def _restore(patch: Patch) -> bool:
+    if vars(patch.owner).get(patch.name) is not patch.wrapper:
+        return False
+    setattr(patch.owner, patch.name, patch.original)
+    return True
+
+
+def _is_async(owner: type, name: str) -> bool:
+    return inspect.iscoroutinefunction(getattr(owner, name, None))

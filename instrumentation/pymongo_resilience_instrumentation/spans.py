@@ -1,0 +1,145 @@
+"""Spans: one for each call of the public API, below it one for each command sent."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation.outcomes import outcome_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.trace import Span, Tracer
+
+    from pymongo_resilience.events import Event
+    from pymongo_resilience_instrumentation.calls import Call
+
+KNOWN_NAMES = 1024
+"""Operations on more collections than this are drawn just as well, only without the cache."""
+
+
+@functools.lru_cache(maxsize=KNOWN_NAMES)
+def _operation_attributes(
+    operation: str, database: str, collection: str | None
+) -> tuple[str, Mapping[str, str]]:
+    """The span's name, and what never changes for the same operation on the same collection."""
+    name = (
+        f"{operation} {database}" if collection is None else f"{operation} {database}.{collection}"
+    )
+    attributes = {
+        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
+        semconv.DB_NAMESPACE: database,
+        semconv.DB_OPERATION_NAME: operation,
+        semconv.DB_OPERATION_SUMMARY: name,
+    }
+    if collection is not None:
+        attributes[semconv.DB_COLLECTION_NAME] = collection
+    return name, attributes
+
+
+class OperationSpans:
+    """Starts and ends the operation span; as a listener, writes the decisions on it.
+
+    Thread- and task-safe: all state is on the call.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def start(self, call: Call) -> None:
+        name, attributes = _operation_attributes(call.operation, call.database, call.collection)
+        span = self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)
+        call.span = span
+        call.otel_token = context.attach(trace.set_span_in_context(span))
+
+    def end(self, call: Call, error: BaseException | None) -> None:
+        span = call.span
+        if call.otel_token is not None:
+            context.detach(call.otel_token)
+            call.otel_token = None
+        if span is None:
+            return
+        # A cancelled task or an interrupted thread leaves a command without its end.
+        for command_span in call.command_spans.values():
+            if error is not None:
+                record_error(command_span, error)
+            command_span.end()
+        call.command_spans.clear()
+        if span.is_recording():
+            span.set_attributes(_result_attributes(call, error))
+            if error is not None:
+                record_error(span, error)
+        span.end()
+
+    def on_event(self, event: Event, /) -> None:
+        call = calls.current()
+        if call is None or call.span is None or not call.span.is_recording():
+            return
+        attributes: dict[str, Any] = {semconv.REASON: event.reason.value}
+        if event.server is not None:
+            attributes[semconv.SERVER] = event.server
+        if isinstance(event, RetryScheduled):
+            call.span.add_event(semconv.EVENT_SCHEDULED, attributes | {semconv.DELAY: event.delay})
+        else:
+            call.span.add_event(
+                semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value}
+            )
+
+
+def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        semconv.ATTEMPTS: 1 + len(call.reasons),
+        semconv.OUTCOME: outcome_of(call, error),
+    }
+    if call.reasons:
+        attributes[semconv.RETRY_REASONS] = [reason.value for reason in call.reasons]
+        attributes[semconv.BACKOFF_TOTAL] = call.backoff
+    if call.timeout:
+        attributes[semconv.DEADLINE] = call.timeout
+    return attributes
+
+
+def record_error(span: Span, error: BaseException) -> None:
+    """The exception as attributes. The server's text carries document values, so it stays here:
+    class, code and code name go out, and the frames."""
+    if not span.is_recording():
+        return
+    message = safe_message(error)
+    frames = traceback.format_tb(error.__traceback__)
+    span.set_attributes(
+        {
+            semconv.EXCEPTION_TYPE: qualified_name(error),
+            semconv.EXCEPTION_MESSAGE: message,
+            semconv.EXCEPTION_STACKTRACE: "".join(
+                ["Traceback (most recent call last):\n", *frames, message]
+            ),
+        }
+    )
+    span.set_status(Status(StatusCode.ERROR, message))
+
+
+def qualified_name(error: BaseException) -> str:
+    cls = type(error)
+    if cls.__module__ == "builtins":
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def safe_message(error: BaseException) -> str:
+    """Class, code and code name: nothing that a server or a document wrote."""
+    code = getattr(error, "code", None)
+    details = getattr(error, "details", None)
+    name = details.get("codeName") if isinstance(details, dict) else None
+    text = type(error).__name__
+    if isinstance(code, int):
+        text += f", code {code}"
+    if isinstance(name, str):
+        text += f" ({name})"
+    return text

@@ -1,0 +1,92 @@
+"""pymongo-resilience: safe retries, deadlines and telemetry for pymongo.
+
+The engine lives here and decides; it needs neither pymongo nor OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience._version import __version__
+from pymongo_resilience.config import Config
+from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError
+from pymongo_resilience.events import Event, Listener, RetryDeclined, RetryScheduled
+from pymongo_resilience.failure import Failure, RetryReason, Stage
+from pymongo_resilience.operation import Operation
+from pymongo_resilience.policy import Policy, override
+from pymongo_resilience.strategy import (
+    BestEffort,
+    FastFailOnTerminalError,
+    MongoDBSpecification,
+    RetryAction,
+    RetryStrategy,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+
+__all__ = [
+    "BestEffort",
+    "Config",
+    "ConfigurationError",
+    "Event",
+    "Failure",
+    "FastFailOnTerminalError",
+    "Listener",
+    "MongoDBSpecification",
+    "Operation",
+    "OperationTimeoutError",
+    "Policy",
+    "RetryAction",
+    "RetryDeclined",
+    "RetryReason",
+    "RetryScheduled",
+    "RetryStrategy",
+    "Stage",
+    "__version__",
+    "instrument",
+    "override",
+    "uninstrument",
+]
+
+
+def instrument(
+    config: Config | None = None,
+    *,
+    strategy: RetryStrategy | None = None,
+    listeners: Sequence[Listener] = (),
+    tracer_provider: Any = None,
+    meter_provider: Any = None,
+) -> None:
+    """Make every MongoClient and AsyncMongoClient of the process resilient and visible.
+
+    ``config`` defaults to :meth:`Config.from_env`; ``strategy`` replaces the one it names.
+    ``listeners`` hear every retry decision. The providers default to OpenTelemetry's global ones,
+    looked up when they are needed, so that the SDK may be set up before or after.
+
+    Clients that exist already get retries and operation spans; one warning says what needs a new
+    client. A second call warns and changes nothing. Raises :class:`ConfigurationError`.
+    Thread-safe; meant to be called once, at start-up.
+    """
+    _instrumentor().instrument(
+        config=Config.from_env() if config is None else config,
+        strategy=strategy,
+        listeners=listeners,
+        tracer_provider=tracer_provider,
+        meter_provider=meter_provider,
+    )
+
+
+def uninstrument() -> None:
+    """Take every patch off again; what others wrapped over ours stays and passes through."""
+    _instrumentor().uninstrument()
+
+
+def _instrumentor() -> PymongoResilienceInstrumentor:
+    from pymongo_resilience_instrumentation.instrumentor import (  # noqa: PLC0415 - the one lazy import
+        PymongoResilienceInstrumentor,
+    )
+
+    return PymongoResilienceInstrumentor()

@@ -1,0 +1,28 @@
+"""The errors this library adds to those of the driver."""
+
+from __future__ import annotations
+
+
+class ConfigurationError(ValueError):
+    """One or more options are wrong; the text lists every one with what is allowed."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n  ".join(["pymongo-resilience is configured wrongly:", *problems]))
+
+
+class OperationTimeoutError(Exception):
+    """The deadline ended the operation.
+
+    What an application catches is a subclass that is also the driver's own exception class, so
+    that no ``except`` clause stops working. ``__cause__`` is the driver's exception.
+    Source: Client Side Operations Timeout, "Errors".
+    """
+
+    timeout_s: float
+    """The time the operation was given, in seconds."""
+    elapsed_s: float
+    """The time it took, in seconds."""
+    attempts: int
+    server: str | None
+    """``"host:port"`` of the last attempt; None when no server was selected."""

@@ -1,0 +1,196 @@
+"""Attempt, decide, wait, again: two short loops over one orchestrator.
+
+They differ only in what they await. The first attempt costs one try/except; everything else
+exists from the first failure on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterator
+
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.events import Listener
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.operation import Operation
+    from pymongo_resilience.orchestrator import Rule, Verdict
+    from pymongo_resilience.strategy import Answer
+
+T_co = TypeVar("T_co", covariant=True)
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+class Work(Protocol):
+    """One operation of the driver, as the loops repeat it."""
+
+    def operation(self) -> Operation:
+        """The operation the rules judge; asked for once, at the first failure."""
+
+    def describe(self, error: Exception, operation: Operation, /) -> Failure:
+        """The facts of the attempt that ended with ``error``."""
+
+    def prepare(self, failure: Failure, operation: Operation, /) -> None:
+        """Set the driver up for one more attempt after ``failure``."""
+
+    def final_error(self, failure: Failure, rule: Rule, operation: Operation, /) -> Exception:
+        """What the application gets once no attempt follows."""
+
+
+class SyncWork(Work, Protocol[T_co]):
+    """Work whose attempts block."""
+
+    def attempt(self) -> T_co: ...
+
+
+class AsyncWork(Work, Protocol[T_co]):
+    """Work whose attempts are awaited."""
+
+    def attempt(self) -> Awaitable[T_co]: ...
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def _fault_of_ours(error: Exception) -> Iterator[None]:
+    """A fault while judging must not replace the error being judged: that one is raised."""
+    try:
+        yield
+    except Exception:
+        logger.exception("a fault of pymongo-resilience while judging %s", type(error).__name__)
+        raise error from error.__cause__
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """What both loops share: every decision. Thread- and task-safe: immutable."""
+
+    orchestrator: Orchestrator
+    clock: Clock
+    listener: Listener
+
+    def _screen(self, operation: Operation, failure: Failure) -> Verdict | Ask:
+        operation.record(failure)
+        return self.orchestrator.screen(operation, failure)
+
+    def _conclude(
+        self, work: Work, operation: Operation, failure: Failure, verdict: Verdict
+    ) -> Exception | float:
+        """The error to raise, or the seconds to wait before the next attempt."""
+        facts = (
+            operation.name,
+            operation.namespace,
+            failure.reason,
+            failure.server,
+            operation.attempts,
+        )
+        if isinstance(verdict, GiveUp):
+            self.listener.on_event(RetryDeclined(*facts, verdict.rule))
+            return work.final_error(failure, verdict.rule, operation)
+        self.listener.on_event(RetryScheduled(*facts, verdict.delay))
+        work.prepare(failure, operation)
+        return verdict.delay
+
+    def _no_answer(self, operation: Operation, error: Exception) -> None:
+        logger.error(
+            "the retry strategy %s raised on %s: not retried",
+            type(operation.strategy).__name__,
+            operation.name,
+            exc_info=error,
+        )
+
+
+class Executor(_Loop):
+    """Runs work in the calling thread."""
+
+    def run(self, work: SyncWork[T]) -> T:
+        """The first successful attempt's result, or ``work.final_error()`` raised."""
+        try:
+            return work.attempt()
+        except Exception as error:  # noqa: BLE001 - every failure is judged, unknown ones give up
+            failed = error
+        return self._recover(work, failed)
+
+    def _recover(self, work: SyncWork[T], error: Exception) -> T:
+        operation = None
+        while True:
+            with _fault_of_ours(error):
+                operation = operation or work.operation()
+                failure = work.describe(error, operation)
+                verdict = self._screen(operation, failure)
+                if isinstance(verdict, Ask):
+                    answer = self._ask(operation, failure)
+                    verdict = self.orchestrator.settle(operation, failure, answer)
+                end = self._conclude(work, operation, failure, verdict)
+            if isinstance(end, Exception):
+                raise end
+            if end > 0:
+                self.clock.sleep(end)
+            try:
+                return work.attempt()
+            except Exception as again:  # noqa: BLE001 - as above
+                error = again
+
+    def _ask(self, operation: Operation, failure: Failure) -> Answer:
+        try:
+            answer = operation.strategy.retry_after(operation, failure)
+            if inspect.isawaitable(answer):
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                raise TypeError("a coroutine strategy works with async clients only")
+        except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
+            self._no_answer(operation, error)
+            return None
+        return answer
+
+
+class AsyncExecutor(_Loop):
+    """Runs work in the calling task."""
+
+    async def run(self, work: AsyncWork[T]) -> T:
+        """The first successful attempt's result, or ``work.final_error()`` raised."""
+        try:
+            return await work.attempt()
+        except Exception as error:  # noqa: BLE001 - every failure is judged, unknown ones give up
+            failed = error
+        return await self._recover(work, failed)
+
+    async def _recover(self, work: AsyncWork[T], error: Exception) -> T:
+        operation = None
+        while True:
+            with _fault_of_ours(error):
+                operation = operation or work.operation()
+                failure = work.describe(error, operation)
+                verdict = self._screen(operation, failure)
+                if isinstance(verdict, Ask):
+                    answer = await self._ask(operation, failure)
+                    verdict = self.orchestrator.settle(operation, failure, answer)
+                end = self._conclude(work, operation, failure, verdict)
+            if isinstance(end, Exception):
+                raise end
+            if end > 0:
+                await self.clock.sleep_async(end)
+            try:
+                return await work.attempt()
+            except Exception as again:  # noqa: BLE001 - as above
+                error = again
+
+    async def _ask(self, operation: Operation, failure: Failure) -> Answer:
+        try:
+            answer = operation.strategy.retry_after(operation, failure)
+            if inspect.isawaitable(answer):
+                return await answer
+        except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
+            self._no_answer(operation, error)
+            return None
+        return answer

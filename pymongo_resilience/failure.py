@@ -1,0 +1,105 @@
+"""The facts of one failed attempt, and the reasons for which an attempt may be repeated.
+
+Nothing here knows the driver: the instrumentation states the facts, the engine judges them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+SYSTEM_OVERLOADED = "SystemOverloadedError"
+RETRYABLE = "RetryableError"
+NO_WRITES_PERFORMED = "NoWritesPerformed"
+
+
+class Stage(enum.Enum):
+    """How far an attempt came (Couchbase RFC 0049, "Introduction").
+
+    When in doubt, an attempt counts as in flight.
+    """
+
+    NOT_SENT = "not_sent"
+    """No byte of the command left: selecting a server or getting a connection failed."""
+    IN_FLIGHT = "in_flight"
+    """The command may have reached the server; its effect is unknown."""
+    ANSWERED = "answered"
+    """The server replied with an error."""
+
+
+class RetryReason(enum.Enum):
+    """Why an attempt failed, one member per cause (Couchbase RFC 0049, "RetryReason").
+
+    ``allows_non_idempotent_retry``: the cause itself proves that nothing happened on the server.
+    ``always_retry``: the cause is never the application's concern; repeated with the controlled
+    back-off, without asking the strategy.
+    """
+
+    allows_non_idempotent_retry: bool
+    always_retry: bool
+
+    def __new__(
+        cls, label: str, allows_non_idempotent_retry: bool, always_retry: bool
+    ) -> RetryReason:
+        member = object.__new__(cls)
+        member._value_ = label
+        member.allows_non_idempotent_retry = allows_non_idempotent_retry
+        member.always_retry = always_retry
+        return member
+
+    UNKNOWN = "unknown", False, False
+    SOCKET_NOT_AVAILABLE = "socket_not_available", True, False
+    """No connection: connecting or the handshake failed, or the pool was cleared."""
+    NODE_NOT_AVAILABLE = "node_not_available", True, False
+    """No server could be selected. Reported, never retried."""
+    NOT_PRIMARY = "not_primary", False, True
+    """The server is no primary, is recovering or is shutting down."""
+    OVERLOADED = "overloaded", True, False
+    """Both overload labels: rejected at the door, whatever the command (Client Backpressure)."""
+    TEMPORARILY_UNAVAILABLE = "temporarily_unavailable", False, False
+    """The server could not do it just now: a network error behind it, an exceeded time limit."""
+    WRITE_CONFLICT = "write_conflict", False, False
+    LOCK_TIMEOUT = "lock_timeout", False, False
+    SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight", False, False
+    AUTHENTICATION_ERROR = "authentication_error", False, False
+    ACCESS_ERROR = "access_error", False, False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The facts of one failed attempt. Immutable."""
+
+    error: Exception
+    """The exception as the driver raised it."""
+    stage: Stage
+    reason: RetryReason
+    carried_txn_number: bool = False
+    """The attempt went out as a retryable write: the server recognises a repetition."""
+    code: int | None = None
+    code_name: str | None = None
+    labels: frozenset[str] = frozenset()
+    server: str | None = None
+    """``"host:port"`` of the selected server; None when none was selected."""
+    base_backoff: float | None = None
+    """Seconds, where the server's overload error names a base for the back-off."""
+    min_rtt: float = 0.0
+    """The selected server's minimum round-trip time in seconds; 0 while unknown."""
+    selection: bool = False
+    """No server could be selected."""
+    timed_out: bool = False
+    """The attempt ran out of time; under a deadline, of the operation's time."""
+
+    @property
+    def overloaded(self) -> bool:
+        """The server says that it is overloaded (one label)."""
+        return SYSTEM_OVERLOADED in self.labels
+
+    @property
+    def retryable_overload(self) -> bool:
+        """Client Backpressure, "Retryable Overload Error": both labels."""
+        return self.overloaded and RETRYABLE in self.labels
+
+    @property
+    def no_writes_performed(self) -> bool:
+        """Chooses which error is raised; never permits a retry."""
+        return NO_WRITES_PERFORMED in self.labels

@@ -1,0 +1,72 @@
+"""One operation of the driver, as the rules see it, with the count of its attempts."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pymongo_resilience.deadline import Deadline
+    from pymongo_resilience.failure import Failure, RetryReason
+    from pymongo_resilience.strategy import RetryStrategy
+
+NO_DATA: Mapping[str, Any] = MappingProxyType({})
+
+
+class Kind(enum.Enum):
+    """What an operation is to the retry rules."""
+
+    READ = "read"
+    """A read the Retryable Reads text supports."""
+    WRITE = "write"
+    """A write; whether it is a retryable one is a fact of each attempt."""
+    COMMAND = "command"
+    """A generic command runner: what it runs is the caller's affair, never inspected."""
+    GET_MORE = "getMore"
+    AGGREGATE_WRITE = "aggregate with a write stage"
+    TRANSACTION_END = "commit or abort"
+
+
+@dataclass(slots=True)
+class Operation:
+    """Belongs to one thread or task; lives from the first failure to the end of the operation."""
+
+    name: str
+    """As in the telemetry, for example ``"find"``."""
+    namespace: str
+    """``"db.collection"``, or ``"db"`` where there is no collection."""
+    kind: Kind
+    strategy: RetryStrategy
+    retries_enabled: bool = True
+    """retryReads, retryWrites, or for a command runner both, as the client has them."""
+    in_transaction: bool = False
+    acknowledged: bool = True
+    """False also where it is not known: then a write is not repeated on the strength of it."""
+    idempotent: bool = False
+    """The caller declares that a repetition does no harm."""
+    deadline: Deadline | None = None
+    retry_window: Deadline | None = None
+    """With ``timeout_ms=0``: no deadline, but repeating ends here."""
+    data: Mapping[str, Any] = field(default_factory=lambda: NO_DATA)
+    """The caller's own facts, for the strategy."""
+
+    attempts: int = 0
+    """Failed attempts of the command at hand."""
+    overloaded: bool = False
+    """An overload error was among them."""
+    reasons: list[RetryReason] = field(default_factory=list)
+
+    def record(self, failure: Failure) -> None:
+        """Count one failed attempt."""
+        self.attempts += 1
+        self.overloaded = self.overloaded or failure.overloaded
+        self.reasons.append(failure.reason)
+
+    def next_command(self) -> None:
+        """A bulk went on to its next command: that one has its own attempts."""
+        self.attempts = 0
+        self.overloaded = False

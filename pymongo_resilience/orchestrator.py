@@ -1,0 +1,155 @@
+"""The rules, in order, in one place. Pure: it waits for nothing and changes nothing.
+
+Deciding has two steps, since a strategy may be a coroutine: ``screen`` applies the rules that need
+no strategy, ``settle`` those that follow its answer. The numbers are those of docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pymongo_resilience import backoff
+from pymongo_resilience.failure import RetryReason, Stage
+from pymongo_resilience.operation import Kind
+from pymongo_resilience.strategy import TERMINAL, MongoDBSpecification
+
+if TYPE_CHECKING:
+    from pymongo_resilience.backoff import Random
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.operation import Operation
+    from pymongo_resilience.strategy import Answer
+
+NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE})
+
+
+class Rule(enum.Enum):
+    """The rule that declined a retry; the value is what telemetry shows."""
+
+    SELECTION = "selection"
+    """No server could be selected: reported, never retried."""
+    NEVER_REPEATED = "never_repeated"
+    """Rule 0: a kind of operation that is never repeated, but for overload."""
+    UNKNOWN_REASON = "unknown_reason"
+    """Rule 1: the cause is none that repeating could mend."""
+    TERMINAL = "terminal"
+    """Rule 1: the strategy counts the cause as hopeless."""
+    NOT_SAFE = "not_safe"
+    """Rule 2: a repetition might apply the write twice."""
+    SWITCHED_OFF = "switched_off"
+    """Rule 3: retryReads or retryWrites is off."""
+    ATTEMPTS = "attempts"
+    """Rule 4: no attempts left."""
+    STRATEGY = "strategy"
+    """Rule 5: the strategy said no."""
+    DEADLINE = "deadline"
+    """Rule 6: no attempt fits before the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The error is final."""
+
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Repeat after ``delay`` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The rules allow a retry: the strategy decides."""
+
+
+Verdict = GiveUp | Retry
+
+
+@dataclass(frozen=True, slots=True)
+class Orchestrator:
+    """Thread- and task-safe: immutable, and operations belong to one thread or task each."""
+
+    max_retries: int = 5
+    """Retries of a command once an overload error was seen (Client Backpressure, MAX_RETRIES)."""
+    base_backoff: float = backoff.OVERLOAD_BASE
+    """Seconds."""
+    max_backoff: float = backoff.OVERLOAD_LIMIT
+    """Seconds."""
+    random: Random = field(default=random.random)
+
+    def screen(self, operation: Operation, failure: Failure) -> GiveUp | Retry | Ask:
+        """Rules 0 to 4, for a failure that ``operation`` has recorded."""
+        declined = self._declined(operation, failure)
+        if declined is not None:
+            return GiveUp(declined)
+        follows_texts = isinstance(operation.strategy, MongoDBSpecification)
+        if failure.reason.always_retry and not follows_texts:
+            return self._fit(operation, failure, backoff.controlled(operation.attempts))
+        return Ask()
+
+    def settle(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
+        """Rules 5 and 6, with the strategy's answer."""
+        if answer is None:
+            return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
+        if not failure.overloaded:
+            return self._fit(operation, failure, max(0.0, answer.delay))
+        delay = backoff.overload(
+            operation.attempts,
+            self.random,
+            self.base_backoff if failure.base_backoff is None else failure.base_backoff,
+            self.max_backoff,
+        )
+        if operation.deadline is not None and not operation.deadline.allows(delay):
+            return GiveUp(Rule.DEADLINE)
+        return Retry(delay)
+
+    def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
+        if failure.timed_out and operation.deadline is not None:
+            return Rule.DEADLINE
+        if failure.selection:
+            return Rule.SELECTION
+        if not failure.retryable_overload:
+            if operation.kind in NEVER_REPEATED or (
+                operation.in_transaction and operation.kind is not Kind.TRANSACTION_END
+            ):
+                return Rule.NEVER_REPEATED
+            if failure.reason is RetryReason.UNKNOWN:
+                return Rule.UNKNOWN_REASON
+            if not self._safe(operation, failure):
+                return Rule.NOT_SAFE
+        if not operation.retries_enabled and operation.kind is not Kind.TRANSACTION_END:
+            return Rule.SWITCHED_OFF
+        return self._attempts_left(operation)
+
+    def _safe(self, operation: Operation, failure: Failure) -> bool:
+        """Rule 2 for errors without both overload labels."""
+        if operation.kind in (Kind.READ, Kind.TRANSACTION_END) or failure.carried_txn_number:
+            return True
+        if not operation.acknowledged:
+            return False
+        return failure.stage is Stage.NOT_SENT or operation.idempotent
+
+    def _attempts_left(self, operation: Operation) -> Rule | None:
+        """Rule 4."""
+        retries = operation.attempts - 1
+        if operation.overloaded:
+            return Rule.ATTEMPTS if retries >= self.max_retries else None
+        if operation.deadline is not None:
+            return None
+        if operation.retry_window is not None:
+            return Rule.ATTEMPTS if operation.retry_window.expired() else None
+        return Rule.ATTEMPTS if retries >= 1 else None
+
+    def _fit(self, operation: Operation, failure: Failure, delay: float) -> Verdict:
+        """Rule 6 for delays that are not an overloaded server's: shortened, not refused."""
+        if operation.deadline is None:
+            return Retry(delay)
+        room = operation.deadline.remaining() - failure.min_rtt
+        if room <= 0:
+            return GiveUp(Rule.DEADLINE)
+        return Retry(min(delay, room))

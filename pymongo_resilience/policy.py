@@ -1,0 +1,89 @@
+"""What holds for the operations of one block of code, over what holds for the process."""
+
+from __future__ import annotations
+
+from contextlib import ContextDecorator
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from pymongo_resilience.strategy import RetryStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A field left at None inherits. Immutable, so thread- and task-safe."""
+
+    idempotent: bool | None = None
+    """The caller declares that repeating the block's writes does no harm."""
+    strategy: RetryStrategy | None = None
+    data: Mapping[str, Any] | None = None
+    """The caller's own facts; the strategy sees them as ``operation.data``."""
+
+    def over(self, outer: Policy) -> Policy:
+        """This policy where it says something, ``outer`` elsewhere."""
+        mine = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Policy(
+            **{name: getattr(outer, name) if v is None else v for name, v in mine.items()}
+        )
+
+
+NOTHING = Policy()
+_current: ContextVar[Policy] = ContextVar("pymongo_resilience_policy", default=NOTHING)
+
+
+def current() -> Policy:
+    """The policy of the innermost ``override`` around the caller."""
+    return _current.get()
+
+
+class override(ContextDecorator):  # noqa: N801 - reads as a statement, like contextlib's own
+    """``with override(idempotent=True):`` — a policy for the operations inside.
+
+    Works as ``with``, as ``async with``, and as a decorator of a plain function. Blocks nest: the
+    inner one wins where both say something. Thread- and task-safe: bound to the current context;
+    use one instance at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        idempotent: bool | None = None,
+        strategy: RetryStrategy | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._policy = Policy(idempotent=idempotent, strategy=strategy, data=data)
+        self._tokens: list[Token[Policy]] = []
+
+    def __enter__(self) -> Policy:
+        policy = self._policy.over(_current.get())
+        self._tokens.append(_current.set(policy))
+        return policy
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _current.reset(self._tokens.pop())
+
+    async def __aenter__(self) -> Policy:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def _recreate_cm(self) -> override:
+        # A decorated function may run in several threads at once: each call has its own block.
+        policy = self._policy
+        return override(idempotent=policy.idempotent, strategy=policy.strategy, data=policy.data)

@@ -1,0 +1,60 @@
+"""For tests, ours and users': time turned by hand, decisions recorded, the library switched off."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pymongo_resilience import switch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pymongo_resilience.events import Event
+
+
+class FakeClock:
+    """A clock that moves only when something waits on it. For one thread or event loop."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+        self.sleeps: list[float] = []
+        """Every wait, in seconds, in order."""
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass without anyone waiting."""
+        self._now += seconds
+
+    def sleep(self, seconds: float, /) -> None:
+        self.sleeps.append(seconds)
+        self._now += seconds
+
+    async def sleep_async(self, seconds: float, /) -> None:
+        self.sleep(seconds)
+
+
+class RecordingListener:
+    """Keeps every event. Thread-safe: appending to a list is atomic."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event, /) -> None:
+        self.events.append(event)
+
+
+@contextmanager
+def set_active(active: bool) -> Iterator[None]:
+    """Inside the block the instrumentation acts, or stands aside, in the whole process.
+
+    Not thread-safe: two blocks must not overlap unless nested.
+    """
+    before = switch.active
+    switch.active = active
+    try:
+        yield
+    finally:
+        switch.active = before
