@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError
@@ -47,6 +48,7 @@ __all__ = [
     "Stage",
     "__version__",
     "instrument",
+    "is_instrumented",
     "override",
     "uninstrument",
 ]
@@ -82,6 +84,11 @@ def instrument(
 def uninstrument() -> None:
     """Take every patch off again; what others wrapped over ours stays and passes through."""
     _instrumentor().uninstrument()
+
+
+def is_instrumented() -> bool:
+    """Whether :func:`instrument` acts in this process."""
+    return switch.active
 
 
 def _instrumentor() -> PymongoResilienceInstrumentor:

@@ -51,11 +51,17 @@ class SyncWork(Work, Protocol[T_co]):
 
     def attempt(self) -> T_co: ...
 
+    def leave(self, failure: Failure, /) -> object:
+        """The failed attempt is over, whatever follows: let go of what it held."""
+
 
 class AsyncWork(Work, Protocol[T_co]):
     """Work whose attempts are awaited."""
 
     def attempt(self) -> Awaitable[T_co]: ...
+
+    def leave(self, failure: Failure, /) -> Awaitable[object] | None:
+        """As in SyncWork; awaited where there is something to await."""
 
 
 T = TypeVar("T")
@@ -127,6 +133,7 @@ class Executor(_Loop):
             with _fault_of_ours(error):
                 operation = operation or work.operation()
                 failure = work.describe(error, operation)
+                work.leave(failure)
                 verdict = self._screen(operation, failure)
                 if isinstance(verdict, Ask):
                     answer = self._ask(operation, failure)
@@ -171,6 +178,9 @@ class AsyncExecutor(_Loop):
             with _fault_of_ours(error):
                 operation = operation or work.operation()
                 failure = work.describe(error, operation)
+                leaving = work.leave(failure)
+                if leaving is not None:
+                    await leaving
                 verdict = self._screen(operation, failure)
                 if isinstance(verdict, Ask):
                     answer = await self._ask(operation, failure)

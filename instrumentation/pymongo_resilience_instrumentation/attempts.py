@@ -119,6 +119,9 @@ class Attempts:
             ),
         )
 
+    def leave(self, failure: Failure) -> Any:
+        return driver.unpin(self._loop, failure)
+
     def prepare(self, failure: Failure, operation: Operation) -> None:
         if self._last_error is None or not failure.no_writes_performed:
             self._last_error = failure.error
@@ -130,7 +133,6 @@ class Attempts:
             driver.deprioritize(self._loop)
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
-        driver.unpin(self._loop, failure)
         error = self._chosen(failure)
         deadline = operation.deadline
         if deadline is None or not isinstance(error, PyMongoError):

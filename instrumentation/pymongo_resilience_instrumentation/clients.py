@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
+from typing import Any
 
 from pymongo_resilience.rtt import RoundTripTime
 
@@ -39,6 +40,24 @@ class ClientState:
         self.topology_type = "Unknown"
         self._servers: dict[Address, Server] = {}
         self._lock = threading.Lock()
+        self._client: weakref.ref[Any] | None = None
+
+    def follow(self, client: Any) -> None:
+        """Ask the client itself for its servers' types: it has no listeners that would tell."""
+        self._client = weakref.ref(client)
+
+    def refresh(self) -> None:
+        """Bring the types up to date, where nobody tells when they change."""
+        client = None if self._client is None else self._client()
+        if client is None:
+            return
+        description = client.topology_description
+        self.topology_type = description.topology_type_name
+        current = description.server_descriptions()
+        for address, server in current.items():
+            self.server(address).type = server.server_type_name
+        for address in self.servers().keys() - current.keys():
+            self.forget(address)
 
     def server(self, address: Address) -> Server:
         """The server at ``address``, known from now on."""

@@ -236,17 +236,20 @@ def bulk_progress(loop: Any) -> tuple[Any, int] | None:
     return None if run is None else (run, run.idx_offset)
 
 
-def unpin(loop: Any, failure: Failure) -> None:
-    """After a failed write the session leaves its server, as the driver's own loop sees to."""
+def unpin(loop: Any, failure: Failure) -> Any:
+    """After a failed write the session leaves its server, as the driver's own loop sees to.
+
+    A coroutine in async clients; None where there is nothing to do.
+    """
     if loop._is_read or loop._session is None:
-        return
+        return None
     if failure.retryable_overload or "RetryableWriteError" in failure.labels:
-        loop._session._unpin()
+        return loop._session._unpin()
+    return None
 
 
 def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) -> None:
     """Bring the loop's state to what its own code has before it repeats an attempt."""
-    unpin(loop, failure)
     loop._attempt_number = attempts
     loop._last_error = error
     # Without it, the loop refuses to repeat what it does not count as retryable itself.

@@ -184,13 +184,23 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
     ) -> None: ...
 
 
-def listeners_of(client: ClientState, spans: CommandSpans | None, *, metrics: bool) -> list[Any]:
-    """What one new client is given: nothing that nobody consumes, since each listener costs."""
+def listeners_of(
+    client: ClientState, spans: CommandSpans | None, *, metrics: bool, sdam: bool
+) -> list[Any]:
+    """What one new client is given: nothing that nobody consumes, since each listener costs.
+
+    ``sdam``: whether it can have server and topology listeners.
+    """
     if spans is not None:
         chosen: list[Any] = [Commands(spans)]
     elif metrics:
         chosen = [LastServer()]
     else:
         return []
-    chosen += [Heartbeats(client), Servers(client), Topologies(client), Pools(client)]
+    if sdam and metrics:
+        chosen += [Servers(client), Topologies(client)]
+    if metrics:
+        chosen.append(Heartbeats(client))
+    # The pool tells which connection a command went over, so spans need it too.
+    chosen.append(Pools(client))
     return chosen

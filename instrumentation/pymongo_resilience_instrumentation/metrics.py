@@ -134,6 +134,7 @@ class ServerMetrics:
 
     def _state(self, _: CallbackOptions) -> Iterable[Observation]:
         for client in self._clients.alive():
+            client.refresh()
             for address, server in client.servers().items():
                 yield Observation(
                     1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from contextlib import nullcontext
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pymongo
 
-from pymongo_resilience import switch
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.attempts import Attempts
@@ -47,6 +47,18 @@ class CallLog:
             call.backoff += event.delay
         else:
             call.declined_by = event.rule
+
+
+def _can_have_sdam_listeners(client: Any) -> bool:
+    """With them, an async client starts a task in its constructor: it then needs a running loop,
+    which it does not need otherwise, and must not need because of us."""
+    if not isinstance(client, pymongo.AsyncMongoClient):
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +134,12 @@ class Runtime:
             return NO_DEADLINE
         return self.deadline(driver.client(loop))[1]
 
-    def equip(self, listeners: Sequence[Any] | None) -> list[Any]:
-        """The listeners of a client to be made: its own, and ours once."""
-        own = [each for each in listeners or () if not isinstance(each, OurListener)]
-        if not switch.active:
-            return own
+    def equip(self, client: Any, listeners: Sequence[Any]) -> list[Any]:
+        """The listeners of a client that is being made: its own, and ours once."""
+        own = [each for each in listeners if not isinstance(each, OurListener)]
         state = self.clients.add()
+        sdam = _can_have_sdam_listeners(client)
+        if not sdam:
+            state.follow(client)
         metrics = self.operation_metrics is not None
-        return own + listeners_of(state, self.command_spans, metrics=metrics)
+        return own + listeners_of(state, self.command_spans, metrics=metrics, sdam=sdam)

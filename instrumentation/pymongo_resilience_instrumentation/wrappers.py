@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import switch
@@ -95,13 +95,15 @@ def constructor(runtime: Runtime) -> Wrapper:
     """A client's ``__init__``: it gets our listeners beside its own."""
 
     def wrapper(
-        wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if not switch.active:
-            return wrapped(*args, **kwargs)
-        listeners = runtime.equip(kwargs.pop("event_listeners", None))
-        if listeners:
-            kwargs["event_listeners"] = listeners
+        own = kwargs.get("event_listeners", ())
+        # What is no sequence is the driver's to refuse.
+        if switch.active and isinstance(own, Sequence):
+            try:
+                kwargs["event_listeners"] = runtime.equip(client, own)
+            except Exception:
+                logger.exception("a fault of pymongo-resilience while a client was made")
         return wrapped(*args, **kwargs)
 
     return wrapper
