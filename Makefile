@@ -1,0 +1,60 @@
+# Needs python3 (3.11 or newer) and make; everything else is installed into .venv and its like.
+#
+#   make demo ARGS="--seconds 30"   one workload through scripted faults, three sides compared
+#   make test                       every check of the project
+#   make clean                      remove what the other targets made
+
+PYTHON ?= python3
+PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check
+
+MAIN := .venv
+OLDEST := .venv-oldest
+WHEEL := .venv-wheel
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(MAIN)/demo.stamp
+	@$(MAIN)/bin/pymongo-resilience demo $(ARGS)
+
+test:
+	@.ci/steps
+
+clean:
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) build dist .hypothesis .import_linter_cache .mypy_cache \
+	  .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is newer than pyproject.toml, or its environment is brought up to date first.
+
+$(MAIN)/demo.stamp: pyproject.toml | $(MAIN)/bin/python
+	$(MAIN)/$(PIP_INSTALL) --editable ".[demo]"
+	@touch $@
+
+$(MAIN)/dev.stamp: pyproject.toml | $(MAIN)/bin/python
+	$(MAIN)/$(PIP_INSTALL) --editable ".[dev]"
+	@touch $@ $(MAIN)/demo.stamp
+
+# The oldest pymongo that is supported.
+$(OLDEST)/stamp: pyproject.toml | $(OLDEST)/bin/python
+	$(OLDEST)/$(PIP_INSTALL) --editable ".[demo]" "pymongo==4.17.*" "hypothesis>=6.100" "pytest>=8.3"
+	@touch $@
+
+# What a user installs. Built anew every time, and installed without the source tree.
+.PHONY: $(WHEEL)/stamp
+$(WHEEL)/stamp: $(MAIN)/dev.stamp | $(WHEEL)/bin/python
+	rm -rf dist
+	$(MAIN)/bin/python -m build --wheel --outdir dist . > /dev/null
+	$(WHEEL)/$(PIP_INSTALL) --force-reinstall --no-deps dist/*.whl
+	$(WHEEL)/$(PIP_INSTALL) "pymongo-resilience[testbed]" "pytest>=8.3"
+	@touch $@
+
+%/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is too old: Python 3.11 or newer is needed (make PYTHON=python3.12 ...)"; exit 1; }
+	@$(PYTHON) -m venv $* || { rm -rf $*; \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: python3-venv)"; exit 1; }
