@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from bson import Int64
+from conftest import wait_until
 from pymongo import InsertOne, MongoClient, ReadPreference, UpdateOne, WriteConcern
 from pymongo.errors import AutoReconnect, NotPrimaryError, OperationFailure
 from pymongo.monitoring import CommandListener, CommandStartedEvent
@@ -32,23 +33,11 @@ from pymongo_resilience_instrumentation.testbed import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pymongo.collection import Collection
 
 IDLE_MS = 50
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(backend: EmbeddedServer) -> Iterator[Proxy]:
-    with Proxy(backend.address) as running:
-        yield running
 
 
 @pytest.fixture
@@ -66,22 +55,15 @@ def orders(
     return collection
 
 
-def stored(backend: EmbeddedServer, orders: Collection[dict[str, Any]]) -> int:
+def stored(server: EmbeddedServer, orders: Collection[dict[str, Any]]) -> int:
     """Documents of a test, without the warming one, read past the proxy."""
-    with MongoClient[dict[str, Any]](backend.uri) as direct:
+    with MongoClient[dict[str, Any]](server.uri) as direct:
         return direct.testbed[orders.name].count_documents({"warm": {"$exists": False}})
 
 
 def let_connections_age() -> None:
     """Make the pool open a new connection for the next operation."""
     time.sleep(2 * IDLE_MS / 1000)
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
 
 
 def test_a_client_sees_the_proxy_and_not_the_server(
@@ -96,25 +78,25 @@ def test_a_client_sees_the_proxy_and_not_the_server(
 
 
 def test_cut_before_leaves_no_trace_of_the_command(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
 ) -> None:
     fault = CutBefore("insert", times=2)
     proxy.inject(fault)
     with pytest.raises(AutoReconnect):
         orders.insert_one({})
     assert fault.injected == 2
-    assert stored(backend, orders) == 0
+    assert stored(server, orders) == 0
 
 
 def test_cut_after_leaves_the_command_executed_once(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
 ) -> None:
     fault = CutAfter("insert", times=2)
     proxy.inject(fault)
     with pytest.raises(AutoReconnect):
         orders.insert_one({})
     assert fault.injected == 2
-    assert stored(backend, orders) == 1
+    assert stored(server, orders) == 1
 
 
 def test_a_cut_aims_at_the_command_it_names(
@@ -130,7 +112,7 @@ def test_a_cut_aims_at_the_command_it_names(
 
 
 def test_a_repeat_with_another_max_time_has_no_second_effect(
-    backend: EmbeddedServer, proxy: Proxy, client: MongoClient[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, client: MongoClient[dict[str, Any]]
 ) -> None:
     with client.start_session() as session:
         for limit in (5000, 4000):
@@ -142,34 +124,34 @@ def test_a_repeat_with_another_max_time_has_no_second_effect(
                 maxTimeMS=limit,
                 session=session,
             )
-    with MongoClient[dict[str, Any]](backend.uri) as direct:
+    with MongoClient[dict[str, Any]](server.uri) as direct:
         assert direct.testbed.repeats.count_documents({}) == 1
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_cut_handshake_is_the_applications(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]], times: int
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]], times: int
 ) -> None:
     let_connections_age()
     fault = CutAtHandshake(times)
     proxy.inject(fault)
     orders.insert_one({})
     assert fault.injected == times
-    assert stored(backend, orders) == 1
+    assert stored(server, orders) == 1
 
 
 def test_not_primary_carries_the_label_and_executes_nothing(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
 ) -> None:
     proxy.inject(NotPrimary("insert", times=2))
     with pytest.raises(NotPrimaryError) as raised:
         orders.insert_one({})
     assert raised.value.has_error_label("RetryableWriteError")
-    assert stored(backend, orders) == 0
+    assert stored(server, orders) == 0
 
 
 def test_a_step_down_is_a_gap_without_a_primary(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
 ) -> None:
     gap = 0.7
     fault = StepDown(gap)
@@ -178,7 +160,7 @@ def test_a_step_down_is_a_gap_without_a_primary(
     orders.insert_one({})
     assert time.monotonic() - started >= gap
     assert fault.injected == 1
-    assert stored(backend, orders) == 1
+    assert stored(server, orders) == 1
 
 
 def test_a_secondary_serves_reads_that_allow_it(
@@ -192,7 +174,7 @@ def test_a_secondary_serves_reads_that_allow_it(
 
 
 def test_overload_carries_both_labels_and_its_base_back_off(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
 ) -> None:
     proxy.inject(Overload("insert", times=3, base_backoff=0.001))
     with pytest.raises(OperationFailure) as raised:
@@ -201,7 +183,7 @@ def test_overload_carries_both_labels_and_its_base_back_off(
     assert raised.value.has_error_label("SystemOverloadedError")
     assert raised.value.has_error_label("RetryableError")
     assert (raised.value.details or {})["baseBackoffMS"] == 1
-    assert stored(backend, orders) == 0
+    assert stored(server, orders) == 0
 
 
 def test_a_slow_server_answers_late_until_cleared(
@@ -218,17 +200,17 @@ def test_a_slow_server_answers_late_until_cleared(
 
 
 def test_a_refusing_member_comes_back(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
 ) -> None:
     fault = Refuse(0.3)
     proxy.inject(fault)
     orders.insert_one({})
     assert fault.is_over
-    assert stored(backend, orders) == 1
+    assert stored(server, orders) == 1
 
 
 def test_cursors_and_large_batches_pass_unchanged(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
 ) -> None:
     documents = [{"n": n, "text": "x" * 1000} for n in range(500)]
     orders.insert_many(documents)
@@ -237,11 +219,11 @@ def test_cursors_and_large_batches_pass_unchanged(
 
 
 def test_an_unacknowledged_write_waits_for_no_reply(
-    backend: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
+    server: EmbeddedServer, proxy: Proxy, orders: Collection[dict[str, Any]]
 ) -> None:
     unacknowledged = orders.with_options(write_concern=WriteConcern(w=0))
     unacknowledged.insert_one({})
-    wait_until(lambda: stored(backend, orders) == 1)
+    wait_until(lambda: stored(server, orders) == 1)
 
 
 class Commands(CommandListener):
@@ -259,7 +241,7 @@ class Commands(CommandListener):
 
 
 def test_pymongo_loses_writes_of_a_mixed_bulk_behind_a_cut_handshake(
-    backend: EmbeddedServer, proxy: Proxy
+    server: EmbeddedServer, proxy: Proxy
 ) -> None:
     """The defect of pymongo 4.20.0 that the demonstration shows; fails when it is mended."""
     sent = Commands()
@@ -275,7 +257,7 @@ def test_pymongo_loses_writes_of_a_mixed_bulk_behind_a_cut_handshake(
             [InsertOne({}), UpdateOne({"warm": True}, {"$set": {"n": 1}}), InsertOne({})]
         )
         assert sent.names == ["insert"]
-        assert stored(backend, orders) == 1
+        assert stored(server, orders) == 1
 
 
 def test_messages_survive_a_changed_body() -> None:

@@ -1,0 +1,166 @@
+"""The command ``pymongo-resilience``: show what the library does, and how it is configured."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import pymongo_resilience
+from pymongo_resilience.config import OPTIONS
+from pymongo_resilience.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pymongo_resilience.config import Option
+
+PROGRAM: Final = "pymongo-resilience"
+FAILURE: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+_DEMO_MODULES: Final = (
+    "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry.sdk",
+    "rich",
+    "secantus",
+    "tenacity",
+)
+_SHORTEST_DEMO: Final = 1.0
+_LONGEST_DEMO: Final = 3600.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, 1 for a failure, 2 for a wrong usage."""
+    options = _parser().parse_args(arguments)
+    if options.command == "config":
+        return _config()
+    return _demo(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description="Safe retries, deadlines and telemetry for pymongo."
+    )
+    parser.add_argument("--version", action="version", version=pymongo_resilience.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="run one workload through scripted faults: plain, in a naive loop, and with us",
+        description="Runs one workload on three sides through the same faults, on a real server "
+        "on this machine, and compares the databases with what was acknowledged. Exit status 0 "
+        "only if our side lost nothing, duplicated nothing and saw no error.",
+    )
+    demo.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=20.0,
+        metavar="N",
+        help="how long, about (default: 20); every fault happens at least once, whatever N is",
+    )
+    demo.add_argument("--seed", type=int, default=1, help="of the script's dice (default: 1)")
+    demo.add_argument("--json", type=_file, metavar="FILE", help="write the numbers here")
+    demo.add_argument("--svg", type=_file, metavar="FILE", help="draw the report here")
+    demo.add_argument(
+        "--otlp",
+        type=_endpoint,
+        metavar="ENDPOINT",
+        help="send our side's spans and metrics to this OTLP/HTTP collector, for example "
+        "http://127.0.0.1:4318",
+    )
+    commands.add_parser("config", help="show every option, its legal range and its present value")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not _SHORTEST_DEMO <= seconds <= _LONGEST_DEMO:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds from {_SHORTEST_DEMO:g} to {_LONGEST_DEMO:g}"
+        )
+    return seconds
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file in an existing directory")
+    return path
+
+
+def _endpoint(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL such as http://127.0.0.1:4318")
+    return text
+
+
+def _demo(options: argparse.Namespace) -> int:
+    missing = [name for name in _DEMO_MODULES if not _is_installed(name)]
+    if missing:
+        return _complain(
+            f"the demo needs what is not installed here ({', '.join(missing)}): "
+            'pip install "pymongo-resilience[demo]"',
+            USAGE,
+        )
+    from pymongo_resilience_instrumentation.demo.company import DemoError  # noqa: PLC0415
+    from pymongo_resilience_instrumentation.demo.run import Options, run  # noqa: PLC0415
+    from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415
+
+    wanted = Options(
+        seconds=options.seconds,
+        seed=options.seed,
+        otlp=options.otlp,
+        json=options.json,
+        svg=options.svg,
+    )
+    try:
+        return run(wanted)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (DemoError, TestbedError, OSError) as exc:
+        return _complain(str(exc), FAILURE)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _config() -> int:
+    try:
+        present = pymongo_resilience.Config.from_env()
+    except ConfigurationError as exc:
+        return _complain(str(exc), USAGE)
+    for option in OPTIONS:
+        print(_described(option, getattr(present, option.name)))
+    return 0
+
+
+def _described(option: Option, value: object) -> str:
+    return (
+        f"{option.variable} = {_shown(value)}\n"
+        f"    {option.sentence}\n"
+        f"    option: {option.name}, type: {option.kind.name}, default: {_shown(option.default)}\n"
+        f"    legal: {option.kind.allowed}\n"
+    )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _complain(sentence: str, status: int) -> int:
+    print(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
+    return status

@@ -1,0 +1,64 @@
+"""Leads all sides through the timeline in lockstep, each behind a proxy of its own."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from pymongo_resilience_instrumentation.demo.ledger import Ledger
+from pymongo_resilience_instrumentation.demo.sides import Side
+from pymongo_resilience_instrumentation.demo.timeline import TIMELINE, Scene
+from pymongo_resilience_instrumentation.demo.workload import Step
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.demo.board import Display
+    from pymongo_resilience_instrumentation.demo.company import Company
+    from pymongo_resilience_instrumentation.demo.tally import Tally
+    from pymongo_resilience_instrumentation.testbed import Proxy
+
+_PACE: Final = 0.02
+
+
+class Conductor:
+    """Runs the timeline once. Not thread-safe."""
+
+    def __init__(self, company: Company, proxies: dict[Side, Proxy], tally: Tally) -> None:
+        self.ledgers = {side: Ledger() for side in Side}
+        self.faults: dict[Side, Counter[str]] = {side: Counter() for side in Side}
+        self._company = company
+        self._proxies = proxies
+        self._tally = tally
+        self._steps = 0
+
+    def run(self, seconds: float, seed: int, display: Display) -> None:
+        """Play every phase, for about so many seconds together; raises DemoError."""
+        end = time.monotonic()
+        for phase in TIMELINE:
+            # Counted from the beginning, so that a phase which ran over shortens the later ones.
+            end += phase.share * seconds
+            self._tally.phase = phase.name
+            display.begin(phase)
+            for played, scene in enumerate(phase.scenes(seed)):
+                if played >= phase.shortest and time.monotonic() >= end:
+                    break
+                self._play(scene, phase.name)
+            display.end(phase)
+
+    def _play(self, scene: Scene, phase: str) -> None:
+        step = Step(self._steps, scene.kind, phase)
+        self._steps += 1
+        # Part of the script: the load's rhythm, or the silence in which connections age.
+        time.sleep(max(_PACE, scene.idle))
+        injected = {side: scene.faults() for side in self._proxies}
+        for side, faults in injected.items():
+            for fault in faults:
+                self._proxies[side].inject(fault)
+        outcomes = self._company.step(step)
+        for side, faults in injected.items():
+            self._proxies[side].clear()
+            for fault in faults:
+                self.faults[side][type(fault).__name__] += fault.injected
+        self._tally.add(phase, outcomes)
+        for side, outcome in outcomes.items():
+            self.ledgers[side].record(step, acknowledged=outcome.error is None)

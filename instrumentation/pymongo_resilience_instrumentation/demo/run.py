@@ -1,0 +1,89 @@
+"""Puts the demonstration together: server, proxies, sides, picture, ledger, report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo import MongoClient
+from rich.console import Console
+
+from pymongo_resilience_instrumentation.demo.board import shown
+from pymongo_resilience_instrumentation.demo.company import Company
+from pymongo_resilience_instrumentation.demo.conductor import Conductor
+from pymongo_resilience_instrumentation.demo.report import report, save_svg
+from pymongo_resilience_instrumentation.demo.result import Result
+from pymongo_resilience_instrumentation.demo.sides import Side
+from pymongo_resilience_instrumentation.demo.tally import Tally
+from pymongo_resilience_instrumentation.demo.worker import Settings
+from pymongo_resilience_instrumentation.demo.workload import prepare
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Proxy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TRACED_PHASE: Final = "cut after"
+_WIDTH_OF_PIPES: Final = 116
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run is asked for."""
+
+    seconds: float
+    seed: int
+    otlp: str | None = None
+    json: Path | None = None
+    svg: Path | None = None
+
+
+def run(options: Options, console: Console | None = None) -> int:
+    """Run the demonstration; returns 0 only if our side lost, duplicated and showed nothing.
+
+    Raises DemoError or TestbedError if it could not run to its end, OSError where a file cannot
+    be written.
+    """
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_PIPES
+    result = play(options, console)
+    console.print(report(result))
+    if options.json is not None:
+        options.json.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
+    if options.svg is not None:
+        save_svg(result, str(options.svg))
+    return 1 if result.problems() else 0
+
+
+def play(options: Options, console: Console) -> Result:
+    """Run the workload and read the ledger; raises DemoError or TestbedError."""
+    tally = Tally()
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer())
+        direct = stack.enter_context(MongoClient[dict[str, Any]](server.uri))
+        for side in Side:
+            prepare(direct[side.database])
+        proxies = {side: stack.enter_context(Proxy(server.address)) for side in Side}
+        settings = [Settings(side, proxies[side].uri, options.otlp, _TRACED_PHASE) for side in Side]
+        company = stack.enter_context(Company(settings))
+        conductor = Conductor(company, proxies, tally)
+        started = time.monotonic()
+        with shown(tally, options.seconds, console) as display:
+            conductor.run(options.seconds, options.seed, display)
+        duration = time.monotonic() - started
+        tally.phase = ""
+        return Result(
+            seed=options.seed,
+            seconds=options.seconds,
+            duration=duration,
+            tally=tally,
+            farewells=company.farewell(),
+            balances={
+                side: ledger.balance(direct[side.database])
+                for side, ledger in conductor.ledgers.items()
+            },
+            faults=conductor.faults,
+        )

@@ -1,0 +1,125 @@
+"""The script of the demonstration: phases in order, and which operation meets which faults."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pymongo_resilience_instrumentation.demo.workload import Kind
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutAtHandshake,
+    CutBefore,
+    Fault,
+    NotPrimary,
+    Overload,
+    Slow,
+    StepDown,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MAX_IDLE: Final = 0.2
+"""After so many seconds without use the clients of all sides give a connection up."""
+_GAP: Final = 1.0
+_BASE_BACKOFF: Final = 0.02
+_DELAY: Final = 0.03
+_CALM_BETWEEN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One operation and what happens to it."""
+
+    kind: Kind
+    faults: Callable[[], list[Fault]] = list
+    """Makes the faults anew, once for each side."""
+    idle: float = 0.0
+    """Seconds of silence before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of the timeline."""
+
+    name: str
+    share: float
+    """Its part of the whole time."""
+    trouble: tuple[Scene, ...] = ()
+    """What goes wrong; each at least once, whatever the time."""
+    calm: Callable[[], list[Fault]] = list
+    """The faults of the operations in between."""
+
+    def scenes(self, seed: int) -> Iterator[Scene]:
+        """Endless, the same for the same seed; the first :attr:`shortest` hold every trouble."""
+        dice = random.Random(f"{seed}/{self.name}")  # noqa: S311 (a script, no secret)
+        while True:
+            troubles = dice.sample(self.trouble, len(self.trouble)) or [Scene(Kind.FIND, self.calm)]
+            for trouble in troubles:
+                for kind in dice.choices(list(Kind), k=_CALM_BETWEEN):
+                    yield Scene(kind, self.calm)
+                yield trouble
+
+    @property
+    def shortest(self) -> int:
+        """How many scenes the phase has at least."""
+        return max(1, len(self.trouble)) * (_CALM_BETWEEN + 1)
+
+
+def _after_idleness(kind: Kind, times: int) -> Scene:
+    """The pool has given its connection up, so that the operation begins with a handshake."""
+    return Scene(kind, lambda: [CutAtHandshake(times)], idle=1.25 * MAX_IDLE)
+
+
+TIMELINE: Final = (
+    Phase("healthy", 0.1),
+    Phase(
+        "handshake cut",
+        0.15,
+        (
+            _after_idleness(Kind.BULK, times=1),
+            _after_idleness(Kind.INSERT, times=3),
+            _after_idleness(Kind.FIND, times=2),
+        ),
+    ),
+    Phase(
+        "cut before",
+        0.175,
+        (
+            Scene(Kind.INSERT, lambda: [CutBefore(times=2)]),
+            Scene(Kind.FIND, lambda: [CutBefore(times=2)]),
+            Scene(Kind.UPDATE, lambda: [CutBefore(times=1)]),
+        ),
+    ),
+    Phase(
+        "cut after",
+        0.175,
+        (
+            Scene(Kind.INSERT, lambda: [CutAfter(times=2)]),
+            Scene(Kind.UPDATE, lambda: [CutAfter(times=2)]),
+            Scene(Kind.BULK, lambda: [CutAfter("update", times=2)]),
+        ),
+    ),
+    Phase(
+        "step-down",
+        0.15,
+        (
+            # The new primary refuses one more write before it has caught up.
+            Scene(Kind.UPDATE, lambda: [StepDown(_GAP), NotPrimary(times=1)]),
+            Scene(Kind.INSERT, lambda: [NotPrimary(times=2)]),
+        ),
+    ),
+    Phase(
+        "overload",
+        0.1,
+        (
+            Scene(Kind.UPDATE, lambda: [Overload(times=3, base_backoff=_BASE_BACKOFF)]),
+            Scene(Kind.FIND, lambda: [Overload(times=4, base_backoff=_BASE_BACKOFF)]),
+            Scene(Kind.BULK, lambda: [Overload("update", times=2, base_backoff=_BASE_BACKOFF)]),
+        ),
+    ),
+    Phase("slow server", 0.075, calm=lambda: [Slow(_DELAY)]),
+    Phase("recovery", 0.075),
+)

@@ -1,0 +1,109 @@
+"""One side in a process of its own, since instrumenting patches pymongo in the whole process."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience_instrumentation.demo.messages import Farewell, Outcome
+from pymongo_resilience_instrumentation.demo.sides import Counts, Side, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from pymongo_resilience_instrumentation.demo.telemetry import SpanRecorder, Telemetry
+    from pymongo_resilience_instrumentation.demo.workload import Step
+
+_NOTE_LENGTH: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a side needs to know."""
+
+    side: Side
+    uri: str
+    otlp: str | None
+    traced_phase: str
+    """The phase whose trace is shown, if one of its operations was retried."""
+
+
+class _Notes(logging.Handler):
+    """Keeps warnings for the end: written at once they would tear the picture.
+
+    Of each logger the first of each level: an exporter repeats itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._first: dict[tuple[str, int], str] = {}
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self._first.values())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{record.name}: {record.getMessage()}"
+        self._first.setdefault((record.name, record.levelno), line[:_NOTE_LENGTH])
+
+
+def main(settings: Settings, conductor: Connection[Any, Any]) -> None:
+    """Obey: a :class:`Step` is run and answered by its Outcome, ``None`` by the Farewell.
+
+    Returns when the other end of the connection is gone.
+    """
+    # Ctrl-C reaches the whole group; the conductor ends its children itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    notes = _Notes()
+    logging.getLogger().addHandler(notes)
+    recorder, telemetry = _telemetry(settings)
+    run, counts = connect(settings.side, settings.uri, telemetry.providers if telemetry else {})
+    try:
+        conductor.send(None)
+        while (step := conductor.recv()) is not None:
+            if recorder is not None:
+                recorder.phase = step.phase
+            conductor.send(_outcome(run, counts, step))
+        if telemetry is not None:
+            telemetry.shutdown()
+        conductor.send(_farewell(recorder, notes))
+    except (EOFError, OSError):
+        return
+
+
+def _telemetry(settings: Settings) -> tuple[SpanRecorder | None, Telemetry | None]:
+    if settings.side is not Side.OURS:
+        return None, None
+    from pymongo_resilience_instrumentation.demo import telemetry  # noqa: PLC0415
+
+    recorder = telemetry.SpanRecorder(settings.traced_phase)
+    return recorder, telemetry.Telemetry(recorder, settings.otlp)
+
+
+def _outcome(run: Callable[[Step], None], counts: Counts, step: Step) -> Outcome:
+    error: PyMongoError | None = None
+    started = time.perf_counter()
+    try:
+        run(step)
+    except PyMongoError as exc:
+        error = exc
+    seconds = time.perf_counter() - started
+    name = None if error is None else type(error).__name__
+    return Outcome(seconds, name, counts.take(error))
+
+
+def _farewell(recorder: SpanRecorder | None, notes: _Notes) -> Farewell:
+    if recorder is None:
+        return Farewell(notes=notes.lines)
+    return Farewell(
+        spans=dict(recorder.names),
+        trace=recorder.trace,
+        trace_phase=recorder.trace_phase,
+        notes=notes.lines,
+    )

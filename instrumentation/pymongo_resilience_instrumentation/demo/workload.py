@@ -1,0 +1,87 @@
+"""The operations of the demonstration and the effects each must have, exactly once."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo import InsertOne, UpdateOne
+
+if TYPE_CHECKING:
+    from pymongo.collection import Collection
+    from pymongo.database import Database
+
+    Document = dict[str, Any]
+
+ORDERS: Final = "orders"
+"""The one collection: orders by step and part, and the counters that updates raise."""
+_COUNTERS: Final = 10
+
+
+class Kind(enum.Enum):
+    """What an operation does."""
+
+    FIND = "find"
+    INSERT = "insert"
+    UPDATE = "update"
+    BULK = "bulk write"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation, the same on every side; its number marks everything it writes."""
+
+    number: int
+    kind: Kind
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One write that must be found exactly once after its operation was acknowledged."""
+
+    step: int
+    part: int | None
+    """Which insert of the operation; ``None`` is its update of a counter."""
+
+
+def effects(step: Step) -> list[Effect]:
+    """The writes of one operation."""
+    parts: dict[Kind, list[int | None]] = {
+        Kind.FIND: [],
+        Kind.INSERT: [0],
+        Kind.UPDATE: [None],
+        Kind.BULK: [0, None, 1],
+    }
+    return [Effect(step.number, part) for part in parts[step.kind]]
+
+
+def prepare(database: Database[Document]) -> None:
+    """Create the counters; raises PyMongoError."""
+    counters = [{"_id": number, "count": 0, "log": []} for number in range(_COUNTERS)]
+    database[ORDERS].insert_many(counters)
+    database[ORDERS].create_index("step")
+
+
+def perform(database: Database[Document], step: Step) -> None:
+    """Run one operation, as an application writes it; raises PyMongoError."""
+    orders: Collection[Document] = database[ORDERS]
+    counter = {"_id": step.number % _COUNTERS}
+    # The log says which steps were counted, so the ledger can tell one effect from two.
+    raised = {"$inc": {"count": 1}, "$push": {"log": step.number}}
+    match step.kind:
+        case Kind.FIND:
+            orders.find({"step": {"$gte": step.number - 20}}).limit(10).to_list()
+        case Kind.INSERT:
+            orders.insert_one({"step": step.number, "part": 0})
+        case Kind.UPDATE:
+            orders.update_one(counter, raised)
+        case Kind.BULK:
+            orders.bulk_write(
+                [
+                    InsertOne({"step": step.number, "part": 0}),
+                    UpdateOne(counter, raised),
+                    InsertOne({"step": step.number, "part": 1}),
+                ]
+            )

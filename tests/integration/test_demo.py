@@ -1,0 +1,336 @@
+"""The demonstration, run as a user runs it: real processes, a real server, a real collector."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import wait_until
+from pymongo import MongoClient
+from pymongo_resilience_instrumentation import cli
+from pymongo_resilience_instrumentation.demo.board import shown
+from pymongo_resilience_instrumentation.demo.ledger import Balance, Ledger
+from pymongo_resilience_instrumentation.demo.messages import Farewell, Outcome
+from pymongo_resilience_instrumentation.demo.result import Result
+from pymongo_resilience_instrumentation.demo.sides import Side
+from pymongo_resilience_instrumentation.demo.tally import Tally
+from pymongo_resilience_instrumentation.demo.timeline import TIMELINE
+from pymongo_resilience_instrumentation.demo.workload import Kind, Step, perform, prepare
+from rich.console import Console
+
+from pymongo_resilience.config import OPTIONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pymongo.database import Database
+
+PROGRAM = [
+    sys.executable,
+    "-c",
+    "import sys; from pymongo_resilience_instrumentation.cli import main; sys.exit(main())",
+]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def run(*arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=ENVIRONMENT,
+        check=False,
+    )
+
+
+class Collector:
+    """Counts what an OTLP/HTTP exporter sends."""
+
+    def __init__(self) -> None:
+        self.paths: Counter[str] = Counter()
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.paths[self.path] += bool(body)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+
+class Run:
+    """One run of the whole demonstration and all it left behind."""
+
+    def __init__(self, directory: Path) -> None:
+        collector = Collector()
+        self.json = directory / "demo.json"
+        self.svg = directory / "demo.svg"
+        self.done = run(
+            *("demo", "--seconds", "1", "--seed", "7", "--otlp", collector.endpoint),
+            *("--json", str(self.json), "--svg", str(self.svg)),
+        )
+        self.sent = collector.paths
+        collector.server.shutdown()
+        collector.server.server_close()
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.json.read_text(encoding="utf-8"))
+        return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("demo"))
+
+
+def test_our_side_loses_duplicates_and_shows_nothing(whole: Run) -> None:
+    assert (whole.done.returncode, whole.done.stderr) == (0, ""), whole.done.stdout
+    ours = whole.numbers["sides"]["ours"]
+    assert (ours["errors"], ours["duplicated"], ours["lost"]) == (0, 0, 0)
+    assert ours["retries"].keys() >= {"SOCKET_CLOSED_WHILE_IN_FLIGHT", "NOT_PRIMARY", "OVERLOADED"}
+    assert ours["notes"] == []
+
+
+def test_the_same_faults_break_the_other_sides(whole: Run) -> None:
+    sides = whole.numbers["sides"]
+    assert sides["plain"]["errors"] > 0
+    assert sides["plain"]["duplicated"] == 0
+    assert sides["naive"]["duplicated"] > 0
+    assert sides["plain"]["lost"] > 0, "pymongo 4.20.0 loses writes of a mixed bulk"
+
+
+def test_all_sides_ran_the_same_operations(whole: Run) -> None:
+    sides = whole.numbers["sides"]
+    operations = {side["operations"] for side in sides.values()}
+    assert len(operations) == 1
+    assert operations.pop() >= sum(phase.shortest for phase in TIMELINE)
+    for side in sides.values():
+        assert 0 < side["p50"] <= side["p99"]
+
+
+def test_spans_are_counted_by_bounded_names(whole: Run) -> None:
+    spans = whole.numbers["spans"]
+    orders = "demo_ours.orders"
+    operations = {f"{name} {orders}" for name in ("find", "insert", "update", "bulkWrite")}
+    assert spans.keys() == operations | {"find", "insert", "update"}
+    ours = whole.numbers["sides"]["ours"]
+    assert sum(spans[name] for name in operations) == ours["operations"]
+
+
+def test_spans_and_metrics_reach_the_collector(whole: Run) -> None:
+    assert whole.sent["/v1/traces"] > 0
+    assert whole.sent["/v1/metrics"] > 0
+
+
+def test_a_pipe_gets_plain_lines_a_table_a_tree_and_a_verdict(whole: Run) -> None:
+    output = whole.done.stdout
+    assert "\x1b" not in output
+    for phase in TIMELINE:
+        for side in Side:
+            assert f"{phase.name:<14} {side.title}" in output
+    assert "retry.scheduled" in output
+    assert "pymongo-resilience lost nothing" in output
+    assert "<svg" in whole.svg.read_text(encoding="utf-8")
+
+
+def group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ctrl_c_ends_everything_quietly(tmp_path: Path) -> None:
+    program = subprocess.Popen(
+        [*PROGRAM, "demo", "--seconds", "30"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT | {"TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    assert "healthy" in program.stdout.readline()
+    assert list(tmp_path.glob("pymongo-resilience-*"))
+    os.killpg(program.pid, signal.SIGINT)
+    _, errors = program.communicate(timeout=20)
+    assert (program.returncode, errors) == (cli.INTERRUPTED, "")
+    wait_until(lambda: not group_exists(program.pid))
+    assert not list(tmp_path.glob("pymongo-resilience-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "the following arguments are required: COMMAND"),
+        (("demo", "--seconds", "0"), "'0' is not a number of seconds from 1 to 3600"),
+        (("demo", "--otlp", "localhost"), "'localhost' is not a URL"),
+        (("demo", "--json", "/nowhere/at/all"), "is not a file in an existing directory"),
+    ],
+)
+def test_a_wrong_usage_is_one_sentence(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main(arguments)
+    assert raised.value.code == cli.USAGE
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(cli, "_is_installed", lambda module: module != "rich")
+    assert cli.main(["demo"]) == cli.USAGE
+    assert 'pip install "pymongo-resilience[demo]"' in capsys.readouterr().err
+
+
+def test_config_shows_every_option_and_its_present_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYMONGO_RESILIENCE_TIMEOUT_MS", "750")
+    assert cli.main(["config"]) == 0
+    output = capsys.readouterr().out
+    assert "PYMONGO_RESILIENCE_TIMEOUT_MS = 750\n" in output
+    for option in OPTIONS:
+        assert option.variable in output
+        assert option.sentence in output
+        assert option.kind.allowed in output
+
+
+def test_config_names_a_bad_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYMONGO_RESILIENCE_TIMEOUT_MS", "soon")
+    assert cli.main(["config"]) == cli.USAGE
+    assert "PYMONGO_RESILIENCE_TIMEOUT_MS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("phase", TIMELINE, ids=lambda phase: str(phase.name))
+def test_the_script_is_the_same_for_the_same_seed(phase: Any) -> None:
+    first, again, other = (
+        list(itertools.islice(phase.scenes(seed), 3 * phase.shortest)) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert set(phase.trouble) <= set(first[: phase.shortest])
+    assert [scene.kind for scene in first] != [scene.kind for scene in other]
+
+
+def test_the_shares_of_the_timeline_make_a_whole() -> None:
+    assert sum(phase.share for phase in TIMELINE) == pytest.approx(1.0)
+
+
+@pytest.fixture
+def books(control: MongoClient[dict[str, Any]], database: str) -> Database[dict[str, Any]]:
+    """A database with nothing but the counters."""
+    prepare(control[database])
+    return control[database]
+
+
+def test_a_ledger_without_faults_balances(books: Database[dict[str, Any]]) -> None:
+    ledger = Ledger()
+    for number, kind in enumerate(Kind):
+        step = Step(number, kind, "healthy")
+        perform(books, step)
+        ledger.record(step, acknowledged=True)
+    assert ledger.balance(books) == Balance(duplicated=0, lost=0)
+
+
+def test_a_ledger_counts_lost_and_duplicated_writes(books: Database[dict[str, Any]]) -> None:
+    ledger = Ledger()
+    for number, repeats in enumerate((0, 1, 3)):
+        step = Step(number, Kind.BULK, "healthy")
+        ledger.record(step, acknowledged=True)
+        for _ in range(repeats):
+            perform(books, step)
+    assert ledger.balance(books) == Balance(duplicated=6, lost=3)
+
+
+def test_an_operation_that_raised_may_be_applied_or_not(
+    books: Database[dict[str, Any]],
+) -> None:
+    ledger = Ledger()
+    for number in range(2):
+        ledger.record(Step(number, Kind.UPDATE, "healthy"), acknowledged=False)
+    perform(books, Step(0, Kind.UPDATE, "healthy"))
+    assert ledger.balance(books) == Balance(duplicated=0, lost=0)
+
+
+def test_a_counter_must_agree_with_its_log(books: Database[dict[str, Any]]) -> None:
+    books.orders.update_one({"_id": 0}, {"$inc": {"count": 2}})
+    books.orders.update_one({"_id": 1}, {"$push": {"log": 5}})
+    assert Ledger().balance(books) == Balance(duplicated=2, lost=1)
+
+
+def outcome(seconds: float, error: str | None = None) -> dict[Side, Outcome]:
+    return {side: Outcome(seconds, error, {}) for side in Side}
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    tally = Tally()
+    for milliseconds in range(1, 101):
+        tally.add("healthy", outcome(milliseconds / 1000))
+    record = tally.of(Side.PLAIN)
+    assert (record.quantile(0.5), record.quantile(0.99)) == (0.050, 0.099)
+
+
+@pytest.mark.parametrize(
+    ("error", "balance", "problems"),
+    [
+        (None, Balance(0, 0), []),
+        (None, Balance(0, 1), ["lost 1 write"]),
+        (None, Balance(2, 0), ["duplicated 2 writes"]),
+        ("AutoReconnect", Balance(0, 0), ["showed 1 error (AutoReconnect)"]),
+    ],
+)
+def test_any_failure_of_our_side_is_a_problem(
+    error: str | None, balance: Balance, problems: list[str]
+) -> None:
+    tally = Tally()
+    tally.add("healthy", outcome(0.001, error))
+    result = Result(
+        seed=1,
+        seconds=1.0,
+        duration=1.0,
+        tally=tally,
+        balances=dict.fromkeys(Side, balance),
+        farewells=dict.fromkeys(Side, Farewell()),
+        faults={side: Counter() for side in Side},
+    )
+    assert result.problems() == problems
+    assert ("FAILED" in result.verdict()[0]) == bool(problems)
+
+
+def test_a_terminal_gets_a_live_picture() -> None:
+    screen = io.StringIO()
+    tally = Tally()
+    with shown(tally, 1.0, Console(file=screen, force_terminal=True, width=120)):
+        tally.phase = TIMELINE[1].name
+        tally.add(tally.phase, outcome(0.002, "AutoReconnect"))
+        wait_until(lambda: "1 error" in screen.getvalue())
+    for side in Side:
+        assert side.title in screen.getvalue()
