@@ -1,0 +1,65 @@
+"""A strategy of your own: when to repeat, where repeating is safe at all.
+
+Robots are turned away at the first failure, people get three retries. A strategy may refuse or
+delay a retry; it cannot permit one that could apply a write twice.
+
+MONGODB_URI=mongodb://localhost:27017 python custom_strategy.py
+"""
+
+from __future__ import annotations
+
+import os
+
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience import (
+    Config,
+    Event,
+    Failure,
+    Operation,
+    RetryAction,
+    RetryScheduled,
+    instrument,
+    override,
+)
+
+RETRIES = 3
+
+
+class PeopleFirst:
+    """One instance serves all threads and tasks: it keeps no state."""
+
+    def retry_after(self, operation: Operation, failure: Failure) -> RetryAction | None:
+        # attempts counts the failed ones: it is 1 when the first retry is in question.
+        if operation.data.get("robot") or operation.attempts > RETRIES:
+            return None
+        return RetryAction(delay=0.02 * operation.attempts)
+
+
+class Printer:
+    """Hears every decision, in the thread or task of the operation: it must not block."""
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, RetryScheduled):
+            print(f"{event.operation}: {event.reason.value}, again in {event.delay:.2f} s")
+        else:
+            print(f"{event.operation}: {event.reason.value}, not again: {event.rule.value}")
+
+
+def main() -> None:
+    instrument(Config(timeout_ms=10_000), strategy=PeopleFirst(), listeners=[Printer()])
+
+    with MongoClient(os.environ["MONGODB_URI"]) as client:
+        pages = client.shop.pages
+        pages.replace_one({"_id": "home"}, {"title": "Welcome"}, upsert=True)
+        for visitor in ("robot", "person"):
+            with override(data={"robot": visitor == "robot"}):
+                try:
+                    print(f"the {visitor} sees", pages.find_one({"_id": "home"}))
+                except PyMongoError as error:
+                    print(f"the {visitor} is turned away: {type(error).__name__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Every example runs as its reader would run it, against a real server that drops connections."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutBefore,
+    EmbeddedServer,
+    Proxy,
+    Refuse,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TIMEOUT = 60
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(server: EmbeddedServer) -> Iterator[Proxy]:
+    with Proxy(server.address) as running:
+        yield running
+
+
+def environment(proxy: Proxy, **more: str) -> dict[str, str]:
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OTEL_", "PYMONGO_RESILIENCE_"))
+    }
+    return {**inherited, "MONGODB_URI": proxy.uri, **more}
+
+
+def run(example: str, proxy: Proxy) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-P", str(EXAMPLES / example)],
+        env=environment(proxy),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_none_is_forgotten() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "custom_strategy.py",
+        "quickstart_asyncio.py",
+        "quickstart_sync.py",
+        "web_service.py",
+    }
+
+
+def test_quickstart_sync(proxy: Proxy) -> None:
+    proxy.inject(CutAfter("update", times=3))
+    proxy.inject(CutBefore("find", times=2))
+
+    done = run("quickstart_sync.py", proxy)
+
+    assert done.stdout == "{'_id': 1, 'paid': True, 'visits': 1}\n"
+    assert done.stderr.count("again in") == 5
+
+
+def test_quickstart_asyncio(proxy: Proxy) -> None:
+    proxy.inject(CutAfter("update", times=3))
+
+    done = run("quickstart_asyncio.py", proxy)
+
+    assert done.stdout == "{'_id': 'visits', 'n': 20}\n"
+    assert "again in" in done.stderr
+
+
+def test_custom_strategy(proxy: Proxy) -> None:
+    proxy.inject(CutAfter("find", times=3))
+
+    done = run("custom_strategy.py", proxy)
+
+    assert done.stdout.splitlines() == [
+        "find: socket_closed_while_in_flight, not again: strategy",
+        "the robot is turned away: AutoReconnect",
+        "find: socket_closed_while_in_flight, again in 0.02 s",
+        "find: socket_closed_while_in_flight, again in 0.04 s",
+        "the person sees {'_id': 'home', 'title': 'Welcome'}",
+    ]
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes what an OTLP exporter sends."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Received)
+        self.spans: list[tuple[str, str]] = []
+        self.metrics: set[str] = set()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Received(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        if self.path == "/v1/traces":
+            traces = ExportTraceServiceRequest.FromString(body)
+            names = {
+                span.span_id: span.name
+                for resource in traces.resource_spans
+                for scope in resource.scope_spans
+                for span in scope.spans
+            }
+            for resource in traces.resource_spans:
+                for scope in resource.scope_spans:
+                    self.server.spans += [
+                        (names.get(span.parent_span_id, ""), span.name) for span in scope.spans
+                    ]
+        else:
+            metrics = ExportMetricsServiceRequest.FromString(body)
+            self.server.metrics |= {
+                metric.name
+                for resource in metrics.resource_metrics
+                for scope in resource.scope_metrics
+                for metric in scope.metrics
+            }
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@contextmanager
+def web_service(proxy: Proxy, **variables: str) -> Iterator[int]:
+    """The running service's port; it must end in good order when it is told to."""
+    with subprocess.Popen(
+        [sys.executable, "-P", str(EXAMPLES / "web_service.py")],
+        env=environment(proxy, PORT="0", **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        guard = threading.Timer(TIMEOUT, process.kill)
+        guard.start()
+        try:
+            assert process.stdout is not None
+            said = re.search(r"listening on http://127\.0\.0\.1:(\d+)", process.stdout.readline())
+            assert said is not None
+            yield int(said[1])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait() == 0
+        finally:
+            process.kill()
+            guard.cancel()
+
+
+def ask(port: int, method: str, path: str, body: str | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_web_service_survives_lost_replies_and_shows_them(
+    proxy: Proxy, collector: Collector
+) -> None:
+    with web_service(proxy, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint) as port:
+        proxy.inject(CutAfter("update", times=2))
+        assert ask(port, "PUT", "/orders/1", '{"total": 12}') == (200, '{"stored": "1"}')
+        assert ask(port, "GET", "/orders/1") == (200, '{"_id": "1", "total": 12}')
+
+    assert collector.spans.count(("PUT /orders/{id}", "update shop.orders")) == 1
+    assert collector.spans.count(("update shop.orders", "update")) == 3
+    assert collector.spans.count(("find shop.orders", "find")) == 1
+    assert {"db.client.operation.duration", "pymongo_resilience.retries"} <= collector.metrics
+
+
+def test_web_service_answers_its_mistakes_and_its_database_s(proxy: Proxy) -> None:
+    with web_service(proxy) as port:
+        assert ask(port, "GET", "/orders/none")[0] == 404
+        assert ask(port, "GET", "/elsewhere")[0] == 404
+        assert ask(port, "PUT", "/orders/1", "no object")[0] == 400
+        assert ask(port, "PUT", "/orders/1", "[]")[0] == 400
+        proxy.inject(Refuse(3600))
+        assert ask(port, "GET", "/orders/1")[0] in {503, 504}
