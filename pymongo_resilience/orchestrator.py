@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pymongo_resilience import backoff
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.strategy import TERMINAL, MongoDBSpecification
+from pymongo_resilience.strategy import TERMINAL, MongoDBSpecification, RetryAction
 
 if TYPE_CHECKING:
     from pymongo_resilience.backoff import Random
@@ -89,7 +89,8 @@ class Orchestrator:
             return GiveUp(declined)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
         if failure.reason.always_retry and not follows_texts:
-            return self._fit(operation, failure, backoff.controlled(operation.attempts))
+            controlled = RetryAction(backoff.controlled(operation.attempts))
+            return self.settle(operation, failure, controlled)
         return Ask()
 
     def settle(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
