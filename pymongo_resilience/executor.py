@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator
+from pymongo_resilience.strategy import RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
@@ -107,6 +108,12 @@ class _Loop:
         work.prepare(failure, operation)
         return verdict.delay
 
+    def _checked(self, answer: Answer) -> Answer:
+        """``answer``, if it is one: a strategy need not be type-checked code."""
+        if answer is not None and not isinstance(answer, RetryAction):
+            raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
+        return answer
+
     def _no_answer(self, operation: Operation, error: Exception) -> None:
         logger.error(
             "the retry strategy %s raised on %s: not retried",
@@ -155,10 +162,10 @@ class Executor(_Loop):
                 if inspect.iscoroutine(answer):
                     answer.close()
                 raise TypeError("a coroutine strategy works with async clients only")
+            return self._checked(answer)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
             self._no_answer(operation, error)
             return None
-        return answer
 
 
 class AsyncExecutor(_Loop):
@@ -199,8 +206,8 @@ class AsyncExecutor(_Loop):
         try:
             answer = operation.strategy.retry_after(operation, failure)
             if inspect.isawaitable(answer):
-                return await answer
+                answer = await answer
+            return self._checked(answer)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
             self._no_answer(operation, error)
             return None
-        return answer

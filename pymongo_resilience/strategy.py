@@ -19,14 +19,23 @@ if TYPE_CHECKING:
     from pymongo_resilience.operation import Operation
 
 TERMINAL = frozenset({RetryReason.AUTHENTICATION_ERROR, RetryReason.ACCESS_ERROR})
+LONGEST_DELAY = 86_400.0
+"""Seconds. A longer wait is a mistake; infinity and NaN cannot be waited for at all."""
 NOT_IN_THE_TEXTS = TERMINAL | {RetryReason.WRITE_CONFLICT, RetryReason.LOCK_TIMEOUT}
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAction:
-    """Repeat the attempt after ``delay`` seconds."""
+    """Repeat the attempt after ``delay`` seconds; a negative delay is none.
+
+    Raises ValueError where ``delay`` is longer than a day or not a number.
+    """
 
     delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.delay <= LONGEST_DELAY:
+            raise ValueError(f"delay={self.delay!r}: expected seconds, at most {LONGEST_DELAY:g}")
 
 
 Answer = RetryAction | None
