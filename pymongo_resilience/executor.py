@@ -104,8 +104,8 @@ class _Loop:
         if isinstance(verdict, GiveUp):
             self.listener.on_event(RetryDeclined(*facts, verdict.rule))
             return work.final_error(failure, verdict.rule, operation)
-        self.listener.on_event(RetryScheduled(*facts, verdict.delay))
         work.prepare(failure, operation)
+        self.listener.on_event(RetryScheduled(*facts, verdict.delay))
         return verdict.delay
 
     def _checked(self, answer: Answer) -> Answer:
