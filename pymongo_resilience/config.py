@@ -182,7 +182,7 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path}: expected a readable TOML file: {error}")
         return {}
     known = {option.name: option for option in OPTIONS}
