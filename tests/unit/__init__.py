@@ -1,0 +1,1 @@
+"""Tests of the engine: no server, no driver, no real time."""

@@ -1,0 +1,109 @@
+"""Every row of the table, in a thread and in a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.failure import RetryReason, Stage
+from pymongo_resilience.operation import Kind
+from pymongo_resilience.orchestrator import Rule
+
+from .scenarios import SCENARIOS, Scenario
+from .work import RESULT, AwaitedWork, BlockingWork, Outcome, run_in_task, run_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience.events import Event
+
+every_scenario = pytest.mark.parametrize(
+    ("name", "scenario"), SCENARIOS, ids=[name for name, _ in SCENARIOS]
+)
+
+
+def in_thread(scenario: Scenario) -> Outcome:
+    work = BlockingWork(
+        scenario.call,
+        scenario.faults,
+        scenario.strategy,
+        timeout=scenario.timeout,
+        window=scenario.window,
+    )
+    return run_in_thread(scenario.orchestrator(), work)
+
+
+def in_task(scenario: Scenario) -> Outcome:
+    work = AwaitedWork(
+        scenario.call,
+        scenario.faults,
+        scenario.strategy,
+        timeout=scenario.timeout,
+        window=scenario.window,
+    )
+    return run_in_task(scenario.orchestrator(), work)
+
+
+@pytest.mark.parametrize("run", [in_thread, in_task])
+@every_scenario
+def test_the_row_comes_true(
+    name: str,
+    scenario: Scenario,
+    run: Callable[[Scenario], Outcome],
+    count_case: Callable[[str, str], None],
+) -> None:
+    outcome = run(scenario)
+    assert outcome.rule is scenario.end
+    assert outcome.result == (RESULT if scenario.end is None else None)
+    assert outcome.attempts == scenario.attempts
+    assert outcome.waits == pytest.approx(scenario.waits)
+    assert outcome.slept == [wait for wait in outcome.waits if wait > 0]
+    attempts_took = sum(fault.takes for fault in scenario.faults[: scenario.attempts])
+    assert outcome.elapsed == pytest.approx(sum(scenario.waits) + attempts_took)
+    assert outcome.events == expected_events(scenario, outcome.waits)
+    count_case("scenarios, each in a thread and in a task", name)
+
+
+def expected_events(scenario: Scenario, waits: list[float]) -> list[Event]:
+    events: list[Event] = []
+    attempt = 0
+    for number, fault in enumerate(scenario.faults[: scenario.attempts], start=1):
+        attempt = 1 if fault.next_command else attempt + 1
+        facts = ("find", "shop.orders", fault.reason, f"host{number}:27017", attempt)
+        if number <= len(waits):
+            events.append(RetryScheduled(*facts, waits[number - 1]))
+        else:
+            assert scenario.end is not None
+            events.append(RetryDeclined(*facts, scenario.end))
+    return events
+
+
+@every_scenario
+def test_a_thread_and_a_task_see_the_same(name: str, scenario: Scenario) -> None:
+    assert in_thread(scenario) == in_task(scenario)
+
+
+def test_the_table_does_not_shrink() -> None:
+    assert len(SCENARIOS) >= 200
+
+
+def test_names_are_unique_and_rows_differ() -> None:
+    names = [name for name, _ in SCENARIOS]
+    assert len(set(names)) == len(names)
+
+
+def test_every_rule_declines_somewhere_and_success_too() -> None:
+    assert {row.end for _, row in SCENARIOS} == {*Rule, None}
+
+
+def test_every_kind_fails_and_is_repeated_somewhere() -> None:
+    assert {row.call.kind for _, row in SCENARIOS if row.waits} == set(Kind)
+    assert {row.call.kind for _, row in SCENARIOS if row.end} == set(Kind)
+
+
+def test_every_reason_and_stage_occurs() -> None:
+    faults = [fault for _, row in SCENARIOS for fault in row.faults]
+    assert {fault.reason for fault in faults} == set(RetryReason)
+    assert {fault.stage for fault in faults} == set(Stage)

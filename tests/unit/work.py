@@ -1,0 +1,223 @@
+"""Work for the executors that fails as it is told, on a clock turned by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.failure import Failure, RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.testing import FakeClock, RecordingListener
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pymongo_resilience.events import Event
+    from pymongo_resilience.orchestrator import Orchestrator, Rule
+    from pymongo_resilience.strategy import RetryStrategy
+
+RESULT = "the result"
+START = 128.0
+"""Not zero, so that a point in time cannot pass for a duration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One failing attempt: what the facts will say, and how long it takes to fail."""
+
+    reason: RetryReason
+    stage: Stage = Stage.ANSWERED
+    labels: frozenset[str] = frozenset()
+    base_backoff: float | None = None
+    min_rtt: float = 0.0
+    selection: bool = False
+    timed_out: bool = False
+    takes: float = 0.0
+    next_command: bool = False
+    """A bulk whose earlier command went through meanwhile."""
+
+    def __call__(self, **changes: Any) -> Fault:
+        """The same fault, but for ``changes``."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What the application called, as the rules see it."""
+
+    kind: Kind
+    txn_number: bool = False
+    """It goes out as a retryable write."""
+    in_transaction: bool = False
+    acknowledged: bool = True
+    idempotent: bool = False
+    retries_enabled: bool = True
+
+    def __call__(self, **changes: Any) -> Call:
+        """The same call, but for ``changes``."""
+        return replace(self, **changes)
+
+
+class AttemptFailed(Exception):  # noqa: N818 - it stands in for an error of the driver
+    """An attempt's error, before anyone judged it."""
+
+
+class Final(Exception):  # noqa: N818 - it stands in for an error of the driver
+    """What the work hands to the application."""
+
+    def __init__(self, failure: Failure, rule: Rule) -> None:
+        super().__init__(rule.value)
+        self.failure = failure
+        self.rule = rule
+
+
+class Runaway(BaseException):
+    """The engine did not stop; not an Exception, so that nothing can retry it."""
+
+
+@dataclass
+class FakeWork:
+    """Fails as ``faults`` say, in order, then succeeds. For one thread or task."""
+
+    call: Call
+    faults: Iterable[Fault]
+    strategy: RetryStrategy
+    clock: FakeClock = field(default_factory=lambda: FakeClock(START))
+    timeout: float | None = None
+    window: float | None = None
+    attempts: int = 0
+    patience: int = 10_000
+    left: list[Failure] = field(default_factory=list)
+    prepared: list[Failure] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._to_come: Iterator[Fault] = iter(self.faults)
+        self._fault: Fault | None = None
+        self._deadline = self._after(self.timeout)
+
+    def _after(self, seconds: float | None) -> Deadline | None:
+        return None if seconds is None else Deadline.after(self.clock, seconds)
+
+    def _attempt(self) -> str:
+        self.attempts += 1
+        if self.attempts > self.patience:
+            raise Runaway
+        self._fault = next(self._to_come, None)
+        if self._fault is None:
+            return RESULT
+        self.clock.advance(self._fault.takes)
+        raise AttemptFailed(self.attempts)
+
+    def operation(self) -> Operation:
+        made = Operation(
+            "find",
+            "shop.orders",
+            self.call.kind,
+            self.strategy,
+            retries_enabled=self.call.retries_enabled,
+            in_transaction=self.call.in_transaction,
+            acknowledged=self.call.acknowledged,
+            idempotent=self.call.idempotent,
+            deadline=self._deadline,
+            retry_window=self._after(self.window),
+        )
+        self.operations.append(made)
+        return made
+
+    def describe(self, error: Exception, operation: Operation, /) -> Failure:
+        fault = self._fault
+        assert fault is not None
+        if fault.next_command:
+            operation.next_command()
+        return failure_of(fault, self.call, error, server=f"host{self.attempts}:27017")
+
+    def prepare(self, failure: Failure, operation: Operation, /) -> None:
+        self.prepared.append(failure)
+
+    def final_error(self, failure: Failure, rule: Rule, operation: Operation, /) -> Exception:
+        return Final(failure, rule)
+
+
+class BlockingWork(FakeWork):
+    def attempt(self) -> str:
+        return self._attempt()
+
+    def leave(self, failure: Failure, /) -> None:
+        self.left.append(failure)
+
+
+class AwaitedWork(FakeWork):
+    async def attempt(self) -> str:
+        await asyncio.sleep(0)  # the loop gets its turn, as with a real connection
+        return self._attempt()
+
+    async def leave(self, failure: Failure, /) -> None:
+        await asyncio.sleep(0)
+        self.left.append(failure)
+
+
+def failure_of(
+    fault: Fault, call: Call, error: Exception | None = None, server: str | None = None
+) -> Failure:
+    """The facts of an attempt that failed as ``fault`` says."""
+    return Failure(
+        error=error or AttemptFailed(),
+        stage=fault.stage,
+        reason=fault.reason,
+        carried_txn_number=call.txn_number,
+        labels=fault.labels,
+        server=server,
+        base_backoff=fault.base_backoff,
+        min_rtt=fault.min_rtt,
+        selection=fault.selection,
+        timed_out=fault.timed_out,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended, and everything it told the outside."""
+
+    result: str | None
+    rule: Rule | None
+    attempts: int
+    waits: list[float]
+    """The delays as announced; the zeros are not slept."""
+    slept: list[float]
+    events: list[Event]
+    elapsed: float
+
+
+def run_in_thread(orchestrator: Orchestrator, work: BlockingWork) -> Outcome:
+    heard = RecordingListener()
+    executor = Executor(orchestrator, work.clock, heard)
+    try:
+        result = executor.run(work)
+    except Final as error:
+        return _outcome(work, heard, None, error.rule)
+    return _outcome(work, heard, result, None)
+
+
+def run_in_task(orchestrator: Orchestrator, work: AwaitedWork) -> Outcome:
+    heard = RecordingListener()
+    executor = AsyncExecutor(orchestrator, work.clock, heard)
+    try:
+        result = asyncio.run(executor.run(work))
+    except Final as error:
+        return _outcome(work, heard, None, error.rule)
+    return _outcome(work, heard, result, None)
+
+
+def _outcome(
+    work: FakeWork, heard: RecordingListener, result: str | None, rule: Rule | None
+) -> Outcome:
+    declined = [event.rule for event in heard.events if isinstance(event, RetryDeclined)]
+    assert declined == ([] if rule is None else [rule]), "the events tell another end"
+    waits = [event.delay for event in heard.events if isinstance(event, RetryScheduled)]
+    elapsed = work.clock.now() - START
+    return Outcome(result, rule, work.attempts, waits, work.clock.sleeps, heard.events, elapsed)
