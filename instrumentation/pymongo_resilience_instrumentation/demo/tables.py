@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -28,9 +29,9 @@ _NOTE = (
 def sides_table(tally: Tally, balances: Mapping[Side, Balance] | None = None) -> Table:
     """One column per side; with duplicated and lost writes once the ledger was read."""
     table = Table(box=SIMPLE_HEAD, caption=_NOTE, caption_justify="left")
-    table.add_column("", no_wrap=True)
+    table.add_column(overflow="ellipsis", no_wrap=True)
     for side in Side:
-        table.add_column(side.title, min_width=18, overflow="ellipsis")
+        table.add_column(side.title)
     for phase in TIMELINE:
         running = phase.name == tally.phase
         name = Text(("> " if running else "  ") + phase.name, style="bold" if running else "")
@@ -44,7 +45,11 @@ def sides_table(tally: Tally, balances: Mapping[Side, Balance] | None = None) ->
         table.add_row("lost writes", *(_bad(balances[side].lost) for side in Side))
     for label, share in (("p50", 0.5), ("p99", 0.99)):
         table.add_row(label, *(milliseconds(record.quantile(share)) for record in records))
-    table.add_row("retries", *(_reasons(record) for record in records))
+    table.add_section()
+    table.add_row("retries", *(str(record.repeated.total()) for record in records))
+    for reason in sum((record.repeated for record in records), Counter()):
+        counts = (record.repeated[reason] for record in records)
+        table.add_row(f"  {reason}", *(str(count or "-") for count in counts))
     return table
 
 
@@ -68,8 +73,3 @@ def milliseconds(seconds: float) -> str:
 
 def _bad(number: int) -> Text:
     return Text(str(number), style="bold red" if number else "green")
-
-
-def _reasons(record: Record) -> Text:
-    lines = (f"{count:>3} {name}" for name, count in record.repeated.most_common())
-    return Text("\n".join(lines) or "-", no_wrap=True, overflow="ellipsis")

@@ -31,7 +31,17 @@ _DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
     "saslContinue",
     "saslStart",
 }
-_WRITE_COMMANDS: Final = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite"})
+_WRITE_COMMANDS: Final = frozenset(
+    {
+        "abortTransaction",
+        "bulkWrite",
+        "commitTransaction",
+        "delete",
+        "findAndModify",
+        "insert",
+        "update",
+    }
+)
 
 
 class _Times(Fault):
@@ -169,7 +179,8 @@ class StepDown(_Lasting):
             self.injected += 1
             return NotPrimary.verdict
         mode = request.body.get("$readPreference", {}).get("mode", "primary")
-        if name in _DRIVER_COMMANDS or mode != "primary":
+        # A cursor that was opened before survives the step-down.
+        if name in _DRIVER_COMMANDS or name == "getMore" or mode != "primary":
             return None
         self.injected += 1
         return Answer(

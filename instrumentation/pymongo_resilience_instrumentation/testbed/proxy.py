@@ -53,7 +53,6 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._request_ids = itertools.count(1)
-        self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -81,6 +80,7 @@ class Proxy:
 
     def start(self) -> None:
         """Listen on a free port of 127.0.0.1; raises ``OSError`` if there is none."""
+        self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(
             asyncio.start_server(self._accept, "127.0.0.1", 0)
         )
