@@ -61,20 +61,14 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if self.is_instrumented_by_opentelemetry:
             logger.warning("pymongo is instrumented already: this call changes nothing")
             return
-        super().instrument(**kwargs)
+        config = kwargs.pop("config", None) or _from_environment()
+        if config.enabled:
+            super().instrument(config=config, **kwargs)
+        else:
+            logger.info("pymongo-resilience is switched off by its configuration")
 
     def _instrument(self, **kwargs: Any) -> None:
-        config = kwargs.get("config")
-        if config is None:
-            # Loaded by OpenTelemetry: a wrong variable must not keep the application from starting.
-            try:
-                config = Config.from_env()
-            except ConfigurationError as error:
-                logger.error("%s\n  pymongo-resilience stays switched off", error)  # noqa: TRY400
-                return
-        if not config.enabled:
-            logger.info("pymongo-resilience is switched off by its configuration")
-            return
+        config: Config = kwargs["config"]
         lacking = _self_check()
         runtime = _runtime(
             config,
@@ -98,6 +92,15 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
+
+
+def _from_environment() -> Config:
+    """Loaded by OpenTelemetry: a wrong variable must not keep the application from starting."""
+    try:
+        return Config.from_env()
+    except ConfigurationError as error:
+        logger.error("%s\n  pymongo-resilience stays switched off", error)  # noqa: TRY400 - for people
+        return Config(enabled=False)
 
 
 def _self_check() -> dict[Feature, list[str]]:

@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience
 from pymongo_resilience import Config
-from pymongo_resilience.testing import RecordingListener
+from pymongo_resilience.testing import RecordingListener, set_active
 
 APP = "under-test"
 POLLING = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 500, "appname": APP}
@@ -158,7 +158,9 @@ Instrument = Callable[..., Telemetry]
 def instrument() -> Iterator[Instrument]:
     """``instrument(**options of Config)``, taken off again after the test."""
 
-    def start(*, strategy: Any = None, **options: Any) -> Telemetry:
+    def start(
+        *, strategy: Any = None, config_strategy: str = "fast_fail", **options: Any
+    ) -> Telemetry:
         exporter, reader, decisions = (
             InMemorySpanExporter(),
             InMemoryMetricReader(),
@@ -167,7 +169,7 @@ def instrument() -> Iterator[Instrument]:
         tracer_provider = TracerProvider(shutdown_on_exit=False)
         tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
         pymongo_resilience.instrument(
-            Config(**options),
+            Config(strategy=config_strategy, **options),
             strategy=strategy,
             listeners=[decisions],
             tracer_provider=tracer_provider,
@@ -184,17 +186,20 @@ def instrument() -> Iterator[Instrument]:
 def fail_command(control: pymongo.MongoClient[Any], *commands: str, **data: Any) -> Iterator[None]:
     """A failpoint for the clients under test: ``times=N`` or without end, off after the block."""
     times = data.pop("times", None)
-    control.admin.command(
-        {
-            "configureFailPoint": "failCommand",
-            "mode": "alwaysOn" if times is None else {"times": times},
-            "data": {"failCommands": list(commands), "appName": APP, **data},
-        }
-    )
+    mode = "alwaysOn" if times is None else {"times": times}
+    with set_active(False):
+        control.admin.command(
+            {
+                "configureFailPoint": "failCommand",
+                "mode": mode,
+                "data": {"failCommands": list(commands), "appName": APP, **data},
+            }
+        )
     try:
         yield
     finally:
-        control.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+        with set_active(False):
+            control.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
 
 
 def wait_until(condition: Callable[[], Any], *, timeout: float = 10.0) -> Any:

@@ -1,0 +1,196 @@
+"""The default timeout: as many attempts as fit, one error type at its end, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import pickle
+import time
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, fail_command
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.timeouts import timed_out
+
+from pymongo_resilience import OperationTimeoutError
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+
+@pytest.mark.parametrize("strategy", ["fast_fail", "best_effort"])
+def test_a_permanent_error_is_repeated_with_back_off_until_the_deadline(
+    strategy: str,
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    telemetry = instrument(timeout_ms=500, config_strategy=strategy)
+    coll = side.client(server.uri)[database].coll
+    side.do(coll.find_one)
+    with fail_command(control, "find", errorCode=6):
+        with pytest.raises(OperationTimeoutError) as caught:
+            side.do(coll.find_one)
+    error = caught.value
+    assert isinstance(error, pymongo.errors.OperationFailure)
+    assert error.timeout is True
+    assert error.code == 6
+    assert isinstance(error.__cause__, pymongo.errors.OperationFailure)
+    assert str(error.__cause__) in str(error)
+    assert 8 <= error.attempts <= 14
+    assert error.timeout_s == 0.5
+    assert error.elapsed_s > 0.4
+    assert error.server == "{}:{}".format(*server.address)
+    assert telemetry.decisions.events[-1].rule is Rule.DEADLINE
+    root = telemetry.operations()[-1]
+    assert root.attributes["pymongo_resilience.outcome"] == "deadline"
+    assert root.attributes["pymongo_resilience.deadline"] == 0.5
+
+
+def test_an_attempt_that_hangs_ends_with_the_deadline(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=300)
+    coll = side.client(server.uri)[database].coll
+    side.do(coll.find_one)
+    with fail_command(control, "find", blockConnection=True, blockTimeMS=2000, times=1):
+        started = time.monotonic()
+        with pytest.raises(OperationTimeoutError) as caught:
+            side.do(coll.find_one)
+    assert time.monotonic() - started < 1.5
+    assert isinstance(caught.value, pymongo.errors.NetworkTimeout | pymongo.errors.ExecutionTimeout)
+
+
+def test_no_server_until_the_deadline_is_a_timeout_too(side: Side, instrument: Instrument) -> None:
+    instrument(timeout_ms=200)
+    coll = side.client("mongodb://127.0.0.1:1/", connectTimeoutMS=100)["db"].coll
+    with pytest.raises(OperationTimeoutError) as caught:
+        side.do(coll.find_one)
+    assert isinstance(caught.value, pymongo.errors.ServerSelectionTimeoutError)
+
+
+def test_without_a_deadline_no_error_changes_its_type(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(server.uri, serverSelectionTimeoutMS=1000)[database].coll
+    with fail_command(control, "find", errorCode=6):
+        with pytest.raises(pymongo.errors.OperationFailure) as caught:
+            side.do(coll.find_one)
+    assert type(caught.value) is pymongo.errors.OperationFailure
+    with fail_command(control, "find", closeConnection=True):
+        with pytest.raises(pymongo.errors.AutoReconnect) as cut:
+            side.do(coll.find_one)
+    assert type(cut.value) is pymongo.errors.AutoReconnect
+
+
+@pytest.mark.parametrize("where", ["pymongo.timeout", "client"])
+def test_a_timeout_of_the_applications_own_wins(
+    where: str,
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=60_000)
+    options = {"timeoutMS": 300} if where == "client" else {}
+    coll = side.client(server.uri, **options)[database].coll
+    side.do(coll.find_one)
+    around = pymongo.timeout(0.3) if where == "pymongo.timeout" else contextlib.nullcontext()
+    with fail_command(control, "find", errorCode=6), around:
+        with pytest.raises(OperationTimeoutError) as caught:
+            side.do(coll.find_one)
+    assert caught.value.timeout_s == 0.3
+
+
+def test_a_timeout_of_zero_repeats_with_back_off_until_the_selection_timeout(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=0)
+    coll = side.client(server.uri, serverSelectionTimeoutMS=500)[database].coll
+    side.do(coll.find_one)
+    with fail_command(control, "find", errorCode=6):
+        with pytest.raises(pymongo.errors.OperationFailure) as caught:
+            side.do(coll.find_one)
+    assert type(caught.value) is pymongo.errors.OperationFailure
+    events = telemetry.decisions.events
+    assert 8 <= len(events) <= 15
+    assert events[-1].rule is Rule.ATTEMPTS
+
+
+def test_the_default_timeout_does_not_leak_into_what_follows(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    from pymongo import _csot  # noqa: PLC0415 - the driver's own state is what must not leak
+
+    instrument(timeout_ms=5000)
+    coll = side.client(server.uri)[database].coll
+
+    async def asynchronous() -> Any:
+        await coll.find_one()
+        return _csot.get_timeout()
+
+    if side.name == "async":
+        assert side.do(asynchronous) is None
+    else:
+        coll.find_one()
+        assert _csot.get_timeout() is None
+
+
+def test_cancelling_while_it_waits_is_immediate(
+    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=60_000, base_backoff_ms=60_000, max_backoff_ms=60_000)
+
+    async def main() -> float:
+        async with pymongo.AsyncMongoClient(server.uri, appname="under-test") as client:
+            labels = ["SystemOverloadedError", "RetryableError"]
+            with fail_command(control, "find", errorCode=462, errorLabels=labels):
+                task = asyncio.create_task(client[database].coll.find_one())
+                await asyncio.sleep(0.3)
+                assert not task.done()
+                started = time.monotonic()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                return time.monotonic() - started
+
+    assert asyncio.run(main()) < 0.2
+
+
+CAUSES = [
+    pymongo.errors.AutoReconnect("lost", ["detail"]),
+    pymongo.errors.NetworkTimeout("late"),
+    pymongo.errors.NotPrimaryError("not primary", {"code": 10107}),
+    pymongo.errors.ServerSelectionTimeoutError("no server"),
+    pymongo.errors.WaitQueueTimeoutError("full"),
+    pymongo.errors.OperationFailure("failed", 6, {"code": 6, "errorLabels": ["X"]}),
+    pymongo.errors.ExecutionTimeout("too long", 50, {"code": 50}),
+    pymongo.errors.WTimeoutError("wtimeout", 64, {"code": 64}),
+    pymongo.errors.BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 91}]}),
+]
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
+def test_the_timeout_error_is_the_drivers_class_and_survives_pickle_and_copy(
+    cause: pymongo.errors.PyMongoError,
+) -> None:
+    made = timed_out(cause, timeout_s=0.5, elapsed_s=0.51, attempts=3, server="db:27017")
+    for error in (made, pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):  # noqa: S301 - made above
+        assert isinstance(error, OperationTimeoutError)
+        assert isinstance(error, type(cause))
+        assert error.timeout is True
+        assert str(cause) in str(error)
+        assert "3 attempts" in str(error)
+        assert "db:27017" in str(error)
+        assert (error.timeout_s, error.elapsed_s, error.attempts) == (0.5, 0.51, 3)
+        assert getattr(error, "code", None) == getattr(cause, "code", None)
+        assert getattr(error, "details", None) == getattr(cause, "details", None)
+        assert error.has_error_label("X") == cause.has_error_label("X")
+        assert type(error.__cause__) is type(cause)

@@ -1,0 +1,276 @@
+"""instrument() and uninstrument(): what is put on, what is taken off, and what stays in peace."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from typing import Any
+
+import pymongo
+import pytest
+import wrapt
+from conftest import Instrument, SentCommands, Side, fail_command, wait_until
+from pymongo import monitoring
+from pymongo_resilience_instrumentation import driver, patches
+from pymongo_resilience_instrumentation.listeners import OurListener
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import Config
+from pymongo_resilience.testing import set_active
+
+
+def _patched_places() -> dict[str, dict[str, Any]]:
+    """``vars()`` of every class we patch and of every module these live in."""
+    classes = {owner for owner, _ in patches.PUBLIC} | set(patches.CLIENTS)
+    classes |= {loop for loop, _ in driver.loop_classes()}
+    modules = {name: vars(__import__(name, fromlist=["_"])) for name in _modules_of(classes)}
+    return {str(cls): dict(vars(cls)) for cls in classes} | {
+        name: dict(module) for name, module in modules.items()
+    }
+
+
+def _modules_of(classes: set[type]) -> set[str]:
+    return {cls.__module__ for cls in classes} | {"pymongo", "pymongo.monitoring", "pymongo._csot"}
+
+
+def _differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> set[str]:
+    return {
+        f"{place}.{name}"
+        for place in before
+        for name in before[place].keys() | after[place].keys()
+        if before[place].get(name) is not after[place].get(name)
+    }
+
+
+def test_uninstrument_restores_every_attribute_by_identity(instrument: Instrument) -> None:
+    before = _patched_places()
+    instrument()
+    changed = _differences(before, _patched_places())
+    pymongo_resilience.uninstrument()
+    assert len(changed) > 90
+    assert _differences(before, _patched_places()) == set()
+    assert not pymongo_resilience.is_instrumented()
+
+
+def test_a_second_call_warns_and_changes_nothing(
+    instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    instrument()
+    before = _patched_places()
+    caplog.clear()
+    pymongo_resilience.instrument(Config(timeout_ms=1))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "already" in caplog.text
+    assert _differences(before, _patched_places()) == set()
+
+
+def test_what_others_wrapped_over_ours_stays_and_ours_passes_through(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    telemetry = instrument()
+    owner = pymongo.AsyncMongoClient if side.name == "async" else pymongo.MongoClient
+    collection = type(owner("mongodb://x/", connect=False).db.coll)
+    ours = vars(collection)["insert_one"]
+    seen: list[str] = []
+
+    def theirs(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        seen.append("theirs")
+        return wrapped(*args, **kwargs)
+
+    outer = wrapt.FunctionWrapper(ours, theirs)
+    collection.insert_one = outer
+    caplog.clear()
+    try:
+        pymongo_resilience.uninstrument()
+        assert vars(collection)["insert_one"] is outer
+        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == 1
+        assert f"{collection.__name__}.insert_one" in warnings[0].getMessage()
+        side.do(side.client(server.uri)[database].coll.insert_one, {"_id": 1})
+        assert seen == ["theirs"]
+        assert telemetry.spans() == []
+    finally:
+        collection.insert_one = ours.__wrapped__
+
+
+def test_clients_made_in_between_keep_working_with_listeners_asleep(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, server.uri)
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    assert len(telemetry.spans()) == 2
+    pymongo_resilience.uninstrument()
+    telemetry.clear()
+    assert side.do(client[database].coll.find_one) == {"_id": 1}
+    assert telemetry.spans() == []
+    counted = [point.count for _, point in telemetry.points("pymongo_resilience.attempts")]
+    assert counted == [1]
+
+
+def test_every_kind_of_listener_is_injected_beside_the_applications_own(
+    side: Side, server: EmbeddedServer, instrument: Instrument
+) -> None:
+    instrument()
+    own = SentCommands()
+    client = side.do(side.client, server.uri, event_listeners=[own])
+    listeners = client.options.event_listeners
+    assert own in listeners
+    ours = [each for each in listeners if isinstance(each, OurListener)]
+    for kind in (
+        monitoring.CommandListener,
+        monitoring.ServerHeartbeatListener,
+        monitoring.ServerListener,
+        monitoring.TopologyListener,
+        monitoring.ConnectionPoolListener,
+    ):
+        assert sum(isinstance(each, kind) for each in ours) == 1
+    globally = monitoring._LISTENERS
+    assert not any(isinstance(each, OurListener) for group in globally for each in group)
+
+
+def test_a_client_made_from_anothers_options_has_our_listeners_once(
+    server: EmbeddedServer, instrument: Instrument
+) -> None:
+    instrument()
+    with pymongo.MongoClient(server.uri) as first, first._duplicate() as second:
+        count = [
+            sum(isinstance(each, OurListener) for each in client.options.event_listeners)
+            for client in (first, second)
+        ]
+        assert count == [5, 5]
+
+
+def test_an_async_client_may_be_made_outside_of_an_event_loop(
+    server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client: Any = pymongo.AsyncMongoClient(server.uri)
+
+    async def use() -> None:
+        await client[database].coll.insert_one({"_id": 1})
+        states = telemetry.points("pymongo_resilience.server.state")
+        assert [attributes["pymongo_resilience.server.type"] for attributes, _ in states] == [
+            "RSPrimary"
+        ]
+        await client.close()
+
+    asyncio.run(use())
+    assert [span.name for span in telemetry.operations()] == [f"insert {database}.coll"]
+
+
+def test_existing_clients_and_bound_methods_get_retries_and_one_warning_says_the_rest(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: pymongo.MongoClient[Any],
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gc.collect()
+    client = side.do(side.client, server.uri)
+    bound_find, bound_insert = client[database].coll.find_one, client[database].coll.insert_one
+    caplog.clear()
+    telemetry = instrument(timeout_ms=20_000)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "made before instrument()" in warnings[0]
+    assert "need a new client" in warnings[0]
+
+    with fail_command(control, "insert", closeConnection=True, times=3):
+        side.do(bound_insert, {"_id": 1})
+    with fail_command(control, "find", closeConnection=True, times=3):
+        assert side.do(bound_find, {"_id": 1}) == {"_id": 1}
+    assert [event.operation for event in telemetry.decisions.events] == ["insert"] * 3 + [
+        "find"
+    ] * 3
+    with fail_command(control, "insert", closeConnection=True, times=3):
+        side.do(client[database].coll.insert_one, {"_id": 2})
+    assert telemetry.operations(f"insert {database}.coll")[0].attributes is not None
+    assert control[database].coll.count_documents({}) == 2
+
+
+def test_disabled_by_configuration_nothing_is_patched(instrument: Instrument) -> None:
+    before = _patched_places()
+    instrument(enabled=False)
+    assert _differences(before, _patched_places()) == set()
+    assert not pymongo_resilience.is_instrumented()
+    instrument()
+    assert pymongo_resilience.is_instrumented()
+
+
+def test_the_driver_strategy_leaves_the_loop_alone_and_watches(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: pymongo.MongoClient[Any],
+    instrument: Instrument,
+) -> None:
+    before = {str(loop): dict(vars(loop)) for loop, _ in driver.loop_classes()}
+    telemetry = instrument(config_strategy="driver")
+    after = {str(loop): dict(vars(loop)) for loop, _ in driver.loop_classes()}
+    assert _differences(before, after) == set()
+    coll = side.client(server.uri)[database].coll
+    with fail_command(control, "find", closeConnection=True, times=1):
+        assert side.do(coll.find_one) is None
+    assert telemetry.decisions.events == []
+    assert [span.name for span in telemetry.operations()] == [f"find {database}.coll"]
+
+
+def test_with_set_active_a_test_can_switch_the_library_off(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, server.uri)
+    with set_active(False):
+        side.do(client[database].coll.find_one)
+    assert telemetry.spans() == []
+    side.do(client[database].coll.find_one)
+    assert len(telemetry.spans()) == 2
+
+
+def test_nothing_of_ours_is_registered_for_a_client_without_spans_and_metrics(
+    side: Side, server: EmbeddedServer, instrument: Instrument
+) -> None:
+    instrument(traces=False, metrics=False)
+    client = side.do(side.client, server.uri)
+    assert client.options.event_listeners == []
+
+
+def test_a_fault_of_ours_never_reaches_the_application(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: pymongo.MongoClient[Any],
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instrument()
+    client = side.do(side.client, server.uri)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken")
+
+    for place in (
+        "pymongo_resilience_instrumentation.runtime.Runtime.begin",
+        "pymongo_resilience_instrumentation.failures.describe",
+        "pymongo_resilience_instrumentation.spans.OperationSpans.end",
+        "pymongo_resilience_instrumentation.metrics.OperationMetrics.record",
+        "pymongo_resilience_instrumentation.command_spans.CommandSpans.start",
+        "pymongo_resilience_instrumentation.clients.ClientState.connection",
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, broken)
+            caplog.set_level(logging.ERROR)
+            with fail_command(control, "find", closeConnection=True, times=1):
+                # The driver's own loop takes over: it repeats a read once.
+                assert side.do(client[database].coll.find_one) is None
+            assert side.do(client[database].coll.find_one) is None
+    wait_until(lambda: "a fault of pymongo-resilience" in caplog.text)

@@ -1,0 +1,173 @@
+"""Metric points compared whole: what an operation did, and the state of servers and pools."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, fail_command, wait_until
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter
+from pymongo_resilience_instrumentation.testbed.proxy import Proxy
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+
+def test_the_duration_of_every_operation_is_recorded_once(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, server.uri)
+    coll = client[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+    for _ in range(3):
+        side.do(coll.find_one)
+    with pytest.raises(pymongo.errors.DuplicateKeyError):
+        side.do(coll.insert_one, {"_id": 1})
+    side.do(client[database].command, "ping")
+    common = {
+        "db.system.name": "mongodb",
+        "db.namespace": database,
+        "server.address": "127.0.0.1",
+        "server.port": server.address[1],
+    }
+    points = {
+        (attributes["db.operation.name"], attributes.get("error.type")): (attributes, point)
+        for attributes, point in telemetry.points("db.client.operation.duration")
+    }
+    insert = common | {"db.operation.name": "insert", "db.collection.name": "coll"}
+    failed = ("insert", "pymongo.errors.DuplicateKeyError")
+    assert {key: attributes for key, (attributes, _) in points.items()} == {
+        ("insert", None): insert,
+        failed: insert | {"error.type": failed[1]},
+        ("find", None): common | {"db.operation.name": "find", "db.collection.name": "coll"},
+        ("runCommand", None): common | {"db.operation.name": "runCommand"},
+    }
+    assert {key: point.count for key, (_, point) in points.items()} == {
+        ("insert", None): 1,
+        failed: 1,
+        ("find", None): 3,
+        ("runCommand", None): 1,
+    }
+    boundaries = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
+    assert all(point.explicit_bounds == boundaries for _, point in points.values())
+    assert all(0 < point.sum < 5 for _, point in points.values())
+
+
+def test_retries_and_attempts_are_counted_by_reason_and_outcome(
+    side: Side, proxy: Proxy, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    coll = side.do(side.client, proxy.uri)[database].coll
+    side.do(coll.insert_one, {"_id": 0})
+    proxy.inject(CutAfter("insert", times=2))
+    side.do(coll.insert_one, {"_id": 1})
+    proxy.inject(CutAfter("update", times=1))
+    with pytest.raises(pymongo.errors.AutoReconnect):
+        side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+    retries = {
+        (
+            attributes["db.operation.name"],
+            attributes["pymongo_resilience.reason"],
+            attributes["pymongo_resilience.decision"],
+        ): point.value
+        for attributes, point in telemetry.points("pymongo_resilience.retries")
+    }
+    assert retries == {
+        ("insert", "socket_closed_while_in_flight", "scheduled"): 2,
+        ("update", "socket_closed_while_in_flight", "not_safe"): 1,
+    }
+    attempts = {
+        (attributes["db.operation.name"], attributes["pymongo_resilience.outcome"]): (
+            point.count,
+            point.sum,
+        )
+        for attributes, point in telemetry.points("pymongo_resilience.attempts")
+    }
+    assert attempts == {
+        ("insert", "ok"): (1, 1),
+        ("insert", "retried_ok"): (1, 3),
+        ("update", "not_retryable"): (1, 1),
+    }
+
+
+def test_the_error_type_is_the_servers_name_of_its_code(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    coll = side.do(side.client, server.uri)[database].coll
+    with (
+        fail_command(control, "find", errorCode=2),
+        pytest.raises(pymongo.errors.OperationFailure),
+    ):
+        side.do(coll.find_one)
+    ((attributes, _),) = telemetry.points("db.client.operation.duration")
+    assert attributes["error.type"] == "BadValue"
+
+
+def test_servers_have_a_state_and_a_round_trip_time(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, server.uri)
+    address = {"server.address": "127.0.0.1", "server.port": server.address[1]}
+
+    def primary() -> bool:
+        side.do(client[database].coll.find_one)
+        return [
+            attributes for attributes, _ in telemetry.points("pymongo_resilience.server.state")
+        ] == [
+            address
+            | {
+                "pymongo_resilience.server.type": "RSPrimary",
+                "pymongo_resilience.topology.type": "ReplicaSetWithPrimary",
+            }
+        ]
+
+    wait_until(primary)
+    ((attributes, average),) = telemetry.points("pymongo_resilience.server.rtt")
+    ((_, minimum),) = telemetry.points("pymongo_resilience.server.rtt.min")
+    assert attributes == address
+    assert 0 < minimum.value <= average.value < 1
+
+
+def test_connections_are_counted_by_state_and_gone_with_their_client(
+    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    gc.collect()
+    client: Any = pymongo.MongoClient(server.uri, appname="under-test")
+    pool = "{}:{}".format(*server.address)
+
+    def connections() -> dict[str, int]:
+        return {
+            attributes["db.client.connection.state"]: point.value
+            for attributes, point in telemetry.points("db.client.connection.count")
+            if attributes["db.client.connection.pool.name"] == pool
+        }
+
+    client[database].coll.find_one()
+    assert connections() == {"idle": 1, "used": 0}
+    with fail_command(control, "find", blockConnection=True, blockTimeMS=500, times=3):
+        threads = [threading.Thread(target=client[database].coll.find_one) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: connections() == {"idle": 0, "used": 3})
+        for thread in threads:
+            thread.join()
+    assert connections() == {"idle": 3, "used": 0}
+    client.close()
+    wait_until(lambda: connections() in ({}, {"idle": 0, "used": 0}))
+
+
+def test_without_metrics_nothing_is_measured_and_the_rest_works(
+    side: Side, proxy: Proxy, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(metrics=False, timeout_ms=20_000)
+    client = side.do(side.client, proxy.uri)
+    proxy.inject(CutAfter("insert", times=3))
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    assert telemetry.points("db.client.operation.duration") == []
+    (root,) = telemetry.operations()
+    assert len(telemetry.commands_of(root)) == 4

@@ -1,0 +1,121 @@
+"""A pymongo that lacks a private name loses the features that need it, loudly, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, fail_command
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.driver import Feature
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+pytestmark = pytest.mark.oldest
+
+
+def test_the_installed_pymongo_has_every_private_name() -> None:
+    assert driver.missing() == {}
+
+
+def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+REMOVABLE = {
+    "pymongo.synchronous.mongo_client:_ClientConnectionRetryable._read": Feature.RETRIES,
+    "pymongo.asynchronous.mongo_client:_ClientConnectionRetryable.run": Feature.RETRIES,
+    "pymongo.asynchronous.client_session:AsyncClientSession._unpin": Feature.RETRIES,
+    "pymongo._csot.get_rtt": Feature.RETRIES,
+    "pymongo.synchronous.mongo_client:MongoClient._run_operation": Feature.CURSORS,
+    "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients": Feature.EXISTING_CLIENTS,
+}
+
+
+@pytest.mark.parametrize("name", REMOVABLE)
+def test_each_missing_name_is_noticed_with_its_feature(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(name.replace(":", "."))
+    assert driver.missing() == {REMOVABLE[name]: [name]}
+
+
+def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = [dict(vars(loop)) for loop, _ in driver.loop_classes()]
+    monkeypatch.setattr(driver, "LOOP", "_Renamed")
+    caplog.clear()
+    telemetry = instrument(timeout_ms=5000)
+    (line,) = _errors(caplog)
+    assert pymongo.version in line
+    assert "_Renamed" in line
+    assert Feature.RETRIES.value in line
+    monkeypatch.undo()
+    assert [dict(vars(loop)) for loop, _ in driver.loop_classes()] == before
+
+    client = side.do(side.client, server.uri)
+    with fail_command(control, "find", closeConnection=True, times=1):
+        assert side.do(client[database].coll.find_one) is None
+    (root,) = telemetry.operations(f"find {database}.coll")
+    assert len(telemetry.commands_of(root)) == 2
+    assert root.attributes["pymongo_resilience.deadline"] == 5.0
+    assert telemetry.decisions.events == []
+
+
+def test_without_the_timeout_context_no_default_timeout_is_set_and_the_rest_works(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parts = [
+        driver.Part(part.feature, "pymongo._csot", ("no_such_name",))
+        if part.feature is Feature.TIMEOUT
+        else part
+        for part in driver._parts()
+    ]
+    monkeypatch.setattr(driver, "_parts", lambda: iter(parts))
+    caplog.clear()
+    telemetry = instrument(timeout_ms=5000)
+    (line,) = _errors(caplog)
+    assert "pymongo._csot.no_such_name" in line
+    client = side.do(side.client, server.uri)
+    assert side.do(client[database].coll.find_one) is None
+    (root,) = telemetry.operations()
+    assert "pymongo_resilience.deadline" not in root.attributes
+
+
+def test_without_the_cursor_seam_find_one_still_has_its_span(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parts = [
+        driver.Part(part.feature, part.place, ("_no_such_method",))
+        if part.feature is Feature.CURSORS
+        else part
+        for part in driver._parts()
+    ]
+    monkeypatch.setattr(driver, "_parts", lambda: iter(parts))
+    caplog.clear()
+    telemetry = instrument(timeout_ms=5000)
+    assert len(_errors(caplog)) == 1
+    coll = side.do(side.client, server.uri)[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+    telemetry.clear()
+    assert side.do(coll.find_one) == {"_id": 1}
+    assert side.documents(coll.find()) == [{"_id": 1}]
+    assert [span.name for span in telemetry.spans()] == ["find", f"find {database}.coll", "find"]

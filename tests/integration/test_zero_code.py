@@ -1,0 +1,128 @@
+"""``opentelemetry-instrument python app.py``: enabled by the entry point, nothing in the code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+APPLICATION = """
+import sys
+import instrumentation  # the application's own module
+import pymongo
+
+with pymongo.MongoClient(sys.argv[1], appname="under-test") as client:
+    client.zero_code.coll.find_one()
+    client.admin.command({
+        "configureFailPoint": "failCommand",
+        "mode": {"times": 3},
+        "data": {"failCommands": ["insert"], "appName": "under-test", "closeConnection": True},
+    })
+    try:
+        client.zero_code.coll.insert_one({})
+        print("survived", instrumentation.NAME)
+    except pymongo.errors.AutoReconnect:
+        print("failed", instrumentation.NAME)
+"""
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    (tmp_path / "instrumentation.py").write_text("NAME = 'of the application'\n")
+    program = tmp_path / "app.py"
+    program.write_text(APPLICATION)
+    return program
+
+
+def _run(application: Path, server: EmbeddedServer, **environ: str) -> Any:
+    tool = Path(sys.executable).with_name("opentelemetry-instrument")
+    if not tool.exists():
+        pytest.fail(f"{tool} is missing: it comes with opentelemetry-instrumentation")
+    exporters = {
+        "OTEL_TRACES_EXPORTER": "console",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+    }
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYMONGO_RESILIENCE_", "OTEL_"))
+    }
+    return subprocess.run(
+        [tool, sys.executable, application.name, server.uri],
+        cwd=application.parent,
+        env=inherited | exporters | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_entry_point_names_the_instrumentor() -> None:
+    found = entry_points(group="opentelemetry_instrumentor", name="pymongo_resilience")
+    assert [each.load() for each in found] == [PymongoResilienceInstrumentor]
+
+
+def _spans(output: str) -> list[dict[str, Any]]:
+    """The console exporter prints one JSON document after the other."""
+    decoder, spans, start = json.JSONDecoder(), [], output.find("{")
+    while start != -1:
+        span, end = decoder.raw_decode(output, start)
+        spans.append(span)
+        start = output.find("{", end)
+    return spans
+
+
+def test_an_application_survives_and_is_seen_without_a_line_of_code(
+    application: Path, server: EmbeddedServer
+) -> None:
+    done = _run(application, server, PYMONGO_RESILIENCE_TIMEOUT_MS="20000")
+    assert done.returncode == 0, done.stderr
+    assert "survived of the application" in done.stdout
+    spans = _spans(done.stdout)
+    names = [span["name"] for span in spans]
+    assert names.count("insert") == 4
+    (operation,) = [span for span in spans if span["name"] == "insert zero_code.coll"]
+    assert operation["attributes"]["pymongo_resilience.attempts"] == 4
+    assert "find zero_code.coll" in names
+
+
+def test_the_variables_switch_it_off(application: Path, server: EmbeddedServer) -> None:
+    done = _run(application, server, PYMONGO_RESILIENCE_ENABLED="false")
+    assert done.returncode == 0, done.stderr
+    assert "failed of the application" in done.stdout
+    assert "insert zero_code.coll" not in done.stdout
+
+
+def test_a_wrong_variable_is_one_clear_error_and_the_application_runs(
+    application: Path, server: EmbeddedServer
+) -> None:
+    done = _run(
+        application,
+        server,
+        PYMONGO_RESILIENCE_TIMEOUT_MS="soon",
+        PYMONGO_RESILIENCE_STRATEGY="hope",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "failed of the application" in done.stdout
+    assert "PYMONGO_RESILIENCE_TIMEOUT_MS='soon': expected an integer from 0 to" in done.stderr
+    assert "PYMONGO_RESILIENCE_STRATEGY='hope': expected one of fast_fail" in done.stderr
+    assert "stays switched off" in done.stderr
+
+
+def test_a_variable_of_a_feature_that_does_not_exist_is_warned_about(
+    application: Path, server: EmbeddedServer
+) -> None:
+    done = _run(application, server, PYMONGO_RESILIENCE_MAX_RETRYS="3")
+    assert done.returncode == 0, done.stderr
+    assert "unknown variable PYMONGO_RESILIENCE_MAX_RETRYS is ignored" in done.stderr
+    assert "did you mean PYMONGO_RESILIENCE_MAX_RETRIES?" in done.stderr
