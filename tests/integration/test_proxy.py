@@ -9,11 +9,14 @@ import subprocess
 import sys
 import textwrap
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from bson import Int64
+from bson import Binary, Int64
+from bson.binary import UUID_SUBTYPE
 from conftest import wait_until
 from pymongo import InsertOne, MongoClient, ReadPreference, UpdateOne, WriteConcern
 from pymongo.errors import AutoReconnect, NotPrimaryError, OperationFailure
@@ -111,21 +114,50 @@ def test_a_cut_aims_at_the_command_it_names(
     assert (orders.find_one({"_id": 1}) or {})["n"] == 1
 
 
+RETRYABLE_WRITES: dict[str, dict[str, Any]] = {
+    "insert": {"documents": [{}]},
+    "update": {"updates": [{"q": {"counter": True}, "u": {"$inc": {"n": 1}}, "upsert": True}]},
+    "findAndModify": {"query": {"counter": True}, "update": {"$inc": {"n": 1}}, "upsert": True},
+}
+
+
+@pytest.mark.parametrize("command", RETRYABLE_WRITES)
 def test_a_repeat_with_another_max_time_has_no_second_effect(
-    server: EmbeddedServer, proxy: Proxy, client: MongoClient[dict[str, Any]]
+    server: EmbeddedServer, client: MongoClient[dict[str, Any]], database: str, command: str
 ) -> None:
+    """The control on which every ledger stands: the server knows a repeated txnNumber."""
     with client.start_session() as session:
         for limit in (5000, 4000):
-            client.testbed.command(
-                "insert",
+            client[database].command(
+                command,
                 "repeats",
-                documents=[{}],
+                **RETRYABLE_WRITES[command],
                 txnNumber=Int64(1),
                 maxTimeMS=limit,
                 session=session,
             )
     with MongoClient[dict[str, Any]](server.uri) as direct:
-        assert direct.testbed.repeats.count_documents({}) == 1
+        (document,) = direct[database].repeats.find()
+        assert document.get("n", 1) == 1
+
+
+def test_a_repeat_beside_the_first_has_no_second_effect(
+    control: MongoClient[dict[str, Any]], proxy: Proxy, database: str
+) -> None:
+    session = {"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}
+    rounds, attempts = 20, 4
+
+    def attempt(number: int) -> None:
+        body: wire.Document = {"insert": "beside", "documents": [{}], "$db": database}
+        body |= {"lsid": session, "txnNumber": Int64(number)}
+        with socket.create_connection(proxy.address, timeout=10.0) as connection:
+            connection.sendall(wire.command(body).raw)
+            assert connection.recv(1)
+
+    with ThreadPoolExecutor(attempts) as pool:
+        for number in range(rounds):
+            list(pool.map(attempt, [number] * attempts))
+    assert control[database].beside.count_documents({}) == rounds
 
 
 @pytest.mark.parametrize("times", [1, 2])
