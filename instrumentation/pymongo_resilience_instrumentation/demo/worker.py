@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -60,6 +63,7 @@ def main(settings: Settings, conductor: Connection[Any, Any]) -> None:
     """
     # Ctrl-C reaches the whole group; the conductor ends its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_conductor, daemon=True).start()
     notes = _Notes()
     logging.getLogger().addHandler(notes)
     recorder, telemetry = _telemetry(settings)
@@ -75,6 +79,14 @@ def main(settings: Settings, conductor: Connection[Any, Any]) -> None:
         conductor.send(_farewell(recorder, notes))
     except (EOFError, OSError):
         return
+
+
+def _end_with_the_conductor() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        # An operation may still be retrying against a server that is gone too.
+        os._exit(1)
 
 
 def _telemetry(settings: Settings) -> tuple[SpanRecorder | None, Telemetry | None]:
