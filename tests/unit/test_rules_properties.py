@@ -1,0 +1,296 @@
+"""What holds for any order of failures, any call, any policy and any strategy.
+
+The permission of rules 0 to 3 is stated here a second time, in the words of the design, so that
+it does not depend on how the orchestrator puts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.failure import RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Rule
+from pymongo_resilience.strategy import RetryAction
+from pymongo_resilience.testing import FakeClock
+
+from .answers import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB
+from .anything import (
+    SHORTEST_ATTEMPT,
+    Setting,
+    calls,
+    faults,
+    forgiving_calls,
+    forgiving_faults,
+    orchestrators,
+    seconds,
+    settings_of_any_kind,
+)
+from .work import (
+    START,
+    AwaitedWork,
+    BlockingWork,
+    Call,
+    Fault,
+    failure_of,
+    run_in_task,
+    run_in_thread,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pymongo_resilience.failure import Failure
+
+    from .work import Outcome
+
+BOTH_LABELS = {"SystemOverloadedError", "RetryableError"}
+
+
+def permitted(call: Call, fault: Fault) -> bool:
+    """Rules 0 to 3, and that a failed selection is never repeated."""
+    if fault.selection:
+        return False
+    ends_a_transaction = call.kind is Kind.TRANSACTION_END
+    if not call.retries_enabled and not ends_a_transaction:
+        return False
+    if fault.labels >= BOTH_LABELS:
+        return True
+    if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE}:
+        return False
+    if call.in_transaction and not ends_a_transaction:
+        return False
+    if fault.reason is RetryReason.UNKNOWN:
+        return False
+    if call.kind is Kind.READ or ends_a_transaction or call.txn_number:
+        return True
+    return call.acknowledged and (fault.stage is Stage.NOT_SENT or call.idempotent)
+
+
+def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[Operation, Failure]:
+    """An operation whose first attempt has just failed."""
+    deadline = None if timeout is None else Deadline.after(FakeClock(START), timeout)
+    operation = Operation(
+        "find",
+        "shop.orders",
+        call.kind,
+        AT_ONCE,
+        retries_enabled=call.retries_enabled,
+        in_transaction=call.in_transaction,
+        acknowledged=call.acknowledged,
+        idempotent=call.idempotent,
+        deadline=deadline,
+    )
+    failure = failure_of(fault, call)
+    operation.record(failure)
+    return operation, failure
+
+
+def run_forever(setting: Setting) -> Outcome:
+    """Every attempt fails: only the engine can end it."""
+    return run_in_thread(setting.orchestrator, work_for(setting))
+
+
+def work_for(setting: Setting, patience: int = 10_000) -> BlockingWork:
+    return BlockingWork(
+        setting.call,
+        setting.endless_faults(),
+        setting.strategy,
+        timeout=setting.timeout,
+        window=setting.window,
+        patience=patience,
+    )
+
+
+def repeated(setting: Setting, outcome: Outcome) -> Iterator[tuple[int, Fault]]:
+    """Every fault after which another attempt was made, with the attempt's number from 1."""
+    for number, event in enumerate(outcome.events, start=1):
+        if isinstance(event, RetryScheduled):
+            yield number, setting.faults[(number - 1) % len(setting.faults)]
+
+
+@given(setting=settings_of_any_kind)
+def test_no_retry_that_rules_0_to_3_forbid(setting: Setting) -> None:
+    outcome = run_forever(setting)
+    for number, fault in repeated(setting, outcome):
+        assert permitted(setting.call, fault), f"attempt {number} was repeated"
+
+
+@given(call=forgiving_calls | calls, fault=forgiving_faults | faults, orchestrator=orchestrators)
+def test_what_rules_0_to_3_permit_is_repeated(
+    call: Call, fault: Fault, orchestrator: Orchestrator
+) -> None:
+    """The other direction, for the first failure with all the time in the world."""
+    assume(permitted(call, fault))
+    assume(orchestrator.max_retries > 0)
+    work = BlockingWork(call, [fault], AT_ONCE)
+    outcome = run_in_thread(orchestrator, work)
+    assert outcome.attempts == 2
+
+
+@given(setting=settings_of_any_kind)
+def test_attempts_never_past_the_cap(setting: Setting) -> None:
+    outcome = run_forever(setting)
+    overloaded = False
+    for number, fault in repeated(setting, outcome):
+        overloaded = overloaded or "SystemOverloadedError" in fault.labels
+        if overloaded:
+            assert number <= setting.orchestrator.max_retries
+        elif setting.timeout is None and setting.window is None:
+            assert number == 1
+
+
+@given(setting=settings_of_any_kind)
+def test_no_wait_past_the_deadline(setting: Setting) -> None:
+    assume(setting.timeout is not None)
+    outcome = run_forever(setting)
+    now = 0.0
+    for number, event in enumerate(outcome.events, start=1):
+        now += setting.faults[(number - 1) % len(setting.faults)].takes
+        if isinstance(event, RetryScheduled):
+            assert setting.timeout is not None
+            assert now < setting.timeout, "repeated though the time was up"
+            now += event.delay
+            assert now <= setting.timeout + 1e-9, "waited past the deadline"
+
+
+@given(setting=settings_of_any_kind)
+def test_a_wait_leaves_room_for_an_attempt(setting: Setting) -> None:
+    """Rule 6: of what is left, the server's minimum round-trip time is not waited away."""
+    assume(setting.timeout is not None)
+    outcome = run_forever(setting)
+    now = 0.0
+    for number, event in enumerate(outcome.events, start=1):
+        fault = setting.faults[(number - 1) % len(setting.faults)]
+        now += fault.takes
+        if isinstance(event, RetryScheduled):
+            assert setting.timeout is not None
+            now += event.delay
+            if "SystemOverloadedError" not in fault.labels:
+                assert now <= setting.timeout - fault.min_rtt + 1e-9
+
+
+@given(setting=settings_of_any_kind, window=seconds)
+def test_no_retry_after_the_window(setting: Setting, window: float) -> None:
+    """With ``timeout_ms=0`` repeating ends where the window does; an overload has its own cap."""
+    setting = replace(setting, timeout=None, window=window)
+    outcome = run_forever(setting)
+    opened_at = setting.faults[0].takes
+    now, overloaded = 0.0, False
+    for number, event in enumerate(outcome.events, start=1):
+        fault = setting.faults[(number - 1) % len(setting.faults)]
+        now += fault.takes
+        overloaded = overloaded or "SystemOverloadedError" in fault.labels
+        if isinstance(event, RetryScheduled):
+            assert overloaded or now < opened_at + window
+            now += event.delay
+
+
+@given(setting=settings_of_any_kind)
+def test_the_engine_terminates(setting: Setting) -> None:
+    ends = [limit for limit in (setting.timeout, setting.window) if limit is not None]
+    within_time = (max(ends) / SHORTEST_ATTEMPT if ends else 0) + 3
+    bound = int(max(within_time, setting.orchestrator.max_retries + 1))
+    outcome = run_in_thread(setting.orchestrator, work_for(setting, patience=bound))
+    assert outcome.rule is not None, "every attempt fails: it cannot have succeeded"
+    assert isinstance(outcome.events[-1], RetryDeclined)
+    assert len(outcome.events) == outcome.attempts
+
+
+@given(setting=settings_of_any_kind)
+def test_a_thread_and_a_task_agree(setting: Setting) -> None:
+    assume(setting.strategy in (BEST_EFFORT, FAST_FAIL, MONGODB))  # the others have a memory
+    in_thread = run_forever(setting)
+    work = AwaitedWork(
+        setting.call,
+        setting.endless_faults(),
+        setting.strategy,
+        timeout=setting.timeout,
+        window=setting.window,
+    )
+    assert run_in_task(setting.orchestrator, work) == in_thread
+
+
+@given(setting=settings_of_any_kind)
+def test_a_strategy_permits_nothing(setting: Setting) -> None:
+    """No strategy gets more attempts out of the rules than one that never refuses or delays."""
+    setting = replace(setting, timeout=None, window=None)
+    assume(setting.strategy is not MONGODB)  # it also takes the controlled back-off away
+    outcome = run_forever(setting)
+    willing = run_forever(replace(setting, strategy=AT_ONCE))
+    assert outcome.attempts <= willing.attempts
+
+
+@given(
+    call=calls,
+    fault=faults,
+    orchestrator=orchestrators,
+    answer=st.none() | st.floats(max_value=86_400.0, allow_nan=False).map(RetryAction),
+    timeout=st.none() | seconds,
+)
+@example(
+    call=Call(kind=Kind.READ),
+    fault=Fault(reason=RetryReason.LOCK_TIMEOUT),
+    orchestrator=Orchestrator(),
+    answer=RetryAction(86_400.0),
+    timeout=1.0,
+)
+def test_an_answer_refuses_or_delays(
+    call: Call,
+    fault: Fault,
+    orchestrator: Orchestrator,
+    answer: RetryAction | None,
+    timeout: float | None,
+) -> None:
+    """Against the answer "at once": never a retry more, never an earlier one."""
+    operation, failure = recorded(call, fault, timeout)
+    at_once = orchestrator.settle(operation, failure, RetryAction(0.0))
+    verdict = orchestrator.settle(operation, failure, answer)
+    if isinstance(at_once, GiveUp) or answer is None:
+        assert isinstance(verdict, GiveUp)
+        return
+    assert isinstance(verdict, Retry), "a delay is shortened, not refused"
+    assert verdict.delay >= at_once.delay
+    assert verdict.delay >= 0
+    if timeout is not None:
+        assert verdict.delay <= timeout
+
+
+@given(call=calls, fault=faults, orchestrator=orchestrators, timeout=st.none() | seconds)
+def test_the_rules_change_nothing(
+    call: Call, fault: Fault, orchestrator: Orchestrator, timeout: float | None
+) -> None:
+    """Pure: the same question has the same answer, and asking leaves no trace."""
+    operation, failure = recorded(call, fault, timeout)
+    before = replace(operation, reasons=list(operation.reasons))
+    first = orchestrator.screen(operation, failure)
+    assert orchestrator.screen(operation, failure) == first
+    assert operation == before
+
+
+@given(call=calls, fault=faults, orchestrator=orchestrators)
+def test_a_rule_that_declines_says_which(
+    call: Call, fault: Fault, orchestrator: Orchestrator
+) -> None:
+    operation, failure = recorded(call, fault, None)
+    verdict = orchestrator.screen(operation, failure)
+    if not permitted(call, fault):
+        assert isinstance(verdict, GiveUp)
+        assert verdict.rule in {
+            Rule.SELECTION,
+            Rule.NEVER_REPEATED,
+            Rule.UNKNOWN_REASON,
+            Rule.NOT_SAFE,
+            Rule.SWITCHED_OFF,
+        }
+    elif isinstance(verdict, GiveUp):
+        assert verdict.rule is Rule.ATTEMPTS
+        assert orchestrator.max_retries == 0
+    else:
+        assert isinstance(verdict, Ask) or fault.reason.always_retry
