@@ -88,7 +88,7 @@ def uninstrument() -> None:
 
 def is_instrumented() -> bool:
     """Whether :func:`instrument` acts in this process."""
-    return switch.active
+    return switch.current.on
 
 
 def _instrumentor() -> PymongoResilienceInstrumentor:

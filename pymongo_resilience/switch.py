@@ -1,6 +1,16 @@
-"""Whether the instrumentation acts. Off outside of instrument() ... uninstrument()."""
+"""Whether the instrumentation acts: one switch for each ``instrument()``, thrown by its end."""
 
 from __future__ import annotations
 
-active: bool = False
-"""One for the process. What is still wrapped or still listening passes through while it is off."""
+
+class Switch:
+    """What is still wrapped or still listening passes through while its switch is off."""
+
+    __slots__ = ("on",)
+
+    def __init__(self, *, on: bool = False) -> None:
+        self.on = on
+
+
+current = Switch()
+"""The switch of the latest ``instrument()`` in this process."""

@@ -52,9 +52,9 @@ def set_active(active: bool) -> Iterator[None]:
 
     Not thread-safe: two blocks must not overlap unless nested.
     """
-    before = switch.active
-    switch.active = active
+    current = switch.current
+    before, current.on = current.on, active
     try:
         yield
     finally:
-        switch.active = before
+        current.on = before

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from opentelemetry import context
+
 if TYPE_CHECKING:
     from contextvars import Token
 
@@ -66,6 +68,10 @@ def enter(call: Call) -> None:
 
 
 def leave(call: Call) -> None:
+    """The caller's own span is the current one again."""
+    if call.otel_token is not None:
+        context.detach(call.otel_token)
+        call.otel_token = None
     if call.token is not None:
         _current.reset(call.token)
         call.token = None

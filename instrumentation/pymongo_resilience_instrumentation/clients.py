@@ -8,9 +8,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.rtt import RoundTripTime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Address = tuple[str, int | None]
 
@@ -117,12 +120,13 @@ class Clients:
         with self._lock:
             return list(self._clients)
 
-    def pools(self) -> dict[str, dict[str, int]]:
-        """Connections by pool and state, summed over the clients."""
-        total: dict[str, dict[str, int]] = {}
-        for client in self.alive():
-            for name, states in client.pools().items():
-                pool = total.setdefault(name, {IDLE: 0, USED: 0})
-                for state in pool:
-                    pool[state] += states[state]
-        return total
+
+def pools_of(clients: Iterable[ClientState]) -> dict[str, dict[str, int]]:
+    """Connections by pool and state, summed over the clients."""
+    total: dict[str, dict[str, int]] = {}
+    for client in clients:
+        for name, states in client.pools().items():
+            pool = total.setdefault(name, {IDLE: 0, USED: 0})
+            for state in pool:
+                pool[state] += states[state]
+    return total

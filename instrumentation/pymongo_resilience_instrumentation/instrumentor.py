@@ -83,12 +83,13 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             without.add(Feature.RETRIES)
         self._patches = Patches()
         self._patches.apply(runtime, without=without)
-        switch.active = True
+        switch.current = runtime.switch
+        runtime.switch.on = True
         if Feature.EXISTING_CLIENTS not in lacking:
             _warn_about_existing_clients(retried=Feature.RETRIES not in without)
 
     def _uninstrument(self, **_: Any) -> None:
-        switch.active = False
+        switch.current.on = False
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
@@ -125,6 +126,7 @@ def _runtime(
     meter_provider: Any,
     knows_timeouts: bool,
 ) -> Runtime:
+    ours = switch.Switch()
     clients = Clients()
     operation_spans = command_spans = operation_metrics = None
     hearing: list[Listener] = [CallLog(), DecisionLog()]
@@ -135,7 +137,7 @@ def _runtime(
     if config.metrics:
         meter = metrics.get_meter(SCOPE, __version__, meter_provider)
         operation_metrics = OperationMetrics(meter)
-        ServerMetrics(meter, clients)
+        ServerMetrics(meter, clients, ours)
         hearing.append(operation_metrics)
     parts = (
         Orchestrator(
@@ -152,6 +154,7 @@ def _runtime(
         executor=Executor(*parts),
         async_executor=AsyncExecutor(*parts),
         clients=clients,
+        switch=ours,
         operation_spans=operation_spans,
         command_spans=command_spans,
         operation_metrics=operation_metrics,

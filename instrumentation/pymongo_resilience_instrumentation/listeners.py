@@ -12,20 +12,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
-from pymongo_resilience import switch
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients import IDLE, USED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.clients import ClientState
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
 
 logger = logging.getLogger("pymongo_resilience")
 
-_L = TypeVar("_L")
 _E = TypeVar("_E")
+
+
+class OurListener:
+    """Marks listeners of ours: a client made from another one's options must not get two."""
+
+    def __init__(self, switch: Switch) -> None:
+        self.switch = switch
+
+
+_L = TypeVar("_L", bound=OurListener)
 
 
 def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
@@ -35,7 +44,7 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
     @functools.wraps(method)
     def callback(self: _L, event: _E) -> None:
         nonlocal logged
-        if not switch.active:
+        if not self.switch.on:
             return
         try:
             method(self, event)
@@ -47,14 +56,17 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
     return callback
 
 
-class OurListener:
-    """Marks listeners of ours: a client made from another one's options must not get two."""
+class _OfOneClient(OurListener):
+    def __init__(self, client: ClientState, switch: Switch) -> None:
+        super().__init__(switch)
+        self._client = client
 
 
 class Commands(OurListener, monitoring.CommandListener):
     """Draws one span for each command sent."""
 
-    def __init__(self, spans: CommandSpans) -> None:
+    def __init__(self, spans: CommandSpans, switch: Switch) -> None:
+        super().__init__(switch)
         self._spans = spans
 
     @_harmless
@@ -84,11 +96,8 @@ class LastServer(OurListener, monitoring.CommandListener):
     def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
 
 
-class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
+class Heartbeats(_OfOneClient, monitoring.ServerHeartbeatListener):
     """Round-trip times. An awaited heartbeat lasts as long as the server likes: not one."""
-
-    def __init__(self, client: ClientState) -> None:
-        self._client = client
 
     def started(self, event: monitoring.ServerHeartbeatStartedEvent) -> None: ...
 
@@ -102,11 +111,8 @@ class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
         self._client.server(event.connection_id).rtt.reset()
 
 
-class Servers(OurListener, monitoring.ServerListener):
+class Servers(_OfOneClient, monitoring.ServerListener):
     """Which servers there are, and the type each one has now."""
-
-    def __init__(self, client: ClientState) -> None:
-        self._client = client
 
     @_harmless
     def opened(self, event: monitoring.ServerOpeningEvent) -> None:
@@ -121,11 +127,8 @@ class Servers(OurListener, monitoring.ServerListener):
         self._client.forget(event.server_address)
 
 
-class Topologies(OurListener, monitoring.TopologyListener):
+class Topologies(_OfOneClient, monitoring.TopologyListener):
     """The type of the deployment, and the client's end."""
-
-    def __init__(self, client: ClientState) -> None:
-        self._client = client
 
     def opened(self, event: monitoring.TopologyOpenedEvent) -> None: ...
 
@@ -138,11 +141,8 @@ class Topologies(OurListener, monitoring.TopologyListener):
         self._client.clear()
 
 
-class Pools(OurListener, monitoring.ConnectionPoolListener):
+class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     """Every connection from the moment its socket is made to the moment it is closed."""
-
-    def __init__(self, client: ClientState) -> None:
-        self._client = client
 
     @_harmless
     def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
@@ -185,22 +185,22 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
 
 
 def listeners_of(
-    client: ClientState, spans: CommandSpans | None, *, metrics: bool, sdam: bool
+    client: ClientState, spans: CommandSpans | None, switch: Switch, *, metrics: bool, sdam: bool
 ) -> list[Any]:
     """What one new client is given: nothing that nobody consumes, since each listener costs.
 
     ``sdam``: whether it can have server and topology listeners.
     """
     if spans is not None:
-        chosen: list[Any] = [Commands(spans)]
+        chosen: list[Any] = [Commands(spans, switch)]
     elif metrics:
-        chosen = [LastServer()]
+        chosen = [LastServer(switch)]
     else:
         return []
     if sdam and metrics:
-        chosen += [Servers(client), Topologies(client)]
+        chosen += [Servers(client, switch), Topologies(client, switch)]
     if metrics:
-        chosen.append(Heartbeats(client))
+        chosen.append(Heartbeats(client, switch))
     # The pool tells which connection a command went over, so spans need it too.
-    chosen.append(Pools(client))
+    chosen.append(Pools(client, switch))
     return chosen

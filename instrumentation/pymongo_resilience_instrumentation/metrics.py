@@ -8,6 +8,7 @@ from opentelemetry.metrics import Observation
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation.clients import pools_of
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.spans import qualified_name
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter
 
     from pymongo_resilience.events import Event
+    from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients import Clients
+    from pymongo_resilience_instrumentation.clients import Address, Clients, ClientState, Server
 
 
 class OperationMetrics:
@@ -84,7 +86,7 @@ def error_type(error: BaseException) -> str:
     return name if isinstance(name, str) else qualified_name(error)
 
 
-def address_attributes(address: tuple[str, int | None]) -> dict[str, Any]:
+def address_attributes(address: Address) -> dict[str, Any]:
     host, port = address
     attributes: dict[str, Any] = {semconv.SERVER_ADDRESS: host}
     if port is not None:
@@ -95,8 +97,9 @@ def address_attributes(address: tuple[str, int | None]) -> dict[str, Any]:
 class ServerMetrics:
     """Gauges over the clients that are alive, read when the SDK collects."""
 
-    def __init__(self, meter: Meter, clients: Clients) -> None:
-        self._clients = clients
+    def __init__(self, meter: Meter, clients: Clients, switch: Switch) -> None:
+        self._all_clients = clients
+        self._switch = switch
         meter.create_observable_gauge(
             semconv.SERVER_RTT,
             callbacks=[self._rtt],
@@ -133,7 +136,7 @@ class ServerMetrics:
                 yield Observation(server.rtt.minimum, address_attributes(address))
 
     def _state(self, _: CallbackOptions) -> Iterable[Observation]:
-        for client in self._clients.alive():
+        for client in self._clients():
             client.refresh()
             for address, server in client.servers().items():
                 yield Observation(
@@ -146,10 +149,14 @@ class ServerMetrics:
                 )
 
     def _connections(self, _: CallbackOptions) -> Iterable[Observation]:
-        for name, states in self._clients.pools().items():
+        for name, states in pools_of(self._clients()).items():
             for state, count in states.items():
                 yield Observation(count, {semconv.POOL_NAME: name, semconv.CONNECTION_STATE: state})
 
-    def _servers(self) -> Iterator[Any]:
-        for client in self._clients.alive():
+    def _servers(self) -> Iterator[tuple[Address, Server]]:
+        for client in self._clients():
             yield from client.servers().items()
+
+    def _clients(self) -> list[ClientState]:
+        # An SDK keeps its callbacks for good: after uninstrument() there is nothing to tell.
+        return self._all_clients.alive() if self._switch.on else []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Event
     from pymongo_resilience.executor import AsyncExecutor, Executor
     from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import Clients
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
@@ -70,6 +71,7 @@ class Runtime:
     executor: Executor
     async_executor: AsyncExecutor
     clients: Clients
+    switch: Switch
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
     operation_metrics: OperationMetrics | None
@@ -142,4 +144,6 @@ class Runtime:
         if not sdam:
             state.follow(client)
         metrics = self.operation_metrics is not None
-        return own + listeners_of(state, self.command_spans, metrics=metrics, sdam=sdam)
+        return own + listeners_of(
+            state, self.command_spans, self.switch, metrics=metrics, sdam=sdam
+        )

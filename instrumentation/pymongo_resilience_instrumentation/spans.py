@@ -61,9 +61,6 @@ class OperationSpans:
 
     def end(self, call: Call, error: BaseException | None) -> None:
         span = call.span
-        if call.otel_token is not None:
-            context.detach(call.otel_token)
-            call.otel_token = None
         if span is None:
             return
         # A cancelled task or an interrupted thread leaves a command without its end.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pymongo_resilience import switch
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.operations import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -49,7 +50,7 @@ def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
     """Outermost wins: inside a call, the methods it calls in turn are no calls of their own."""
 
     def enter(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if not switch.active or calls.current() is not None:
+        if not runtime.switch.on or calls.current() is not None:
             return None
         try:
             return begin(instance, args, kwargs)
@@ -99,7 +100,7 @@ def constructor(runtime: Runtime) -> Wrapper:
     ) -> Any:
         own = kwargs.get("event_listeners", ())
         # What is no sequence is the driver's to refuse.
-        if switch.active and isinstance(own, Sequence):
+        if runtime.switch.on and isinstance(own, Sequence):
             try:
                 kwargs["event_listeners"] = runtime.equip(client, own)
             except Exception:
@@ -112,37 +113,56 @@ def constructor(runtime: Runtime) -> Wrapper:
 def run(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """The driver's loop around the attempts. It is entered once: that allocates the txnNumber."""
 
+    def enter(loop: Any) -> tuple[Attempts, AbstractContextManager[None]] | None:
+        if not runtime.switch.on:
+            return None
+        try:
+            return runtime.attempts(loop), runtime.deadline_of(loop)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before the driver's loop")
+            return None
+
     def sync_wrapper(
         wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if not switch.active:
+        entered = enter(loop)
+        if entered is None:
             return wrapped(*args, **kwargs)
-        work = runtime.attempts(loop)
+        work, deadline = entered
         try:
-            with runtime.deadline_of(loop):
+            with deadline:
                 return wrapped(*args, **kwargs)
         except GaveUp as end:
             error = end.error
         finally:
             work.release()
-        raise error
+        return _raise(error)
 
     async def async_wrapper(
         wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if not switch.active:
+        entered = enter(loop)
+        if entered is None:
             return await wrapped(*args, **kwargs)
-        work = runtime.attempts(loop)
+        work, deadline = entered
         try:
-            with runtime.deadline_of(loop):
+            with deadline:
                 return await wrapped(*args, **kwargs)
         except GaveUp as end:
             error = end.error
         finally:
             work.release()
-        raise error
+        return _raise(error)
 
     return async_wrapper if asynchronous else sync_wrapper
+
+
+def _raise(error: Exception) -> NoReturn:
+    try:
+        raise error
+    finally:
+        # The traceback holds this frame: without this, frame and error keep each other alive.
+        del error
 
 
 def attempt(runtime: Runtime, asynchronous: bool) -> Wrapper:

@@ -114,6 +114,21 @@ def test_clients_made_in_between_keep_working_with_listeners_asleep(
     assert counted == [1]
 
 
+def test_a_client_of_an_earlier_instrument_is_drawn_once_by_the_later_one(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    first = instrument()
+    client = side.do(side.client, server.uri)
+    side.do(client[database].coll.find_one)
+    pymongo_resilience.uninstrument()
+    first.clear()
+    assert first.points("pymongo_resilience.server.state") == []
+    second = instrument()
+    side.do(client[database].coll.find_one)
+    assert first.spans() == []
+    assert [span.name for span in second.spans()] == [f"find {database}.coll"]
+
+
 def test_every_kind_of_listener_is_injected_beside_the_applications_own(
     side: Side, server: EmbeddedServer, instrument: Instrument
 ) -> None:
