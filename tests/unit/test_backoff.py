@@ -1,0 +1,132 @@
+"""How long to wait: the values at the ends of the dice, the limits, and numbers that overflow."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pymongo_resilience import backoff
+from pymongo_resilience.failure import Failure, RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError, RetryAction
+
+from .answers import half
+
+attempts = st.integers(1, 10**9)
+thrown = st.floats(0, 1, exclude_max=True)
+
+
+def lowest() -> float:
+    return 0.0
+
+
+def highest() -> float:
+    return 1.0
+
+
+def never_thrown() -> float:
+    raise AssertionError("no dice for the first retry")
+
+
+def test_the_first_retry_comes_at_once() -> None:
+    assert backoff.exponential(1, never_thrown) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("attempt", "full"),
+    [(2, 0.001), (3, 0.002), (4, 0.004), (5, 0.008), (10, 0.256), (11, 0.5), (12, 0.5), (99, 0.5)],
+)
+def test_exponential_doubles_from_1_to_500_ms(attempt: int, full: float) -> None:
+    assert backoff.exponential(attempt, highest) == pytest.approx(full)
+    assert backoff.exponential(attempt, half) == pytest.approx(full * 0.75)
+    assert backoff.exponential(attempt, lowest) == pytest.approx(full / 2)
+
+
+@given(attempt=attempts, dice=thrown)
+def test_exponential_stays_within_its_bounds(attempt: int, dice: float) -> None:
+    delay = backoff.exponential(attempt, lambda: dice)
+    assert delay == 0.0 if attempt == 1 else 0.0005 <= delay <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("attempt", "full"),
+    [(1, 0.1), (2, 0.2), (3, 0.4), (4, 0.8), (5, 1.6), (7, 6.4), (8, 10.0), (9, 10.0), (99, 10.0)],
+)
+def test_overload_doubles_from_100_ms_to_10_s(attempt: int, full: float) -> None:
+    assert backoff.overload(attempt, highest) == pytest.approx(full)
+    assert backoff.overload(attempt, half) == pytest.approx(full / 2)
+    assert backoff.overload(attempt, lowest) == 0.0
+
+
+@given(
+    attempt=attempts,
+    dice=thrown,
+    base=st.floats(1e-6, 1e6),
+    limit=st.floats(1e-6, 1e6),
+)
+def test_overload_stays_within_its_bounds(
+    attempt: int, dice: float, base: float, limit: float
+) -> None:
+    delay = backoff.overload(attempt, lambda: dice, base, limit)
+    assert 0.0 <= delay <= limit
+    if attempt == 1:
+        assert delay == pytest.approx(dice * min(base, limit))
+
+
+def test_controlled_has_its_six_steps_and_stays_at_the_last() -> None:
+    delays = [backoff.controlled(attempt) for attempt in range(1, 9)]
+    assert delays == [0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 1.0, 1.0]
+
+
+@given(attempt=attempts)
+def test_controlled_never_shrinks(attempt: int) -> None:
+    assert backoff.controlled(attempt) <= backoff.controlled(attempt + 1) <= 1.0
+
+
+@pytest.mark.parametrize("strategy", [BestEffort(), FastFailOnTerminalError()])
+def test_the_strategies_wait_exponentially_with_dice_of_their_own(strategy: BestEffort) -> None:
+    failure = Failure(ValueError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
+    operation = Operation("find", "shop.orders", Kind.READ, strategy)
+    delays: dict[int, set[float]] = {}
+    for attempt in (1, 2, 11):
+        operation.attempts = attempt
+        answers = [strategy.retry_after(operation, failure) for _ in range(50)]
+        delays[attempt] = {answer.delay for answer in answers if isinstance(answer, RetryAction)}
+    assert delays[1] == {0.0}
+    assert all(0.0005 <= delay <= 0.001 for delay in delays[2])
+    assert all(0.25 <= delay <= 0.5 for delay in delays[11])
+    assert len(delays[11]) > 1, "without jitter all clients come back at the same time"
+
+
+def test_a_calculator_of_ones_own() -> None:
+    seen: list[int] = []
+
+    def linear(attempt: int) -> float:
+        seen.append(attempt)
+        return attempt * 0.125
+
+    failure = Failure(ValueError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
+    operation = Operation("find", "shop.orders", Kind.READ, BestEffort(linear), attempts=3)
+    assert BestEffort(linear).retry_after(operation, failure) == RetryAction(0.375)
+    assert seen == [3]
+
+
+def test_jitter_comes_from_the_source_that_is_given() -> None:
+    first, second = Random(7), Random(7)  # noqa: S311 - dice, not secrets
+    assert [backoff.overload(n, first.random) for n in range(1, 6)] == [
+        backoff.overload(n, second.random) for n in range(1, 6)
+    ]
+
+
+@pytest.mark.parametrize("delay", [float("inf"), float("nan"), 86_401.0, 1e300])
+def test_a_delay_that_nobody_waits_for_is_an_error(delay: float) -> None:
+    with pytest.raises(ValueError, match=r"delay=.*: expected seconds, at most 86400"):
+        RetryAction(delay)
+
+
+@pytest.mark.parametrize("delay", [-1.0, 0.0, 0.5, 86_400.0])
+def test_a_delay_up_to_a_day_is_none(delay: float) -> None:
+    assert RetryAction(delay).delay == delay

@@ -1,0 +1,108 @@
+"""The reasons and their flags, exactly as designed, and what the labels mean."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from pymongo_resilience.failure import Failure, RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+
+from .answers import FAST_FAIL
+
+REASONS = {
+    # name: value, allows_non_idempotent_retry, always_retry
+    "UNKNOWN": ("unknown", False, False),
+    "SOCKET_NOT_AVAILABLE": ("socket_not_available", True, False),
+    "NODE_NOT_AVAILABLE": ("node_not_available", True, False),
+    "NOT_PRIMARY": ("not_primary", False, True),
+    "OVERLOADED": ("overloaded", True, False),
+    "TEMPORARILY_UNAVAILABLE": ("temporarily_unavailable", False, False),
+    "WRITE_CONFLICT": ("write_conflict", False, False),
+    "LOCK_TIMEOUT": ("lock_timeout", False, False),
+    "SOCKET_CLOSED_WHILE_IN_FLIGHT": ("socket_closed_while_in_flight", False, False),
+    "AUTHENTICATION_ERROR": ("authentication_error", False, False),
+    "ACCESS_ERROR": ("access_error", False, False),
+}
+
+
+def test_the_reasons_are_these_with_these_flags() -> None:
+    assert {
+        reason.name: (reason.value, reason.allows_non_idempotent_retry, reason.always_retry)
+        for reason in RetryReason
+    } == REASONS
+
+
+def test_a_reason_is_found_by_its_value() -> None:
+    assert RetryReason("not_primary") is RetryReason.NOT_PRIMARY
+
+
+def test_the_stages_are_the_three_of_the_text() -> None:
+    assert [stage.value for stage in Stage] == ["not_sent", "in_flight", "answered"]
+
+
+def failure(*labels: str) -> Failure:
+    return Failure(ValueError(), Stage.ANSWERED, RetryReason.UNKNOWN, labels=frozenset(labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "overloaded", "retryable_overload", "no_writes_performed"),
+    [
+        ((), False, False, False),
+        (("SystemOverloadedError",), True, False, False),
+        (("RetryableError",), False, False, False),
+        (("SystemOverloadedError", "RetryableError"), True, True, False),
+        (("NoWritesPerformed",), False, False, True),
+        (("SystemOverloadedError", "NoWritesPerformed"), True, False, True),
+        (("SystemOverloadedError", "RetryableError", "NoWritesPerformed"), True, True, True),
+        (("RetryableWriteError",), False, False, False),
+        (("systemoverloadederror", "retryableerror"), False, False, False),
+    ],
+)
+def test_labels(
+    labels: tuple[str, ...], overloaded: bool, retryable_overload: bool, no_writes_performed: bool
+) -> None:
+    facts = failure(*labels)
+    assert facts.overloaded is overloaded
+    assert facts.retryable_overload is retryable_overload
+    assert facts.no_writes_performed is no_writes_performed
+
+
+def test_what_is_not_said_is_the_careful_answer() -> None:
+    facts = failure()
+    assert not facts.carried_txn_number
+    assert facts.base_backoff is None
+    assert facts.server is None
+    assert (facts.min_rtt, facts.selection, facts.timed_out) == (0.0, False, False)
+
+
+def test_facts_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        failure().carried_txn_number = True  # type: ignore[misc]
+
+
+def test_an_operation_counts_what_failed() -> None:
+    operation = Operation("find", "shop.orders", Kind.READ, FAST_FAIL)
+    assert (operation.attempts, operation.overloaded, operation.reasons) == (0, False, [])
+    operation.record(failure("SystemOverloadedError"))
+    operation.record(failure())
+    assert operation.attempts == 2
+    assert operation.overloaded, "once seen, an overload stays seen"
+    assert operation.reasons == [RetryReason.UNKNOWN] * 2
+
+
+def test_the_next_command_of_a_bulk_counts_anew_but_the_reasons_stay() -> None:
+    operation = Operation("insert", "shop.orders", Kind.WRITE, FAST_FAIL)
+    operation.record(failure("SystemOverloadedError"))
+    operation.next_command()
+    assert (operation.attempts, operation.overloaded) == (0, False)
+    assert operation.reasons == [RetryReason.UNKNOWN]
+
+
+def test_operations_share_no_state() -> None:
+    one, two = (Operation("find", "shop.orders", Kind.READ, FAST_FAIL) for _ in range(2))
+    one.record(failure())
+    assert two.reasons == []
+    with pytest.raises(TypeError):
+        one.data["robot"] = True  # type: ignore[index]

@@ -1,0 +1,208 @@
+"""override(): who sees it, who does not, and what wins where both say something."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError
+from threading import Barrier
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pymongo_resilience.policy import NOTHING, Policy, current, override
+
+from .answers import BEST_EFFORT, FAST_FAIL
+
+policies = st.builds(
+    Policy,
+    idempotent=st.none() | st.booleans(),
+    strategy=st.none() | st.sampled_from([FAST_FAIL, BEST_EFFORT]),
+    data=st.none() | st.dictionaries(st.text(max_size=2), st.integers()),
+)
+
+
+def test_without_a_block_nothing_is_said() -> None:
+    assert current() == Policy(idempotent=None, strategy=None, data=None)
+
+
+def test_a_block_holds_inside_and_not_after() -> None:
+    with override(idempotent=True, strategy=FAST_FAIL, data={"robot": True}) as policy:
+        assert current() is policy
+        assert policy == Policy(idempotent=True, strategy=FAST_FAIL, data={"robot": True})
+    assert current() is NOTHING
+
+
+def test_blocks_nest_field_by_field() -> None:
+    with override(idempotent=True, data={"outer": 1}):
+        with override(strategy=BEST_EFFORT, data={"inner": 2}):
+            assert current() == Policy(True, BEST_EFFORT, {"inner": 2})
+        assert current() == Policy(True, None, {"outer": 1})
+
+
+def test_an_inner_no_wins_over_an_outer_yes() -> None:
+    with override(idempotent=True), override(idempotent=False):
+        assert current().idempotent is False
+
+
+def test_an_inner_empty_mapping_wins_over_an_outer_one() -> None:
+    with override(data={"outer": 1}), override(data={}):
+        assert current().data == {}
+
+
+def test_an_error_ends_the_block_and_goes_on() -> None:
+    with pytest.raises(LookupError, match="of the application"), override(idempotent=True):
+        raise LookupError("of the application")
+    assert current() is NOTHING
+
+
+def test_one_instance_again_and_inside_itself() -> None:
+    block = override(idempotent=True)
+    with block:
+        with block:
+            assert current().idempotent is True
+        assert current().idempotent is True
+    assert current() is NOTHING
+    with block:
+        assert current().idempotent is True
+    assert current() is NOTHING
+
+
+def test_async_with() -> None:
+    async def inside() -> None:
+        async with override(idempotent=True) as policy:
+            await asyncio.sleep(0)
+            assert current() is policy
+            assert policy.idempotent is True
+        assert current() is NOTHING
+        with pytest.raises(LookupError):
+            async with override(idempotent=True):
+                raise LookupError
+        assert current() is NOTHING
+
+    asyncio.run(inside())
+
+
+def test_as_a_decorator() -> None:
+    @override(idempotent=True, data={"job": 1})
+    def pay(order: int) -> tuple[int, Policy]:
+        """Pay."""
+        return order, current()
+
+    for order in (1, 2):
+        assert pay(order) == (order, Policy(True, None, {"job": 1}))
+    assert current() is NOTHING
+    assert (pay.__name__, pay.__doc__) == ("pay", "Pay.")
+
+
+def test_as_a_decorator_inside_a_block() -> None:
+    @override(data={"job": 1})
+    def pay() -> Policy:
+        return current()
+
+    with override(idempotent=True, data={"outer": 1}):
+        assert pay() == Policy(True, None, {"job": 1})
+
+
+def test_as_a_decorator_of_a_function_that_calls_itself() -> None:
+    @override(idempotent=True)
+    def count(down: int) -> list[bool | None]:
+        return [current().idempotent, *(count(down - 1) if down else [])]
+
+    assert count(2) == [True, True, True]
+    assert current() is NOTHING
+
+
+def test_a_decorated_function_in_many_threads_at_once() -> None:
+    threads = 8
+    together = Barrier(threads, timeout=10)
+
+    @override(idempotent=True)
+    def pay() -> bool | None:
+        together.wait()
+        inside = current().idempotent
+        together.wait()
+        return inside
+
+    def work() -> tuple[bool | None, Policy]:
+        return pay(), current()
+
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(work) for _ in range(threads)]
+        assert [future.result(10) for future in running] == [(True, NOTHING)] * threads
+
+
+def test_threads_do_not_see_each_others() -> None:
+    together = Barrier(2, timeout=10)
+
+    def work(name: str) -> list[object]:
+        with override(data={"thread": name}):
+            together.wait()
+            mine = current().data
+            together.wait()
+        return [mine, current()]
+
+    with ThreadPoolExecutor(2) as pool, override(idempotent=True):
+        first, second = pool.submit(work, "a"), pool.submit(work, "b")
+        assert first.result(10) == [{"thread": "a"}, NOTHING]
+        assert second.result(10) == [{"thread": "b"}, NOTHING]
+
+
+def test_tasks_do_not_see_each_others_but_inherit() -> None:
+    async def work(name: str) -> list[Policy]:
+        seen = [current()]
+        async with override(data={"task": name}):
+            await asyncio.sleep(0)
+            seen.append(current())
+            await asyncio.sleep(0)
+        return [*seen, current()]
+
+    async def main() -> list[list[Policy]]:
+        with override(idempotent=True):
+            return await asyncio.gather(work("a"), work("b"))
+
+    outer = Policy(idempotent=True)
+    assert asyncio.run(main()) == [
+        [outer, Policy(True, None, {"task": "a"}), outer],
+        [outer, Policy(True, None, {"task": "b"}), outer],
+    ]
+
+
+def test_a_task_keeps_the_block_it_was_started_in() -> None:
+    async def main() -> bool | None:
+        go = asyncio.Event()
+
+        async def later() -> bool | None:
+            await go.wait()
+            return current().idempotent
+
+        async with override(idempotent=True):
+            task = asyncio.create_task(later())
+        go.set()
+        return await task
+
+    assert asyncio.run(main()) is True
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Policy().idempotent = True  # type: ignore[misc]
+
+
+@given(inner=policies, outer=policies)
+def test_over_takes_each_field_from_the_innermost_that_says_something(
+    inner: Policy, outer: Policy
+) -> None:
+    both = inner.over(outer)
+    for name in ("idempotent", "strategy", "data"):
+        said = getattr(inner, name)
+        assert getattr(both, name) == (getattr(outer, name) if said is None else said)
+
+
+@given(one=policies, two=policies, three=policies)
+def test_nesting_does_not_depend_on_how_it_is_bracketed(
+    one: Policy, two: Policy, three: Policy
+) -> None:
+    assert one.over(two).over(three) == one.over(two.over(three))
+    assert one.over(NOTHING) == NOTHING.over(one) == one
