@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.spans import qualified_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from opentelemetry.metrics import CallbackOptions, Meter
 
@@ -126,14 +126,10 @@ class ServerMetrics:
         )
 
     def _rtt(self, _: CallbackOptions) -> Iterable[Observation]:
-        for address, server in self._servers():
-            if server.rtt.average is not None:
-                yield Observation(server.rtt.average, address_attributes(address))
+        return self._of_each_server(lambda server: server.rtt.average)
 
     def _rtt_min(self, _: CallbackOptions) -> Iterable[Observation]:
-        for address, server in self._servers():
-            if server.rtt.minimum is not None:
-                yield Observation(server.rtt.minimum, address_attributes(address))
+        return self._of_each_server(lambda server: server.rtt.minimum)
 
     def _state(self, _: CallbackOptions) -> Iterable[Observation]:
         for client in self._clients():
@@ -153,9 +149,12 @@ class ServerMetrics:
             for state, count in states.items():
                 yield Observation(count, {semconv.POOL_NAME: name, semconv.CONNECTION_STATE: state})
 
-    def _servers(self) -> Iterator[tuple[Address, Server]]:
+    def _of_each_server(self, value: Callable[[Server], float | None]) -> Iterator[Observation]:
         for client in self._clients():
-            yield from client.servers().items()
+            for address, server in client.servers().items():
+                seconds = value(server)
+                if seconds is not None:
+                    yield Observation(seconds, address_attributes(address))
 
     def _clients(self) -> list[ClientState]:
         # An SDK keeps its callbacks for good: after uninstrument() there is nothing to tell.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pymongo
@@ -41,7 +42,20 @@ def test_each_missing_name_is_noticed_with_its_feature(
     assert driver.missing() == {REMOVABLE[name]: [name]}
 
 
+def _rename_the_loop(monkeypatch: pytest.MonkeyPatch) -> str:
+    """As if pymongo had another name for it: removing its own would stop pymongo itself."""
+    monkeypatch.setattr(driver, "LOOP", "_Renamed")
+    return "_Renamed"
+
+
+def _remove_a_function(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delattr("pymongo._csot.get_rtt")
+    return "pymongo._csot.get_rtt"
+
+
+@pytest.mark.parametrize("remove", [_rename_the_loop, _remove_a_function])
 def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
+    remove: Callable[[pytest.MonkeyPatch], str],
     side: Side,
     server: EmbeddedServer,
     database: str,
@@ -51,12 +65,12 @@ def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     before = [dict(vars(loop)) for loop, _ in driver.loop_classes()]
-    monkeypatch.setattr(driver, "LOOP", "_Renamed")
+    name = remove(monkeypatch)
     caplog.clear()
     telemetry = instrument(timeout_ms=5000)
     (line,) = _errors(caplog)
     assert pymongo.version in line
-    assert "_Renamed" in line
+    assert name in line
     assert Feature.RETRIES.value in line
     monkeypatch.undo()
     assert [dict(vars(loop)) for loop, _ in driver.loop_classes()] == before
