@@ -1,0 +1,343 @@
+"""Every option from everywhere it can come from, and everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from dataclasses import FrozenInstanceError, fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option
+from pymongo_resilience.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DEFAULTS: dict[str, Any] = {
+    "enabled": True,
+    "strategy": "fast_fail",
+    "timeout_ms": None,
+    "max_retries": 5,
+    "base_backoff_ms": 100,
+    "max_backoff_ms": 10_000,
+    "overload_retargeting": True,
+    "traces": True,
+    "metrics": True,
+}
+GOOD: list[tuple[str, str, Any]] = [
+    *((name, text, value)
+      for name in ("enabled", "overload_retargeting", "traces", "metrics")
+      for text, value in (("1", True), ("true", True), ("YES", True), ("On", True), (" on ", True),
+                          ("0", False), ("false", False), ("No", False), ("OFF", False))),
+    *(("strategy", name, name) for name in ("fast_fail", "best_effort", "mongodb", "driver")),
+    *(("timeout_ms", str(number), number) for number in (0, 1, 20_000, 2_147_483_647)),
+    *(("max_retries", str(number), number) for number in (0, 5, 1000)),
+    *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
+    *(("max_backoff_ms", str(number), number) for number in (1, 600_000)),
+]  # fmt: skip
+BAD: list[tuple[str, str, str]] = [
+    *((name, text, "true, false, 1, 0, yes, no, on or off")
+      for name in ("enabled", "overload_retargeting", "traces", "metrics")
+      for text in ("", "2", "ture", "None", "y")),
+    *(("strategy", text, "one of fast_fail, best_effort, mongodb, driver")
+      for text in ("", "fastfail", "FAST_FAIL", "fast_fail,mongodb")),
+    *(("timeout_ms", text, "an integer from 0 to 2147483647")
+      for text in ("", "-1", "2147483648", "1.5", "20s", "None", "1e3")),
+    *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
+    *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
+    *(("max_backoff_ms", text, "an integer from 1 to 600000") for text in ("0", "600001", "1e3")),
+]  # fmt: skip
+WRONG_TYPES: list[tuple[str, Any]] = [
+    *((name, value)
+      for name in ("enabled", "overload_retargeting", "traces", "metrics")
+      for value in (1, 0, "true", None)),
+    *(("strategy", value) for value in (None, 1, ["mongodb"], "none")),
+    *(("timeout_ms", value) for value in (True, 1.0, "1", -1)),
+    *((name, value)
+      for name in ("max_retries", "base_backoff_ms", "max_backoff_ms")
+      for value in (None, True, 1.0, "1", -1)),
+]  # fmt: skip
+
+
+def variable(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def toml(value: Any) -> str:
+    """``value`` as it stands in a TOML file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "resilience.toml"
+
+
+def test_the_defaults() -> None:
+    assert {field.name: getattr(Config(), field.name) for field in fields(Config)} == DEFAULTS
+    assert Config.from_env({}) == Config()
+
+
+def test_the_table_has_each_option_once_with_its_sentence() -> None:
+    assert [option.name for option in OPTIONS] == [field.name for field in fields(Config)]
+    assert len({option.variable for option in OPTIONS}) == len(OPTIONS)
+    sentences = [option.sentence for option in OPTIONS]
+    assert len(set(sentences)) == len(sentences)
+    for option in OPTIONS:
+        assert option.variable == "PYMONGO_RESILIENCE_" + option.name.upper()
+        assert option.default == DEFAULTS[option.name]
+        assert option.kind.legal(option.default), option.name
+        assert option.kind.allowed
+        assert option.sentence[0].isupper()
+        assert option.sentence.endswith(".")
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_option_is_tested_below(option: Option) -> None:
+    """With a value that is not its default, or nothing would be proved; and with a bad one."""
+    assert any(name == option.name and value != option.default for name, _, value in GOOD)
+    assert any(name == option.name for name, _, _ in BAD)
+    assert any(name == option.name for name, _ in WRONG_TYPES)
+
+
+@pytest.mark.parametrize(("name", "text", "value"), GOOD)
+def test_from_a_variable(name: str, text: str, value: Any) -> None:
+    assert Config.from_env({variable(name): text}) == Config(**{name: value})
+    assert getattr(Config(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(("name", "text", "value"), GOOD)
+def test_from_a_file(name: str, text: str, value: Any, file: Path) -> None:
+    file.write_text(f"{name} = {toml(value)}\n")
+    assert Config.from_toml(file) == Config(**{name: value})
+    assert Config.from_toml(str(file)) == Config(**{name: value})
+    assert Config.from_env({FILE_VARIABLE: str(file)}) == Config(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "text", "allowed"), BAD)
+def test_a_bad_variable_is_named_with_value_and_range(name: str, text: str, allowed: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Config.from_env({variable(name): text})
+    assert caught.value.problems == (f"{variable(name)}={text!r}: expected {allowed}",)
+    assert str(caught.value) == (
+        f"pymongo-resilience is configured wrongly:\n  {caught.value.problems[0]}"
+    )
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_TYPES)
+def test_a_bad_keyword_is_named_with_value_and_range(name: str, value: Any) -> None:
+    allowed = next(option.kind.allowed for option in OPTIONS if option.name == name)
+    with pytest.raises(ConfigurationError) as caught:
+        Config(**{name: value})
+    assert caught.value.problems == (f"{name}={value!r}: expected {allowed}",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, value in WRONG_TYPES if value is not None]
+)
+def test_a_bad_line_of_a_file_is_named_with_value_and_range(
+    name: str, value: Any, file: Path
+) -> None:
+    allowed = next(option.kind.allowed for option in OPTIONS if option.name == name)
+    file.write_text(f"{name} = {toml(value)}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        Config.from_toml(file)
+    assert caught.value.problems == (f"{file}: {name} = {value!r}: expected {allowed}",)
+
+
+def test_all_bad_values_are_reported_at_once(file: Path) -> None:
+    file.write_text('metrics = "often"\nbase_backoff_ms = 0\n')
+    with pytest.raises(ConfigurationError) as caught:
+        Config.from_env(
+            {
+                FILE_VARIABLE: str(file),
+                "PYMONGO_RESILIENCE_STRATEGY": "luck",
+                "PYMONGO_RESILIENCE_TIMEOUT_MS": "soon",
+                "PYMONGO_RESILIENCE_TRACES": "true",
+            }
+        )
+    assert [problem.split(": expected ")[0] for problem in caught.value.problems] == [
+        f"{file}: metrics = 'often'",
+        f"{file}: base_backoff_ms = 0",
+        "PYMONGO_RESILIENCE_STRATEGY='luck'",
+        "PYMONGO_RESILIENCE_TIMEOUT_MS='soon'",
+    ]
+    assert all(problem in str(caught.value) for problem in caught.value.problems)
+
+
+def test_all_bad_keywords_are_reported_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Config(strategy="luck", max_retries=-1)
+    assert len(caught.value.problems) == 2
+
+
+def test_a_variable_wins_over_the_file(file: Path) -> None:
+    file.write_text('strategy = "mongodb"\ntimeout_ms = 1000\n')
+    config = Config.from_env({variable("timeout_ms"): "2000", FILE_VARIABLE: str(file)})
+    assert config == Config(strategy="mongodb", timeout_ms=2000)
+
+
+def test_no_file_is_named_by_an_empty_variable() -> None:
+    assert Config.from_env({FILE_VARIABLE: ""}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("PYMONGO_RESILIENCE_TIMEOUT", "PYMONGO_RESILIENCE_TIMEOUT_MS"),
+        ("PYMONGO_RESILIENCE_STRATGEY", "PYMONGO_RESILIENCE_STRATEGY"),
+        ("PYMONGO_RESILIENCE_CONFIG_FILE", "PYMONGO_RESILIENCE_CONFIG"),
+        ("PYMONGO_RESILIENCE_TRACE", "PYMONGO_RESILIENCE_TRACES"),
+    ],
+)
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(
+    name: str, nearest: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Config.from_env({name: "whatever"}) == Config()
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("pymongo_resilience", logging.WARNING)
+    assert record.getMessage() == f"unknown variable {name} is ignored; did you mean {nearest}?"
+
+
+def test_an_unknown_key_is_a_warning_with_the_nearest_name(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text("max_retrys = 3\n[nothing_like_it]\n")
+    assert Config.from_toml(file) == Config()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"unknown key in {file} max_retrys is ignored; did you mean max_retries?",
+        f"unknown key in {file} nothing_like_it is ignored",
+    ]
+
+
+def test_other_peoples_variables_are_not_ours(caplog: pytest.LogCaptureFixture) -> None:
+    others = {"PATH": "/", "PYMONGO_TIMEOUT_MS": "1", "pymongo_resilience_traces": "maybe"}
+    assert Config.from_env(others) == Config()
+    assert caplog.records == []
+
+
+def test_the_environment_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMONGO_RESILIENCE_MAX_RETRIES", "3")
+    assert Config.from_env().max_retries == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"strategy = ",
+        b"= 1",
+        b"\xff\xfe",
+        b"timeout_ms = 1\ntimeout_ms = 2\n",
+        b"timeout_ms = " + b"9" * 5000,
+        b"timeout_ms = " + b"[" * 100_000,
+    ],
+    ids=["no value", "no key", "not UTF-8", "twice", "a number too long", "too deep"],
+)
+def test_an_invalid_file_is_a_configuration_error(content: bytes, file: Path) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        Config.from_toml(file)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{file}: expected a readable TOML file: ")
+    with pytest.raises(ConfigurationError):
+        Config.from_env({FILE_VARIABLE: str(file)})
+
+
+@pytest.mark.parametrize(
+    "name", ["missing.toml", "", "\0", "x" * 9000], ids=["missing", "a folder", "NUL", "too long"]
+)
+def test_an_unreadable_file_is_a_configuration_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="expected a readable TOML file"):
+        Config.from_env({FILE_VARIABLE: f"{tmp_path}/{name}"})
+
+
+def test_a_number_too_long_for_python_is_a_bad_value() -> None:
+    with pytest.raises(ConfigurationError, match="expected an integer from 0 to 2147483647"):
+        Config.from_env({variable("timeout_ms"): "9" * 5000})
+
+
+def test_a_bad_file_does_not_hide_a_bad_variable(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Config.from_env({FILE_VARIABLE: str(tmp_path), variable("strategy"): "luck"})
+    assert len(caught.value.problems) == 2
+
+
+def test_a_configuration_error_is_a_value_error() -> None:
+    assert issubclass(ConfigurationError, ValueError)
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Config().timeout_ms = 1  # type: ignore[misc]
+
+
+def test_options_come_by_keyword_only() -> None:
+    with pytest.raises(TypeError):
+        Config(False)  # type: ignore[misc]
+
+
+variables = st.sampled_from([option.variable for option in OPTIONS]) | st.text().map(PREFIX.__add__)
+values = (
+    st.text()
+    | st.integers().map(str)
+    | st.sampled_from([text for _, text, _ in GOOD])
+    | st.floats().map(str)
+)
+
+
+def made(make: Callable[[], Config]) -> Config | ConfigurationError:
+    """What ``make`` gives or raises; any other exception fails the test."""
+    try:
+        return make()
+    except ConfigurationError as error:
+        return error
+
+
+@given(environ=st.dictionaries(variables, values, max_size=6))
+def test_any_text_in_any_variable(environ: dict[str, str]) -> None:
+    environ.pop(FILE_VARIABLE, None)
+    config = made(lambda: Config.from_env(environ))
+    if isinstance(config, Config):
+        assert all(option.kind.legal(getattr(config, option.name)) for option in OPTIONS)
+    else:
+        assert config.problems
+        assert all(problem.split("=")[0] in environ for problem in config.problems)
+
+
+@given(path=st.text(st.characters(exclude_characters="/"), max_size=300))
+def test_any_text_as_the_name_of_a_file(path: str) -> None:
+    if not path:
+        return
+    with pytest.raises(ConfigurationError):
+        Config.from_env({FILE_VARIABLE: f"missing-folder/{path}"})
+
+
+lines = st.builds(
+    "{} = {}".format,
+    st.sampled_from([option.name for option in OPTIONS]),
+    values.map(toml) | st.integers().map(str) | st.sampled_from(["true", "[]", "{}", "1979-05-27"]),
+)
+
+
+documents = st.lists(lines, max_size=4).map("\n".join)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=80) | documents.map(lambda text: text.encode(errors="replace")))
+def test_any_bytes_in_the_file(content: bytes, file: Path) -> None:
+    file.write_bytes(content)
+    config = made(lambda: Config.from_toml(file))
+    if isinstance(config, Config):
+        document = tomllib.loads(content.decode())
+        for option in OPTIONS:
+            assert getattr(config, option.name) == document.get(option.name, option.default)
+    else:
+        assert config.problems
+        assert all(str(file) in problem for problem in config.problems)

@@ -1,0 +1,89 @@
+"""The engine decides with the standard library alone, and with what it is given."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import pymongo_resilience
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(pymongo_resilience.__file__).parent
+MODULES = sorted(PACKAGE.glob("*.py"))
+IMPORT_AND_TELL = """
+import json, sys
+before = set(sys.modules)
+import importlib
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def newly_imported(*names: str) -> set[str]:
+    """Top-level names that a fresh interpreter loads for these modules."""
+    child = subprocess.run(
+        [sys.executable, "-c", IMPORT_AND_TELL, *names],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    return {name.partition(".")[0] for name in json.loads(child.stdout)}
+
+
+def imported_by(module: Path) -> Iterator[str]:
+    """Every import anywhere in the file, those in functions and for type checkers included."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_importing_the_package_loads_nothing_of_others() -> None:
+    loaded = newly_imported("pymongo_resilience")
+    assert "pymongo_resilience" in loaded
+    for foreign in ("pymongo", "bson", "gridfs", "wrapt", "opentelemetry"):
+        assert foreign not in loaded
+    assert "pymongo_resilience_instrumentation" not in loaded
+
+
+def test_importing_every_module_loads_the_standard_library_alone() -> None:
+    names = [f"pymongo_resilience.{module.stem}" for module in MODULES]
+    loaded = newly_imported(*names)
+    assert loaded - set(sys.stdlib_module_names) == {"pymongo_resilience"}
+
+
+def test_the_other_half_is_imported_in_one_place() -> None:
+    importers = {
+        module.name
+        for module in MODULES
+        for name in imported_by(module)
+        if name.startswith("pymongo_resilience_instrumentation")
+    }
+    assert importers == {"__init__.py"}
+
+
+@pytest.mark.parametrize(
+    ("name", "importers"),
+    [
+        ("time", {"clock.py"}),
+        ("datetime", set()),
+        ("asyncio", {"clock.py"}),
+        ("random", {"orchestrator.py", "strategy.py"}),  # as defaults that can be replaced
+        ("threading", set()),
+    ],
+)
+def test_clock_and_dice_come_from_outside(name: str, importers: set[str]) -> None:
+    assert {m.name for m in MODULES if name in imported_by(m)} == importers

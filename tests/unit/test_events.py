@@ -1,0 +1,163 @@
+"""Who hears of decisions: the broadcast and the log."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from pymongo_resilience.events import (
+    Broadcast,
+    DecisionLog,
+    Event,
+    Listener,
+    RetryDeclined,
+    RetryScheduled,
+)
+from pymongo_resilience.executor import Executor
+from pymongo_resilience.failure import RetryReason
+from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.testing import RecordingListener
+
+from .answers import FAST_FAIL
+from .scenarios import CUT, READ
+from .work import RESULT, BlockingWork
+
+SCHEDULED = RetryScheduled(
+    "find", "shop.orders", RetryReason.NOT_PRIMARY, "db1.example:27017", 1, 0.0015
+)
+DECLINED = RetryDeclined(
+    "find", "shop.orders", RetryReason.NOT_PRIMARY, "db1.example:27017", 2, Rule.ATTEMPTS
+)
+NO_SERVER = RetryDeclined(
+    "insert", "shop.orders", RetryReason.NODE_NOT_AVAILABLE, None, 1, Rule.SELECTION
+)
+
+
+class Faulty:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.calls = 0
+
+    def on_event(self, event: Event, /) -> None:
+        self.calls += 1
+        raise self.error
+
+
+@pytest.fixture(autouse=True)
+def _all_records(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="pymongo_resilience")
+
+
+def test_everyone_hears_everything_in_order() -> None:
+    one, two = RecordingListener(), RecordingListener()
+    broadcast = Broadcast([one, two])
+    for event in (SCHEDULED, DECLINED):
+        broadcast.on_event(event)
+    assert one.events == two.events == [SCHEDULED, DECLINED]
+
+
+def test_a_listener_that_raises_is_logged_once_and_kept_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before, faulty, after = RecordingListener(), Faulty(LookupError("mine")), RecordingListener()
+    broadcast = Broadcast([before, faulty, after])
+    for _ in range(3):
+        broadcast.on_event(SCHEDULED)
+    assert before.events == after.events == [SCHEDULED] * 3
+    assert faulty.calls == 3, "it may recover: it goes on hearing"
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("pymongo_resilience", "ERROR")
+    assert "Faulty" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.exc_info[1] is faulty.error
+
+
+def test_each_faulty_listener_is_logged_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    broadcast = Broadcast([Faulty(LookupError("one")), Faulty(LookupError("two"))])
+    for _ in range(2):
+        broadcast.on_event(SCHEDULED)
+    assert len(caplog.records) == 2
+
+
+def test_the_end_of_the_process_is_no_fault_of_a_listener() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Broadcast([Faulty(KeyboardInterrupt())]).on_event(SCHEDULED)
+
+
+def test_the_listeners_are_fixed_when_it_is_made() -> None:
+    listeners: list[Listener] = []
+    late = RecordingListener()
+    broadcast = Broadcast(listeners)
+    listeners.append(late)
+    broadcast.on_event(SCHEDULED)
+    assert late.events == []
+
+
+def test_a_raising_listener_does_not_reach_the_operation() -> None:
+    work = BlockingWork(READ, [CUT], FAST_FAIL)
+    heard = RecordingListener()
+    listener = Broadcast([Faulty(LookupError("mine")), heard])
+    assert Executor(Orchestrator(), work.clock, listener).run(work) == RESULT
+    assert (work.attempts, len(heard.events)) == (2, 1)
+
+
+@pytest.mark.parametrize("event", [SCHEDULED, DECLINED])
+def test_events_cannot_be_changed(event: Event) -> None:
+    with pytest.raises(FrozenInstanceError):
+        event.attempt = 9  # type: ignore[misc]
+
+
+def test_events_carry_facts_and_no_error_text() -> None:
+    """What a listener exports must not leak documents: there is no field for them."""
+    common = ["operation", "namespace", "reason", "server", "attempt"]
+    assert [field.name for field in fields(RetryScheduled)] == [*common, "delay"]
+    assert [field.name for field in fields(RetryDeclined)] == [*common, "rule"]
+
+
+def logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
+    DecisionLog().on_event(event)
+    (record,) = caplog.records
+    assert record.name == "pymongo_resilience.retry"
+    return record
+
+
+def test_a_scheduled_retry_is_logged_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
+    record = logged(SCHEDULED, caplog)
+    assert record.levelname == "INFO"
+    assert record.getMessage() == (
+        "find shop.orders: attempt 1 failed on db1.example:27017 (not_primary), again in 0.002 s"
+    )
+    assert record.__dict__["pymongo_resilience"] == {
+        "operation": "find",
+        "namespace": "shop.orders",
+        "reason": "not_primary",
+        "server": "db1.example:27017",
+        "attempt": 1,
+        "delay": 0.0015,
+    }
+
+
+def test_a_declined_retry_is_logged_with_its_rule(caplog: pytest.LogCaptureFixture) -> None:
+    record = logged(DECLINED, caplog)
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        "find shop.orders: attempt 2 failed on db1.example:27017 (not_primary), "
+        "not repeated: attempts"
+    )
+    assert record.__dict__["pymongo_resilience"] == {
+        "operation": "find",
+        "namespace": "shop.orders",
+        "reason": "not_primary",
+        "server": "db1.example:27017",
+        "attempt": 2,
+        "rule": "attempts",
+    }
+
+
+def test_an_ordinary_error_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    record = logged(NO_SERVER, caplog)
+    assert record.levelname == "DEBUG"
+    assert "failed on no server (node_not_available)" in record.getMessage()
+    assert record.__dict__["pymongo_resilience"]["server"] is None

@@ -1,0 +1,205 @@
+"""What the loops do around the decisions: once, in order, and not after a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.failure import RetryReason
+from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.strategy import RetryAction
+from pymongo_resilience.testing import FakeClock, RecordingListener
+
+from .answers import AT_ONCE, FAST_FAIL, Answering, half, waiting
+from .scenarios import CUT, NOT_PRIMARY, OVERLOAD, READ, UNKNOWN
+from .work import (
+    RESULT,
+    START,
+    AwaitedWork,
+    BlockingWork,
+    Final,
+    run_in_task,
+    run_in_thread,
+)
+
+if TYPE_CHECKING:
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.operation import Operation
+
+ORCHESTRATOR = Orchestrator(random=half)
+
+
+class Awaiting:
+    """A strategy that asks elsewhere before it answers."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def retry_after(self, operation: Operation, failure: Failure, /) -> Any:
+        await asyncio.sleep(0)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def test_a_coroutine_strategy_is_awaited_in_a_task() -> None:
+    work = AwaitedWork(READ, [CUT] * 2, Awaiting(RetryAction(0.25)), timeout=10)
+    outcome = run_in_task(ORCHESTRATOR, work)
+    assert (outcome.result, outcome.waits) == (RESULT, [0.25, 0.25])
+
+
+@pytest.mark.parametrize(
+    "answer", [None, LookupError("mine"), "soon"], ids=["no", "raises", "junk"]
+)
+def test_a_coroutine_strategy_may_say_no_in_a_task(answer: object) -> None:
+    outcome = run_in_task(ORCHESTRATOR, AwaitedWork(READ, [CUT], Awaiting(answer)))
+    assert (outcome.rule, outcome.attempts) == (Rule.STRATEGY, 1)
+
+
+def test_a_future_is_awaited_as_well() -> None:
+    def answer() -> asyncio.Future[RetryAction]:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(RetryAction(0.25))
+        return future
+
+    outcome = run_in_task(ORCHESTRATOR, AwaitedWork(READ, [CUT], Answering(answer)))
+    assert (outcome.result, outcome.waits) == (RESULT, [0.25])
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_coroutine_strategy_counts_as_no_in_a_thread(caplog: pytest.LogCaptureFixture) -> None:
+    outcome = run_in_thread(ORCHESTRATOR, BlockingWork(READ, [CUT], Awaiting(RetryAction())))
+    assert (outcome.rule, outcome.attempts) == (Rule.STRATEGY, 1)
+    (record,) = caplog.records
+    assert record.getMessage() == "the retry strategy Awaiting raised on find: not retried"
+    assert record.exc_info is not None
+    assert "works with async clients only" in str(record.exc_info[1])
+
+
+def test_a_broken_strategy_is_logged_with_what_it_raised(caplog: pytest.LogCaptureFixture) -> None:
+    mistake = LookupError("mine")
+    work = AwaitedWork(READ, [CUT], Awaiting(mistake))
+    run_in_task(ORCHESTRATOR, work)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("pymongo_resilience", logging.ERROR)
+    assert record.exc_info is not None
+    assert record.exc_info[1] is mistake
+
+
+def test_the_strategy_sees_the_operation_and_the_failure() -> None:
+    strategy = Answering(lambda: RetryAction(0.0))
+    work = BlockingWork(READ, [CUT, NOT_PRIMARY, OVERLOAD], strategy, timeout=10)
+    run_in_thread(ORCHESTRATOR, work)
+    (operation,) = work.operations
+    assert {id(asked) for asked, _ in strategy.asked} == {id(operation)}
+    assert [failure.reason for _, failure in strategy.asked] == [
+        RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
+        RetryReason.OVERLOADED,
+    ], "not primary is repeated without asking"
+
+
+def test_the_operation_is_made_once_and_counts() -> None:
+    work = BlockingWork(READ, [CUT, NOT_PRIMARY, UNKNOWN], AT_ONCE, timeout=10)
+    run_in_thread(ORCHESTRATOR, work)
+    (operation,) = work.operations
+    assert operation.attempts == 3
+    assert operation.reasons == [
+        RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
+        RetryReason.NOT_PRIMARY,
+        RetryReason.UNKNOWN,
+    ]
+
+
+def test_a_success_at_once_makes_no_operation() -> None:
+    work = BlockingWork(READ, [], FAST_FAIL)
+    assert run_in_thread(ORCHESTRATOR, work).events == []
+    assert work.operations == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "run"), [(BlockingWork, run_in_thread), (AwaitedWork, run_in_task)]
+)
+def test_every_attempt_is_left_and_every_retry_prepared(kind: Any, run: Any) -> None:
+    work = kind(READ, [CUT, NOT_PRIMARY, UNKNOWN], AT_ONCE, timeout=10)
+    run(ORCHESTRATOR, work)
+    servers = ["host1:27017", "host2:27017", "host3:27017"]
+    assert [failure.server for failure in work.left] == servers
+    assert [failure.server for failure in work.prepared] == servers[:2]
+
+
+def test_the_last_error_comes_from_the_work_with_nothing_in_its_wake() -> None:
+    work = BlockingWork(READ, [CUT, CUT], FAST_FAIL)
+    executor = Executor(ORCHESTRATOR, work.clock, RecordingListener())
+    with pytest.raises(Final) as caught:
+        executor.run(work)
+    assert caught.value.rule is Rule.ATTEMPTS
+    assert caught.value.failure.server == "host2:27017"
+    assert caught.value.__context__ is None, "an error of an earlier attempt would be shown with it"
+
+
+def test_the_end_of_the_process_is_not_judged() -> None:
+    class Interrupted(BlockingWork):
+        def attempt(self) -> str:
+            raise KeyboardInterrupt
+
+    work = Interrupted(READ, [], FAST_FAIL)
+    with pytest.raises(KeyboardInterrupt):
+        Executor(ORCHESTRATOR, work.clock, RecordingListener()).run(work)
+    assert work.operations == []
+
+
+class EndlessClock(FakeClock):
+    """Waits in earnest, so that only a cancellation ends it."""
+
+    async def sleep_async(self, seconds: float, /) -> None:
+        self.sleeps.append(seconds)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("where", ["attempt", "wait", "strategy", "leave"])
+def test_a_cancellation_ends_it_wherever_it_comes(where: str) -> None:
+    async def never(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        strategy = Answering(never) if where == "strategy" else waiting(1.0)
+        work = AwaitedWork(READ, [CUT] * 3, strategy, clock=EndlessClock(START), timeout=10)
+        if where in ("attempt", "leave"):
+            setattr(work, where, never)
+        heard = RecordingListener()
+        executor = AsyncExecutor(ORCHESTRATOR, work.clock, heard)
+        task = asyncio.create_task(executor.run(work))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert work.attempts == (0 if where == "attempt" else 1), "an attempt after the end"
+        assert len(heard.events) == (1 if where == "wait" else 0)
+
+    asyncio.run(main())
+
+
+def test_tasks_do_not_mix_their_attempts() -> None:
+    async def main() -> list[str]:
+        works = [AwaitedWork(READ, [CUT] * n, FAST_FAIL, timeout=10) for n in range(5)]
+        results = await asyncio.gather(
+            *(AsyncExecutor(ORCHESTRATOR, w.clock, RecordingListener()).run(w) for w in works)
+        )
+        assert [work.attempts for work in works] == [1, 2, 3, 4, 5]
+        return results
+
+    assert asyncio.run(main()) == [RESULT] * 5
+
+
+def test_a_wait_of_nothing_is_no_wait() -> None:
+    for outcome in (
+        run_in_thread(ORCHESTRATOR, BlockingWork(READ, [CUT], FAST_FAIL)),
+        run_in_task(ORCHESTRATOR, AwaitedWork(READ, [CUT], FAST_FAIL)),
+    ):
+        assert (outcome.waits, outcome.slept) == ([0.0], [])

@@ -1,0 +1,152 @@
+"""A fault of ours never replaces the error that it was about to judge."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.testing import RecordingListener
+
+from .answers import FAST_FAIL, half
+from .scenarios import CUT, READ, UNKNOWN
+from .work import RESULT, AttemptFailed, AwaitedWork, BlockingWork, FakeWork
+
+ORCHESTRATOR = Orchestrator(random=half)
+Run = Callable[[FakeWork, RecordingListener], Any]
+
+
+class OurFault(Exception):  # noqa: N818 - a fault, as the log calls it
+    pass
+
+
+def in_thread(work: FakeWork, heard: RecordingListener) -> Any:
+    assert isinstance(work, BlockingWork)
+    return Executor(ORCHESTRATOR, work.clock, heard).run(work)
+
+
+def in_task(work: FakeWork, heard: RecordingListener) -> Any:
+    assert isinstance(work, AwaitedWork)
+    return asyncio.run(AsyncExecutor(ORCHESTRATOR, work.clock, heard).run(work))
+
+
+both = pytest.mark.parametrize(
+    ("kind", "run"), [(BlockingWork, in_thread), (AwaitedWork, in_task)], ids=["thread", "task"]
+)
+
+
+def broken(step: str, work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> FakeWork:
+    def fail(*_: object) -> Any:
+        raise OurFault(step)
+
+    monkeypatch.setattr(work, step, fail)
+    return work
+
+
+def assert_logged(caplog: pytest.LogCaptureFixture, step: str) -> None:
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("pymongo_resilience", logging.ERROR)
+    assert record.getMessage() == "a fault of pymongo-resilience while judging AttemptFailed"
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], OurFault)
+    assert str(record.exc_info[1]) == step
+
+
+@both
+@pytest.mark.parametrize("step", ["operation", "describe", "leave", "prepare"])
+def test_the_original_error_is_raised_and_the_fault_logged(
+    step: str,
+    kind: type[FakeWork],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    work = broken(step, kind(READ, [CUT], FAST_FAIL), monkeypatch)
+    heard = RecordingListener()
+    with pytest.raises(AttemptFailed) as caught:
+        run(work, heard)
+    assert work.attempts == 1, "no attempt after a fault"
+    assert caught.value.__cause__ is None
+    assert not [event for event in heard.events if isinstance(event, RetryScheduled)], (
+        "a retry was announced that never came"
+    )
+    assert_logged(caplog, step)
+
+
+@both
+def test_also_where_the_last_error_is_made(
+    kind: type[FakeWork],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    work = broken("final_error", kind(READ, [UNKNOWN], FAST_FAIL), monkeypatch)
+    with pytest.raises(AttemptFailed):
+        run(work, RecordingListener())
+    assert_logged(caplog, "final_error")
+
+
+@both
+def test_the_latest_error_is_the_one(
+    kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = kind(READ, [CUT, CUT], FAST_FAIL)
+    describe = work.describe
+
+    def fail_at_the_second(error: Exception, operation: Any, /) -> Any:
+        if work.attempts == 2:
+            raise OurFault
+        return describe(error, operation)
+
+    monkeypatch.setattr(work, "describe", fail_at_the_second)
+    with pytest.raises(AttemptFailed, match="2"):
+        run(work, RecordingListener())
+
+
+@both
+def test_the_cause_of_the_error_is_kept(
+    kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = broken("describe", kind(READ, [CUT], FAST_FAIL), monkeypatch)
+    cause = LookupError("the driver's own")
+    attempt = work._attempt
+
+    def fail_with_a_cause() -> str:
+        try:
+            return attempt()
+        except AttemptFailed as error:
+            raise error from cause
+
+    monkeypatch.setattr(work, "_attempt", fail_with_a_cause)
+    with pytest.raises(AttemptFailed) as caught:
+        run(work, RecordingListener())
+    assert caught.value.__cause__ is cause
+
+
+@both
+def test_a_listener_that_nobody_kept_apart(
+    kind: type[FakeWork], run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty(RecordingListener):
+        def on_event(self, event: object, /) -> None:
+            raise OurFault("on_event")
+
+    with pytest.raises(AttemptFailed):
+        run(kind(READ, [CUT], FAST_FAIL), Faulty())
+    assert_logged(caplog, "on_event")
+
+
+@both
+def test_without_a_failure_nothing_of_ours_runs(
+    kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = kind(READ, [], FAST_FAIL)
+    for step in ("operation", "describe", "leave", "prepare", "final_error"):
+        broken(step, work, monkeypatch)
+    assert run(work, RecordingListener()) == RESULT
