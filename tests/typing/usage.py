@@ -1,0 +1,193 @@
+"""The public face as users write it, for the type checker; nothing here ever runs.
+
+A line that ends in ``type: ignore[code]`` is a wrong use: the checker must find exactly that error
+there, and none anywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import assert_never, assert_type
+
+import pymongo_resilience
+from pymongo_resilience import (
+    BestEffort,
+    Config,
+    ConfigurationError,
+    Event,
+    Failure,
+    FastFailOnTerminalError,
+    Listener,
+    MongoDBSpecification,
+    Operation,
+    OperationTimeoutError,
+    Policy,
+    RetryAction,
+    RetryDeclined,
+    RetryReason,
+    RetryScheduled,
+    RetryStrategy,
+    Stage,
+    instrument,
+    is_instrumented,
+    override,
+    uninstrument,
+)
+
+# Strategies: ours, one's own, and one that asks elsewhere first.
+
+
+class NotForRobots:
+    def retry_after(self, operation: Operation, failure: Failure, /) -> RetryAction | None:
+        if operation.data.get("robot") or failure.stage is not Stage.NOT_SENT:
+            return None
+        return RetryAction(delay=0.01 * operation.attempts)
+
+
+class AsksElsewhere:
+    async def retry_after(self, operation: Operation, failure: Failure, /) -> RetryAction | None:
+        await asyncio.sleep(0)
+        return None if failure.reason is RetryReason.LOCK_TIMEOUT else RetryAction()
+
+
+class Patient(BestEffort):
+    def __init__(self) -> None:
+        super().__init__(lambda attempt: attempt * 0.5)
+
+
+class AnswersSeconds:
+    def retry_after(self, operation: Operation, failure: Failure, /) -> float:
+        return 0.5
+
+
+class AsksForLess:
+    def retry_after(self, operation: Operation) -> RetryAction | None:
+        return None
+
+
+strategies: list[RetryStrategy] = [
+    NotForRobots(),
+    AsksElsewhere(),
+    Patient(),
+    BestEffort(),
+    BestEffort(lambda attempt: 0.1),
+    FastFailOnTerminalError(),
+    MongoDBSpecification(),
+]
+seconds: RetryStrategy = AnswersSeconds()  # type: ignore[assignment]
+less: RetryStrategy = AsksForLess()  # type: ignore[assignment]
+BestEffort(0.1)  # type: ignore[arg-type]
+RetryAction("1")  # type: ignore[arg-type]
+
+# Listeners.
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.waited = 0.0
+        self.declined: list[str] = []
+
+    def on_event(self, event: Event, /) -> None:
+        if isinstance(event, RetryScheduled):
+            self.waited += event.delay
+        elif isinstance(event, RetryDeclined):
+            self.declined.append(event.rule.value)
+        else:
+            assert_never(event)
+        assert_type(event.server, str | None)
+        assert_type(event.reason, RetryReason)
+
+
+class HearsText:
+    def on_event(self, event: str, /) -> None: ...
+
+
+def forgets_which_kind(event: Event) -> float:
+    return event.delay  # type: ignore[union-attr]
+
+
+listener: Listener = Counts()
+deaf: Listener = HearsText()  # type: ignore[assignment]
+
+# instrument().
+
+instrument()
+instrument(Config.from_env())
+instrument(
+    config=Config(
+        enabled=True,
+        strategy="best_effort",
+        timeout_ms=20_000,
+        max_retries=5,
+        base_backoff_ms=100,
+        max_backoff_ms=10_000,
+        overload_retargeting=True,
+        traces=True,
+        metrics=False,
+    ),
+    strategy=NotForRobots(),
+    listeners=[Counts()],
+    tracer_provider=None,
+    meter_provider=None,
+)
+instrument(strategy=AsksElsewhere(), listeners=(Counts(), Counts()))
+assert_type(is_instrumented(), bool)
+uninstrument()
+
+instrument(strategy="best_effort")  # type: ignore[arg-type]
+instrument(listeners=Counts())  # type: ignore[arg-type]
+instrument(timeout_ms=500)  # type: ignore[call-arg]
+instrument(config={"timeout_ms": 500})  # type: ignore[arg-type]
+
+# Config.
+
+assert_type(Config.from_env({"PYMONGO_RESILIENCE_TIMEOUT_MS": "500"}), Config)
+assert_type(Config.from_toml("resilience.toml").timeout_ms, int | None)
+Config(timeout_ms="500")  # type: ignore[arg-type]
+Config(timeout=500)  # type: ignore[call-arg]
+Config().timeout_ms = 500  # type: ignore[misc]
+try:
+    Config(strategy="luck")
+except ConfigurationError as wrong:
+    assert_type(wrong.problems, tuple[str, ...])
+
+# override(), three ways.
+
+with override(idempotent=True, strategy=Patient(), data={"robot": True}) as policy:
+    assert_type(policy, Policy)
+    assert_type(policy.idempotent, bool | None)
+
+
+async def asynchronously() -> None:
+    async with override(strategy=AsksElsewhere()) as inside:
+        assert_type(inside, Policy)
+
+
+@override(idempotent=True)
+def pay(order: int, *, by: str) -> bytes:
+    return f"{order} {by}".encode()
+
+
+assert_type(pay(1, by="card"), bytes)
+pay("1", by="card")  # type: ignore[arg-type]
+override(idempotent="yes")  # type: ignore[arg-type]
+override(retry_writes=False)  # type: ignore[call-arg]
+Policy(data=["robot"])  # type: ignore[arg-type]
+assert_type(Policy(idempotent=True).over(Policy()), Policy)
+
+# Errors and facts.
+
+try:
+    pay(2, by="cash")
+except OperationTimeoutError as late:
+    assert_type(late.timeout_s, float)
+    assert_type(late.elapsed_s, float)
+    assert_type(late.attempts, int)
+    assert_type(late.server, str | None)
+
+
+def tell(failure: Failure) -> str:
+    assert_type(failure.labels, frozenset[str])
+    assert_type(failure.reason.always_retry, bool)
+    failure.labels = frozenset()  # type: ignore[misc]
+    return f"{failure.stage.value} {failure.code} {pymongo_resilience.__version__}"

@@ -1,0 +1,86 @@
+"""The public face has the types that it promises: right uses pass, wrong ones are found."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pymongo_resilience
+
+USAGE = Path(__file__).parents[1] / "typing" / "usage.py"
+ENGINE = Path(pymongo_resilience.__file__).parent
+CONFIGURATION = """\
+[mypy]
+strict = true
+
+[mypy-pymongo_resilience_instrumentation.*]
+follow_imports = skip
+"""
+IGNORED = re.compile(r"  # type: ignore\[(.+)\]$")
+REPORTED = re.compile(r"^.*:(\d+): error: .*\[(.+)\]$")
+
+pytest.importorskip("mypy")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("typing")
+    (made / "mypy.ini").write_text(CONFIGURATION)
+    return made
+
+
+def mypy(path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=mypy.ini", "--cache-dir=cache",
+         "--no-pretty", "--no-error-summary", "--show-error-codes", "--no-color-output", str(path)],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": str(ENGINE.parent)},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )  # fmt: skip
+
+
+def expected() -> set[tuple[int, str]]:
+    """Line and code of every error that the wrong uses are to cause."""
+    return {
+        (number, code)
+        for number, line in enumerate(USAGE.read_text().splitlines(), start=1)
+        if (ignored := IGNORED.search(line))
+        for code in ignored[1].split(", ")
+    }
+
+
+def test_right_uses_pass_and_every_ignored_error_is_there(folder: Path) -> None:
+    checked = mypy(USAGE, folder)
+    assert (checked.stdout, checked.stderr, checked.returncode) == ("", "", 0)
+
+
+def test_wrong_uses_are_found_and_nothing_else(folder: Path) -> None:
+    bare = folder / "usage.py"
+    lines = USAGE.read_text().splitlines()
+    bare.write_text("\n".join(IGNORED.sub("", line) for line in lines) + "\n")
+    checked = mypy(bare, folder)
+    found = {
+        (int(error[1]), error[2])
+        for line in checked.stdout.splitlines()
+        if (error := REPORTED.match(line))
+    }
+    assert found == expected(), checked.stdout + checked.stderr
+    assert len(found) >= 15
+
+
+@pytest.mark.parametrize("name", pymongo_resilience.__all__)
+def test_the_whole_public_face_is_used(name: str) -> None:
+    uses = USAGE.read_text().partition("# Strategies")[2]
+    assert re.search(rf"\b{name}\b", uses)
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ENGINE / "py.typed").is_file()
