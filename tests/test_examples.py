@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import os
 import re
@@ -11,15 +10,11 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from otlp_collector import Collector, collecting
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutBefore,
@@ -111,65 +106,10 @@ def test_custom_strategy(proxy: Proxy) -> None:
     ]
 
 
-class Collector(ThreadingHTTPServer):
-    """Takes what an OTLP exporter sends."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Received)
-        self.spans: list[tuple[str, str]] = []
-        self.metrics: set[str] = set()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Received(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        if self.path == "/v1/traces":
-            traces = ExportTraceServiceRequest.FromString(body)
-            names = {
-                span.span_id: span.name
-                for resource in traces.resource_spans
-                for scope in resource.scope_spans
-                for span in scope.spans
-            }
-            for resource in traces.resource_spans:
-                for scope in resource.scope_spans:
-                    self.server.spans += [
-                        (names.get(span.parent_span_id, ""), span.name) for span in scope.spans
-                    ]
-        else:
-            metrics = ExportMetricsServiceRequest.FromString(body)
-            self.server.metrics |= {
-                metric.name
-                for resource in metrics.resource_metrics
-                for scope in resource.scope_metrics
-                for metric in scope.metrics
-            }
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
+    with collecting() as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 @contextmanager
@@ -214,9 +154,9 @@ def test_web_service_survives_lost_replies_and_shows_them(
         assert ask(port, "PUT", "/orders/1", '{"total": 12}') == (200, '{"stored": "1"}')
         assert ask(port, "GET", "/orders/1") == (200, '{"_id": "1", "total": 12}')
 
-    assert collector.spans.count(("PUT /orders/{id}", "update shop.orders")) == 1
-    assert collector.spans.count(("update shop.orders", "update")) == 3
-    assert collector.spans.count(("find shop.orders", "find")) == 1
+    assert collector.spans().count(("PUT /orders/{id}", "update shop.orders")) == 1
+    assert collector.spans().count(("update shop.orders", "update")) == 3
+    assert collector.spans().count(("find shop.orders", "find")) == 1
     assert {"db.client.operation.duration", "pymongo_resilience.retries"} <= collector.metrics
 
 

@@ -1,0 +1,201 @@
+"""What the documents say is true: their code runs, their names exist, their tables are current.
+
+``python tests/test_docs.py`` writes the README's table of options.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from otlp_collector import collecting
+from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation.outcomes import outcome_of
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS
+from pymongo_resilience.orchestrator import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pymongo_resilience.config import Option
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TIMEOUT = 60
+
+BEGIN = "<!-- options: begin (written by `python tests/test_docs.py`) -->\n"
+END = "<!-- options: end -->\n"
+
+
+def options_table() -> str:
+    rows = [
+        "| variable | type | default | legal | |",
+        "|---|---|---|---|---|",
+        *(
+            f"| `{option.variable}` | {option.kind.name} | {_default(option)} "
+            f"| {option.kind.allowed} | {option.sentence} |"
+            for option in OPTIONS
+        ),
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _default(option: Option) -> str:
+    if option.default is None:
+        return "unset"
+    value = option.default
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def with_options_table(text: str) -> str:
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return before + BEGIN + options_table() + END + after
+
+
+def code_blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def anchors(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each).strip().lower().replace(" ", "-") for each in headings}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as running:
+        yield running
+
+
+def run(
+    code: str, server: EmbeddedServer, *command: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    return subprocess.run(
+        [*(command or (sys.executable,)), "-c", code],
+        env={**clean, "MONGODB_URI": server.uri, **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+PRELUDE = """\
+import os
+from pymongo import MongoClient
+from pymongo_resilience import Config, instrument
+instrument(Config(timeout_ms=20_000))
+orders = MongoClient(os.environ["MONGODB_URI"]).shop.orders
+"""
+
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, id=f"block{n}") for n, code in enumerate(code_blocks(README))]
+)
+def test_code_of_the_readme_runs(code: str, server: EmbeddedServer) -> None:
+    if "instrument(" not in code:
+        code = PRELUDE + code
+    with collecting() as collector:
+        done = run(
+            code.replace("mongodb://localhost:27017", server.uri),
+            server,
+            OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint,
+        )
+
+    assert done.returncode == 0, done.stderr
+    if "OTLPSpanExporter" in code:
+        assert ("", "find shop.orders") in collector.spans()
+        assert "db.client.operation.duration" in collector.metrics
+
+
+def test_opentelemetry_instrument_sends_what_the_readme_says(server: EmbeddedServer) -> None:
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in README.read_text()
+    code = (
+        "import os, pymongo\n"
+        "with pymongo.MongoClient(os.environ['MONGODB_URI']) as client:\n"
+        "    client.shop.baskets.find_one()\n"
+    )
+    with collecting() as collector:
+        done = run(
+            code,
+            server,
+            str(Path(sys.executable).with_name("opentelemetry-instrument")),
+            sys.executable,
+            OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
+            OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint,
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert {("find shop.baskets", "find"), ("", "find shop.baskets")} <= set(collector.spans())
+    assert "db.client.operation.duration" in collector.metrics
+
+
+def test_table_of_options_is_current() -> None:
+    assert with_options_table(README.read_text()) == README.read_text(), (
+        "run: python tests/test_docs.py"
+    )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_variable_that_is_named_exists(document: Path) -> None:
+    known = {option.variable for option in OPTIONS} | {FILE_VARIABLE}
+    named = set(re.findall(r"PYMONGO_RESILIENCE_[A-Z_]*[A-Z]", document.read_text()))
+
+    assert named <= known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None:
+    known = {value for value in vars(semconv).values() if isinstance(value, str)}
+    named = set(
+        re.findall(
+            r"`((?:db|server|exception|error|network|retry|pymongo_resilience)\.[a-z_.]+)`",
+            document.read_text(),
+        )
+    )
+    modules = {"pymongo_resilience.retry", "pymongo_resilience.testing"}
+
+    assert named - modules <= known
+
+
+def test_every_outcome_and_metric_is_in_the_readme() -> None:
+    text = README.read_text()
+    outcomes = {"ok", "retried_ok", "not_retryable", "deadline", "attempts_exhausted", "terminal"}
+    shown = set(outcome_of.__globals__["_BY_RULE"].values()) | {"ok", "retried_ok", "not_retryable"}
+
+    assert shown == outcomes
+    assert all(f"`{outcome}`" in text for outcome in outcomes)
+    assert f"`{semconv.OPERATION_DURATION}`" in text
+
+
+def test_every_rule_that_declines_is_explained() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+
+    assert [rule.value for rule in Rule if f"`{rule.value}`" not in text] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_inside_of_the_repository_leads_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text())
+    for link in links:
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+if __name__ == "__main__":
+    README.write_text(with_options_table(README.read_text()))
