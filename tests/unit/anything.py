@@ -68,7 +68,8 @@ labels = st.frozensets(st.sampled_from([SYSTEM_OVERLOADED, RETRYABLE, NO_WRITES_
 seconds = st.integers(0, 640).map(lambda ticks: ticks / 64)
 own_bases = st.integers(1, 640).map(lambda ticks: ticks / 64)
 
-calls = st.builds(
+plain_calls = st.sampled_from([Call(kind=kind) for kind in Kind])
+calls = plain_calls | st.builds(
     Call,
     kind=st.sampled_from(Kind),
     txn_number=st.booleans(),

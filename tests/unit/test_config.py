@@ -178,10 +178,11 @@ def test_all_bad_keywords_are_reported_at_once() -> None:
     assert len(caught.value.problems) == 2
 
 
-def test_a_variable_wins_over_the_file(file: Path) -> None:
+def test_a_variable_wins_over_the_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.write_text('strategy = "mongodb"\ntimeout_ms = 1000\n')
     config = Config.from_env({variable("timeout_ms"): "2000", FILE_VARIABLE: str(file)})
     assert config == Config(strategy="mongodb", timeout_ms=2000)
+    assert caplog.records == [], "the variable that names the file is a known one"
 
 
 def test_no_file_is_named_by_an_empty_variable() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from .work import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
 
@@ -70,7 +73,6 @@ def test_a_future_is_awaited_as_well() -> None:
     assert (outcome.result, outcome.waits) == (RESULT, [0.25])
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_coroutine_strategy_counts_as_no_in_a_thread(caplog: pytest.LogCaptureFixture) -> None:
     outcome = run_in_thread(ORCHESTRATOR, BlockingWork(READ, [CUT], Awaiting(RetryAction())))
     assert (outcome.rule, outcome.attempts) == (Rule.STRATEGY, 1)
@@ -78,6 +80,21 @@ def test_a_coroutine_strategy_counts_as_no_in_a_thread(caplog: pytest.LogCapture
     assert record.getMessage() == "the retry strategy Awaiting raised on find: not retried"
     assert record.exc_info is not None
     assert "works with async clients only" in str(record.exc_info[1])
+
+
+def test_a_coroutine_that_is_not_awaited_is_closed() -> None:
+    """Python warns of one that is forgotten, long after, and far from where it was made."""
+    given: list[Coroutine[Any, Any, RetryAction]] = []
+
+    async def answer() -> RetryAction:
+        return RetryAction()
+
+    def ask() -> Coroutine[Any, Any, RetryAction]:
+        given.append(answer())
+        return given[0]
+
+    run_in_thread(ORCHESTRATOR, BlockingWork(READ, [CUT], Answering(ask)))
+    assert [inspect.getcoroutinestate(coroutine) for coroutine in given] == [inspect.CORO_CLOSED]
 
 
 def test_a_broken_strategy_is_logged_with_what_it_raised(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import pymongo_resilience
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 USAGE = Path(__file__).parents[1] / "typing" / "usage.py"
 ENGINE = Path(pymongo_resilience.__file__).parent
@@ -80,6 +85,17 @@ def test_wrong_uses_are_found_and_nothing_else(folder: Path) -> None:
 def test_the_whole_public_face_is_used(name: str) -> None:
     uses = USAGE.read_text().partition("# Strategies")[2]
     assert re.search(rf"\b{name}\b", uses)
+
+
+@pytest.mark.parametrize("face", [pymongo_resilience.instrument, pymongo_resilience.override])
+def test_arguments_come_by_keyword(face: Callable[..., object]) -> None:
+    """But for the configuration: what has no order can be added to without breaking anyone."""
+    by_position = [
+        name
+        for name, parameter in inspect.signature(face).parameters.items()
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+    ]
+    assert by_position in (["config"], [])
 
 
 def test_the_package_says_that_it_is_typed() -> None:
