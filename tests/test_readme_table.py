@@ -1,0 +1,208 @@
+"""The README's table of failures, row by row: plain pymongo beside an instrumented one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo import InsertOne, MongoClient, UpdateOne
+from pymongo.errors import (
+    AutoReconnect,
+    DuplicateKeyError,
+    NotPrimaryError,
+    OperationFailure,
+    ServerSelectionTimeoutError,
+)
+from pymongo.monitoring import CommandListener
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutAtHandshake,
+    CutBefore,
+    EmbeddedServer,
+    Fault,
+    NotPrimary,
+    Overload,
+    Proxy,
+    Refuse,
+    StepDown,
+)
+
+from pymongo_resilience import Config, OperationTimeoutError, instrument, override, uninstrument
+
+Operation = Callable[[Any], Any]
+Outcome = type[Exception] | None
+WORKS = None
+INCREMENT = {"$inc": {"n": 1}}
+
+
+def find(orders: Any) -> Any:
+    return orders.find_one({"_id": 1})
+
+
+def update_one(orders: Any) -> Any:
+    return orders.update_one({"_id": 1}, INCREMENT)
+
+
+def update_many(orders: Any) -> Any:
+    return orders.update_many({"_id": 1}, INCREMENT)
+
+
+def declared(orders: Any) -> Any:
+    with override(idempotent=True):
+        return orders.update_many({"_id": 1}, {"$set": {"n": 1}})
+
+
+def mixed_bulk(orders: Any) -> Any:
+    return orders.bulk_write([InsertOne({"k": 1}), UpdateOne({"_id": 1}, INCREMENT)])
+
+
+def duplicate(orders: Any) -> Any:
+    return orders.insert_one({"_id": 1})
+
+
+@dataclass
+class Row:
+    operation: Operation
+    fault: Callable[[], Fault] | None
+    plain: Outcome
+    ours: Outcome
+    increments: tuple[int | None, int | None] = (None, None)
+    """What plain pymongo and ours leave in the database."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+ROWS = {
+    "one cut": Row(update_one, lambda: CutAfter("update"), WORKS, WORKS, (1, 1)),
+    "several cuts, find": Row(find, lambda: CutBefore("find", 2), AutoReconnect, WORKS),
+    "several cuts before": Row(
+        update_one, lambda: CutBefore("update", 2), AutoReconnect, WORKS, (0, 1)
+    ),
+    "several cuts after": Row(
+        update_one, lambda: CutAfter("update", 2), AutoReconnect, WORKS, (1, 1)
+    ),
+    "update_many": Row(
+        update_many, lambda: CutAfter("update"), AutoReconnect, AutoReconnect, (1, 1)
+    ),
+    "update_many, declared": Row(
+        declared, lambda: CutAfter("update", 2), AutoReconnect, WORKS, (1, 1)
+    ),
+    "handshake, any command": Row(
+        update_many, lambda: CutAtHandshake(5), AutoReconnect, WORKS, (0, 1)
+    ),
+    "handshake, for longer": Row(
+        update_one, lambda: CutAtHandshake(9), AutoReconnect, AutoReconnect
+    ),
+    "handshake, mixed bulk": Row(mixed_bulk, CutAtHandshake, WORKS, WORKS, (0, 1)),
+    "several not primary": Row(
+        update_one, lambda: NotPrimary("update", 2), NotPrimaryError, WORKS, (0, 1)
+    ),
+    "no primary for a while": Row(update_one, lambda: StepDown(1), WORKS, WORKS, (1, 1)),
+    "overload": Row(update_one, lambda: Overload("update", 5), OperationFailure, WORKS, (0, 1)),
+    "overload, for longer": Row(
+        update_one, lambda: Overload("update", 9), OperationFailure, OperationFailure, (0, 0)
+    ),
+    "duplicate key": Row(duplicate, None, DuplicateKeyError, DuplicateKeyError),
+}
+
+
+class Commands(CommandListener):
+    sent = 0
+
+    def started(self, event: Any) -> None:
+        self.sent += 1
+
+    def succeeded(self, event: Any) -> None: ...
+
+    def failed(self, event: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as running:
+        yield running
+
+
+@pytest.fixture(params=["plain", "ours"])
+def side(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Long retries log a lot: the log has tests of its own."""
+    if request.param == "plain" and pymongo.version_tuple[:2] != (4, 20):
+        pytest.skip("the README speaks of pymongo 4.20")
+    logging.getLogger("pymongo_resilience.retry").disabled = True
+    if request.param == "ours":
+        # Telemetry has tests of its own, and pymongo is slow to close clients with its listeners.
+        instrument(Config(timeout_ms=20_000, traces=False, metrics=False))
+    yield request.param
+    uninstrument()
+    logging.getLogger("pymongo_resilience.retry").disabled = False
+
+
+@contextmanager
+def outcome(expected: Outcome) -> Iterator[None]:
+    if expected is None:
+        yield
+    else:
+        with pytest.raises(expected) as caught:
+            yield
+        assert not isinstance(caught.value, OperationTimeoutError)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row(name: str, side: str, server: EmbeddedServer) -> None:
+    row = ROWS[name]
+    with (
+        Proxy(server.address) as proxy,
+        MongoClient[Any](proxy.uri) as client,
+        MongoClient[Any](server.uri) as control,
+    ):
+        control.readme.drop_collection("orders")
+        control.readme.orders.insert_one({"_id": 1, "n": 0})
+        # A monitor is there, but no connection of the application yet: the next one is new.
+        assert client.primary or client.address
+        if row.fault is not None:
+            proxy.inject(row.fault())
+        with outcome(row.plain if side == "plain" else row.ours):
+            row.operation(client.readme.orders)
+        proxy.clear()
+
+        increments = row.increments[side == "ours"]
+        if increments is not None:
+            assert control.readme.orders.find_one({"_id": 1}) == {"_id": 1, "n": increments}
+
+
+def test_server_down_for_longer_than_the_deadline(server: EmbeddedServer, side: str) -> None:
+    with (
+        Proxy(server.address) as proxy,
+        MongoClient[Any](proxy.uri, serverSelectionTimeoutMS=1500) as client,
+    ):
+        proxy.inject(Refuse(3600))
+        with pytest.raises(ServerSelectionTimeoutError) as caught, pymongo.timeout(1):
+            client.readme.orders.find_one()
+
+    assert isinstance(caught.value, OperationTimeoutError) == (side == "ours")
+
+
+def test_one_failure_for_good(server: EmbeddedServer, side: str) -> None:
+    commands = Commands()
+    with (
+        MongoClient[Any](server.uri, appname="readme", event_listeners=[commands]) as client,
+        MongoClient[Any](server.uri) as control,
+    ):
+        client.readme.orders.find_one()
+        broken = {"failCommands": ["find"], "errorCode": 6, "appName": "readme"}
+        control.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=broken)
+        commands.sent = 0
+        try:
+            with pytest.raises(OperationFailure), pymongo.timeout(0.5):
+                client.readme.orders.find_one()
+        finally:
+            control.admin.command("configureFailPoint", "failCommand", mode="off")
+
+    if side == "plain":
+        assert commands.sent > 100
+    else:
+        assert 8 <= commands.sent <= 13
