@@ -60,6 +60,11 @@ class Operation:
     """An overload error was among them."""
     reasons: list[RetryReason] = field(default_factory=list)
 
+    @property
+    def time_limit(self) -> Deadline | None:
+        """What no wait between attempts may pass: the deadline, or the end of repeating."""
+        return self.retry_window if self.deadline is None else self.deadline
+
     def record(self, failure: Failure) -> None:
         """Count one failed attempt."""
         self.attempts += 1

@@ -105,8 +105,8 @@ class Orchestrator:
             self.base_backoff if failure.base_backoff is None else failure.base_backoff,
             self.max_backoff,
         )
-        if operation.deadline is not None and not operation.deadline.allows(delay):
-            return GiveUp(Rule.DEADLINE)
+        if operation.time_limit is not None and not operation.time_limit.allows(delay):
+            return GiveUp(_out_of_time(operation))
         return Retry(delay)
 
     def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
@@ -148,9 +148,14 @@ class Orchestrator:
 
     def _fit(self, operation: Operation, failure: Failure, delay: float) -> Verdict:
         """Rule 6 for delays that are not an overloaded server's: shortened, not refused."""
-        if operation.deadline is None:
+        if operation.time_limit is None:
             return Retry(delay)
-        room = operation.deadline.remaining() - failure.min_rtt
+        room = operation.time_limit.remaining() - failure.min_rtt
         if room <= 0:
-            return GiveUp(Rule.DEADLINE)
+            return GiveUp(_out_of_time(operation))
         return Retry(min(delay, room))
+
+
+def _out_of_time(operation: Operation) -> Rule:
+    """Without a deadline it is only the attempts that have ended."""
+    return Rule.ATTEMPTS if operation.deadline is None else Rule.DEADLINE

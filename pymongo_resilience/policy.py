@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from pymongo_resilience.strategy import RetryStrategy
@@ -32,6 +34,8 @@ class Policy:
         )
 
 
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
 NOTHING = Policy()
 _current: ContextVar[Policy] = ContextVar("pymongo_resilience_policy", default=NOTHING)
 
@@ -44,9 +48,9 @@ def current() -> Policy:
 class override(ContextDecorator):  # noqa: N801 - reads as a statement, like contextlib's own
     """``with override(idempotent=True):`` — a policy for the operations inside.
 
-    Works as ``with``, as ``async with``, and as a decorator of a plain function. Blocks nest: the
-    inner one wins where both say something. Thread- and task-safe: bound to the current context;
-    use one instance at a time.
+    Works as ``with``, as ``async with``, and as a decorator, of coroutine functions too. Blocks
+    nest: the inner one wins where both say something. Thread- and task-safe: bound to the current
+    context; use one instance at a time.
     """
 
     def __init__(
@@ -82,6 +86,17 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         traceback: TracebackType | None,
     ) -> None:
         self.__exit__(kind, error, traceback)
+
+    def __call__(self, function: _F) -> _F:
+        if not inspect.iscoroutinefunction(function):
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        async def inner(*args: Any, **kwargs: Any) -> Any:
+            async with self._recreate_cm():
+                return await function(*args, **kwargs)
+
+        return cast("_F", inner)
 
     def _recreate_cm(self) -> override:
         # A decorated function may run in several threads at once: each call has its own block.

@@ -10,6 +10,8 @@ from collections import deque
 
 ALPHA = 0.2
 SAMPLES = 10
+SAMPLES_NEEDED = 2
+"""One sample alone says nothing about a minimum."""
 
 
 class RoundTripTime:
@@ -27,7 +29,7 @@ class RoundTripTime:
         if not sample >= 0:
             return
         self._recent.append(sample)
-        self.minimum = min(self._recent)
+        self.minimum = min(self._recent) if len(self._recent) >= SAMPLES_NEEDED else None
         self.average = (
             sample if self.average is None else ALPHA * sample + (1 - ALPHA) * self.average
         )

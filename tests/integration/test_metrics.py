@@ -127,7 +127,7 @@ def test_servers_have_a_state_and_a_round_trip_time(
 
     wait_until(primary)
     ((attributes, average),) = telemetry.points("pymongo_resilience.server.rtt")
-    ((_, minimum),) = telemetry.points("pymongo_resilience.server.rtt.min")
+    ((_, minimum),) = wait_until(lambda: telemetry.points("pymongo_resilience.server.rtt.min"))
     assert attributes == address
     assert 0 < minimum.value <= average.value < 1
 

@@ -297,6 +297,10 @@ RULE_4 = [
     S("without end: a window that closes at once", READ, [CUT], ATTEMPTS, 1, [], window=0.0),
     S("without end: not primary within the window", READ, [NOT_PRIMARY] * 3, OK, 4, CONTROLLED[:3],
       window=30),
+    S("without end: an overload delay past the window", READ, [OVERLOAD] * 3, ATTEMPTS, 2, [0.05],
+      window=0.12),
+    S("without end: another delay ends with the window", READ, [CUT] * 9, ATTEMPTS, 3, [0.25, 0.15],
+      window=0.4, strategy=waiting(0.25)),
     S("rule 4 before rule 5", READ, [CUT] * 2, ATTEMPTS, 2, [0.25], strategy=waiting(0.25)),
 ]
 RULE_5 = [

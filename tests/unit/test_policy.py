@@ -206,3 +206,19 @@ def test_nesting_does_not_depend_on_how_it_is_bracketed(
 ) -> None:
     assert one.over(two).over(three) == one.over(two.over(three))
     assert one.over(NOTHING) == NOTHING.over(one) == one
+
+
+def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
+    @override(idempotent=True)
+    async def inside(number: int) -> tuple[int, bool | None]:
+        """Of the application."""
+        await asyncio.sleep(0)
+        return number, current().idempotent
+
+    async def main() -> list[tuple[int, bool | None]]:
+        return list(await asyncio.gather(*(inside(number) for number in range(3))))
+
+    assert asyncio.iscoroutinefunction(inside)
+    assert inside.__doc__ == "Of the application."
+    assert asyncio.run(main()) == [(0, True), (1, True), (2, True)]
+    assert current() is NOTHING

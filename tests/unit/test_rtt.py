@@ -57,6 +57,11 @@ def test_what_is_no_measurement_changes_nothing(nothing: float) -> None:
     assert (untouched.average, untouched.minimum) == (None, None)
 
 
+def test_one_sample_makes_no_minimum() -> None:
+    assert filled([0.5]).minimum is None
+    assert filled([0.5, 0.25]).minimum == 0.25
+
+
 def test_reset_forgets_everything() -> None:
     rtt = filled([0.1] * 10)
     rtt.reset()
@@ -70,6 +75,6 @@ def test_reset_forgets_everything() -> None:
 @given(values=samples)
 def test_minimum_and_average_lie_among_the_samples(values: list[float]) -> None:
     rtt = filled(values)
-    assert rtt.minimum == min(values[-10:])
+    assert rtt.minimum == (min(values[-10:]) if len(values) > 1 else None)
     assert rtt.average is not None
     assert min(values) - 1e-6 <= rtt.average <= max(values) + 1e-6
