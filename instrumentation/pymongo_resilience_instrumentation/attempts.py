@@ -64,9 +64,10 @@ class Attempts:
         driver.replace_func(self._loop, self._func)
 
     def __call__(self, *args: Any) -> Any:
-        if self._wants_txn_number and driver.lost_its_txn_number(self._loop):
+        # A write is called with its session, the connection, and whether it may be repeated.
+        if self._wants_txn_number and driver.lost_its_txn_number(self._loop, args[1]):
             driver.restore_retryable(self._loop)
-            raise AutoReconnect("the server became unknown before the write was sent")
+            raise AutoReconnect("the server ceased to be a known primary before the write was sent")
         self._reached_connection = True
         return self._func(*args)
 

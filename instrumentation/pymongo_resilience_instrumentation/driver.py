@@ -213,13 +213,14 @@ def server_address(loop: Any) -> str | None:
     return host if port is None else f"{host}:{port}"
 
 
-def lost_its_txn_number(loop: Any) -> bool:
-    """The server turned Unknown between selection and sending: the driver would now send a
-    retryable write as one that is not."""
+def lost_its_txn_number(loop: Any, connection: Any) -> bool:
+    """The server turned Unknown, or secondary, between selection and sending: the driver would
+    now send a retryable write as one that is not. Only a standalone server knows none at all."""
     if loop._retryable or loop._is_read or in_transaction(loop):
         return False
-    description = loop._server.description
-    return bool(description.server_type_name == "Unknown" or description.retryable_writes_supported)
+    return bool(
+        connection.supports_sessions and loop._server.description.server_type_name != "Standalone"
+    )
 
 
 def restore_retryable(loop: Any) -> None:
