@@ -69,9 +69,20 @@ def instrument(
     looked up when they are needed, so that the SDK may be set up before or after.
 
     Clients that exist already get retries and operation spans; one warning says what needs a new
-    client. A second call warns and changes nothing. Raises :class:`ConfigurationError`.
+    client. A second call warns and changes nothing. Raises :class:`ConfigurationError`, and
+    TypeError where an argument is not what it should be.
     Thread-safe; meant to be called once, at start-up.
     """
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config={config!r}: expected a Config, as in Config(timeout_ms=20_000)")
+    if strategy is not None and not callable(getattr(strategy, "retry_after", None)):
+        raise TypeError(
+            f"strategy={strategy!r}: expected an object with retry_after(operation, failure); "
+            'a strategy is chosen by name with Config(strategy="mongodb")'
+        )
+    for listener in listeners:
+        if not callable(getattr(listener, "on_event", None)):
+            raise TypeError(f"listeners: {listener!r} has no on_event(event)")
     _instrumentor().instrument(
         config=Config.from_env() if config is None else config,
         strategy=strategy,

@@ -135,8 +135,8 @@ class Config:
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
         """From the variables, and from the TOML file that ``PYMONGO_RESILIENCE_CONFIG`` names.
 
-        An unknown variable is a warning with the nearest name. Raises ConfigurationError with
-        every bad value at once.
+        An empty variable is an unset one; an unknown variable is a warning with the nearest name.
+        Raises ConfigurationError with every bad value at once.
         """
         problems: list[str] = []
         values: dict[str, Any] = {}
@@ -145,7 +145,7 @@ class Config:
             values.update(_from_file(Path(path), problems))
         known = {option.variable: option for option in OPTIONS}
         for variable, text in environ.items():
-            if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
+            if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or not text.strip():
                 continue
             option = known.get(variable)
             if option is None:
@@ -199,8 +199,10 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
-    nearest = get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    # Without what all variables begin with, by which any two of them would be close.
+    candidates = {each.removeprefix(PREFIX): each for each in known}
+    nearest = get_close_matches(name.removeprefix(PREFIX), candidates, n=1)
+    hint = f"; did you mean {candidates[nearest[0]]}?" if nearest else ""
     logger.warning("unknown %s %s is ignored%s", what, name, hint)
 
 

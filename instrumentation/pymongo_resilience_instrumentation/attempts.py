@@ -6,6 +6,7 @@ called is how we know that a command may have been sent, whether or not anybody 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import AutoReconnect, ConnectionFailure, OperationFailure, PyMongoError
@@ -16,15 +17,21 @@ from pymongo_resilience.failure import Stage
 from pymongo_resilience.operation import NO_DATA, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.strategy import MongoDBSpecification
-from pymongo_resilience_instrumentation import calls, driver, failures
+from pymongo_resilience_instrumentation import driver, failures
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.timeouts import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience_instrumentation.calls import Call
+
+
+logger = logging.getLogger("pymongo_resilience")
 
 
 class GaveUp(Exception):  # noqa: N818 - a signal through the driver's loop, never seen outside
@@ -40,15 +47,24 @@ class Attempts:
 
     __slots__ = ("_clock", "_deadline", "_func", "_last_error", "_loop", "_progress",
                  "_reached_connection", "_retargeting", "_started", "_strategy",
-                 "_wants_txn_number", "send")  # fmt: skip
+                 "_wants_txn_number", "call", "owns_call", "send")  # fmt: skip
 
     send: Callable[[], Any]
     """The loop's own ``_read`` or ``_write``, bound."""
 
     def __init__(
-        self, loop: Any, *, clock: Clock, strategy: RetryStrategy, retargeting: bool
+        self,
+        loop: Any,
+        call: Call | None,
+        *,
+        owns_call: bool,
+        clock: Clock,
+        strategy: RetryStrategy,
+        retargeting: bool,
     ) -> None:
         self._loop = loop
+        self.call = call
+        self.owns_call = owns_call
         self._clock = clock
         self._strategy = strategy
         self._retargeting = retargeting
@@ -59,17 +75,29 @@ class Attempts:
         self._started = clock.now()
         self._func = driver.replace_func(loop, self)
 
+    @property
+    def deadline(self) -> AbstractContextManager[None]:
+        """Puts the default timeout in force, where no call around the loop has done so."""
+        return self.call.deadline if self.owns_call and self.call is not None else NO_DEADLINE
+
     def release(self) -> None:
         """Give the loop its function back: nothing may keep the two alive together."""
         driver.replace_func(self._loop, self._func)
 
     def __call__(self, *args: Any) -> Any:
-        # A write is called with its session, the connection, and whether it may be repeated.
-        if self._wants_txn_number and driver.lost_its_txn_number(self._loop, args[1]):
+        if self._wants_txn_number and self._lost_its_txn_number(args):
             driver.restore_retryable(self._loop)
             raise AutoReconnect("the server ceased to be a known primary before the write was sent")
         self._reached_connection = True
         return self._func(*args)
+
+    def _lost_its_txn_number(self, args: tuple[Any, ...]) -> bool:
+        # A write is called with its session, the connection, and whether it may be repeated.
+        try:
+            return driver.lost_its_txn_number(self._loop, args[1])
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before a write was sent")
+            return False
 
     def attempt(self) -> Any:
         self._reached_connection = False
@@ -77,13 +105,13 @@ class Attempts:
 
     def operation(self) -> Operation:
         loop = self._loop
-        call = calls.current()
+        call = self.call
         block = policy.current()
         kind = driver.kind(loop)
         deadline, window = self._deadlines()
         return Operation(
             name=driver.operation_name(loop) if call is None else call.operation,
-            namespace=driver.bulk_namespace(loop) if call is None else call.namespace,
+            namespace="" if call is None else call.namespace,
             kind=kind,
             strategy=block.strategy or self._strategy,
             retries_enabled=driver.retries_enabled(loop, kind),
@@ -160,6 +188,12 @@ class Attempts:
             failure.error, (ConnectionFailure, OperationFailure)
         )
         out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
-        if failure.selection or failure.no_writes_performed or of_the_driver or out_of_time:
+        if before is failure.error:
+            return before
+        if failure.no_writes_performed:
+            before.__cause__ = failure.error
+            return before
+        if failure.selection or of_the_driver or out_of_time:
+            before.__context__ = failure.error
             return before
         return failure.error

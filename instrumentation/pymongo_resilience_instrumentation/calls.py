@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
 
@@ -17,30 +17,44 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
 
+NO_DEADLINE: AbstractContextManager[None] = nullcontext()
+
 
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it."""
 
     __slots__ = (
-        "acknowledged", "backoff", "collection", "command_spans", "database", "deadline",
-        "declined_by", "driver_connection_id", "namespace", "operation", "otel_token",
-        "reasons", "server", "span", "started", "timeout", "token",
+        "acknowledged", "backoff", "client", "collection", "command_spans", "database",
+        "deadline", "declined_by", "driver_connection_id", "ended", "namespace", "operation",
+        "otel_token", "outer_context", "public", "reasons", "server", "span", "started",
+        "timeout", "token",
     )  # fmt: skip
 
     def __init__(
-        self, operation: str, database: str, collection: str | None, *, acknowledged: bool
+        self,
+        client: Any,
+        operation: str,
+        database: str,
+        collection: str | None,
+        *,
+        acknowledged: bool,
+        public: bool = True,
     ) -> None:
+        self.client = client
         self.operation = operation
         self.database = database
         self.collection = collection
         self.acknowledged = acknowledged
-        """False where the write concern asks for no answer."""
+        """False where the write concern asks for no answer, or nobody knows."""
+        self.public = public
+        """False for what reached the driver's loop without a wrapper around it: no telemetry."""
+        self.ended = False
         self.namespace = database if collection is None else f"{database}.{collection}"
         self.started = 0.0
         self.timeout: float | None = None
         """Seconds the whole call has; 0 is without end, None is no deadline."""
-        self.deadline: AbstractContextManager[None] = nullcontext()
-        """Puts the timeout in force."""
+        self.deadline = NO_DEADLINE
+        """Puts the timeout in force, where that is ours to do."""
         self.span: Span | None = None
         self.command_spans: dict[int, Span] = {}
         """Spans of commands in flight, by request id: ended with the call at the latest."""
@@ -53,6 +67,8 @@ class Call:
         self.declined_by: Rule | None = None
         self.token: Token[Call | None] | None = None
         self.otel_token: Token[Context] | None = None
+        self.outer_context: Context | None = None
+        """OpenTelemetry's context around the call."""
 
 
 _current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", default=None)
@@ -60,7 +76,17 @@ _current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", defaul
 
 def current() -> Call | None:
     """The call that the caller's thread or task is in."""
-    return _current.get()
+    call = _current.get()
+    return None if call is None or call.ended else call
+
+
+def inherited() -> Call | None:
+    """A call that has ended, where the caller's task was started inside of it.
+
+    A task keeps the context it was started in for good, and with it a call that is over.
+    """
+    call = _current.get()
+    return call if call is not None and call.ended else None
 
 
 def enter(call: Call) -> None:
@@ -69,6 +95,8 @@ def enter(call: Call) -> None:
 
 def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
+    call.ended = True
+    call.client = None
     if call.otel_token is not None:
         context.detach(call.otel_token)
         call.otel_token = None
@@ -78,5 +106,5 @@ def leave(call: Call) -> None:
 
 
 def forget() -> None:
-    """After a fault of ours: whatever was entered is no longer the current call."""
+    """Whatever was entered is no longer the caller's: after a fault of ours, or once inherited."""
     _current.set(None)

@@ -39,28 +39,25 @@ class Server:
 class ClientState:
     """One client. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: Any) -> None:
         self.topology_type = "Unknown"
+        self._client = weakref.ref(client)
         self._servers: dict[Address, Server] = {}
         self._lock = threading.Lock()
-        self._client: weakref.ref[Any] | None = None
-
-    def follow(self, client: Any) -> None:
-        """Ask the client itself for its servers' types: it has no listeners that would tell."""
-        self._client = weakref.ref(client)
 
     def refresh(self) -> None:
-        """Bring the types up to date, where nobody tells when they change."""
-        client = None if self._client is None else self._client()
+        """Ask the client for the types of its servers: nothing tells when they change."""
+        client = self._client()
         if client is None:
             return
         description = client.topology_description
         self.topology_type = description.topology_type_name
         current = description.server_descriptions()
-        for address, server in current.items():
-            self.server(address).type = server.server_type_name
-        for address in self.servers().keys() - current.keys():
-            self.forget(address)
+        for address, server in self.servers().items():
+            now = current.get(address)
+            server.type = "Unknown" if now is None else now.server_type_name
+            if server.type == "Unknown":
+                server.rtt.reset()
 
     def server(self, address: Address) -> Server:
         """The server at ``address``, known from now on."""
@@ -71,24 +68,27 @@ class ClientState:
         with self._lock:
             self._servers.pop(address, None)
 
-    def clear(self) -> None:
-        """The client was closed."""
-        with self._lock:
-            self._servers.clear()
-
     def servers(self) -> dict[Address, Server]:
         """A copy: the dictionary may change while it is walked."""
         with self._lock:
             return dict(self._servers)
+
+    def round_trip(self, address: Address, seconds: float | None) -> None:
+        """One measured round trip; None after a failed one."""
+        server = self.servers().get(address)
+        if server is None:
+            return
+        if seconds is None:
+            server.rtt.reset()
+        else:
+            server.rtt.add(seconds)
 
     def connection(self, address: Address, connection_id: int, state: str | None) -> None:
         """A connection's new state; None once it is closed."""
         with self._lock:
             server = self._servers.get(address)
             if server is None:
-                if state is None:
-                    return
-                server = self._servers.setdefault(address, Server())
+                return
             if state is None:
                 server.connections.pop(connection_id, None)
             else:
@@ -110,8 +110,8 @@ class Clients:
         self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def add(self) -> ClientState:
-        state = ClientState()
+    def add(self, client: Any) -> ClientState:
+        state = ClientState(client)
         with self._lock:
             self._clients.add(state)
         return state

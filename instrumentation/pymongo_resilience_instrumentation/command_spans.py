@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from bson.binary import Binary
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
@@ -64,8 +65,11 @@ class CommandSpans:
         name = event.command_name
         host, port = event.connection_id
         database = "admin" if name in AGAINST_ADMIN else event.database_name
+        # A task started inside of a call that has ended still carries its span: not a parent.
+        orphan = call is None and calls.inherited() is not None
         span = self._tracer.start_span(
             name,
+            context=Context() if orphan else None,
             kind=SpanKind.CLIENT,
             attributes=_attributes(name, database, _collection(event), host, port),
         )

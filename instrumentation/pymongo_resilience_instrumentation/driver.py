@@ -29,6 +29,7 @@ class Feature(enum.Enum):
     RETRIES = "retries (pymongo's own loop decides)"
     CURSORS = "operation spans of cursor batches"
     TIMEOUT = "the default timeout"
+    REPR = "a client's repr without our listeners"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 
@@ -56,13 +57,20 @@ def _parts() -> Iterator[Part]:
         client = f"pymongo.{half}.mongo_client"
         session = f"pymongo.{half}.client_session"
         yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
+        yield Part(
+            Feature.RETRIES, f"pymongo.{half}.pool:{prefix}Connection", ("supports_sessions",)
+        )
         yield Part(Feature.RETRIES, f"pymongo.{half}.bulk:_{prefix}Bulk", _BULK_NAMES)
         yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", ("_transaction", "_unpin"))
         yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
         yield Part(Feature.CURSORS, f"{client}:{prefix}MongoClient", ("_run_operation",))
-        yield Part(Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients",))
+        yield Part(
+            Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients", "_closed")
+        )
+        yield Part(Feature.REPR, f"{client}:{prefix}MongoClient", ("_options",))
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
-    yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout",))
+    yield Part(Feature.REPR, "pymongo.client_options:ClientOptions", ("_options",))
+    yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all"))
 
 
 def missing() -> dict[Feature, list[str]]:
@@ -106,9 +114,22 @@ def loop_classes() -> tuple[tuple[type, bool], ...]:
 
 
 def existing_clients() -> int:
-    """How many clients are alive in this process."""
+    """How many clients of this process are alive and not closed."""
     sync, asynchronous = importlib.import_module(SYNC), importlib.import_module(ASYNC)
-    return len(sync.MongoClient._clients) + len(asynchronous.AsyncMongoClient._clients)
+    clients = [
+        *sync.MongoClient._clients.values(),
+        *asynchronous.AsyncMongoClient._clients.values(),
+    ]
+    return sum(not client._closed for client in clients)
+
+
+def show_listeners(client: Any, given: Any) -> None:
+    """Where the client lists its options, show the listeners it was given; None for none."""
+    options = client._options._options
+    if given is None:
+        options.pop("event_listeners", None)
+    else:
+        options["event_listeners"] = given
 
 
 def timeout_in_force() -> float | None:
@@ -116,6 +137,13 @@ def timeout_in_force() -> float | None:
     from pymongo import _csot  # noqa: PLC0415 - only once the check has found it
 
     return _csot.get_timeout()
+
+
+def forget_timeout() -> None:
+    """In this task or thread, no timeout is in force any more."""
+    from pymongo import _csot  # noqa: PLC0415
+
+    _csot.reset_all()
 
 
 def remaining() -> float | None:
@@ -152,10 +180,10 @@ def operation_name(loop: Any) -> str:
     return str(getattr(loop._operation, "value", loop._operation))
 
 
-def bulk_namespace(loop: Any) -> str:
-    """``"db.collection"`` of a collection's bulk write, else an empty string."""
+def namespace(loop: Any) -> tuple[str, str | None]:
+    """Database and collection of a collection's bulk write; of anything else nothing is known."""
     collection = getattr(loop._bulk, "collection", None)
-    return "" if collection is None else str(collection.full_name)
+    return ("", None) if collection is None else (collection.database.name, collection.name)
 
 
 def in_transaction(loop: Any) -> bool:
@@ -215,12 +243,17 @@ def server_address(loop: Any) -> str | None:
 
 def lost_its_txn_number(loop: Any, connection: Any) -> bool:
     """The server turned Unknown, or secondary, between selection and sending: the driver would
-    now send a retryable write as one that is not. Only a standalone server knows none at all."""
+    now send a retryable write as one that is not.
+
+    A standalone server knows no retryable writes at all; and whoever connects to one server
+    directly gets that server, secondary or not.
+    """
     if loop._retryable or loop._is_read or in_transaction(loop):
         return False
-    return bool(
-        connection.supports_sessions and loop._server.description.server_type_name != "Standalone"
-    )
+    server_type = loop._server.description.server_type_name
+    if server_type == "Standalone" or not connection.supports_sessions:
+        return False
+    return server_type == "Unknown" or _topology_type(loop) != "Single"
 
 
 def restore_retryable(loop: Any) -> None:
@@ -278,4 +311,8 @@ def deprioritize(loop: Any) -> None:
 
 
 def is_sharded(loop: Any) -> bool:
-    return bool(loop._client.topology_description.topology_type_name == "Sharded")
+    return _topology_type(loop) == "Sharded"
+
+
+def _topology_type(loop: Any) -> str:
+    return str(loop._client.topology_description.topology_type_name)

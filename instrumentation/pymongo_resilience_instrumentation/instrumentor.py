@@ -24,7 +24,11 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.driver import Feature
-from pymongo_resilience_instrumentation.metrics import OperationMetrics, ServerMetrics
+from pymongo_resilience_instrumentation.metrics import (
+    OperationMetrics,
+    ServerMetrics,
+    server_metrics,
+)
 from pymongo_resilience_instrumentation.patches import Patches
 from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
 from pymongo_resilience_instrumentation.spans import OperationSpans
@@ -52,6 +56,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     """One for the process. Thread-safe where OpenTelemetry's base class is: call it at start-up."""
 
     _patches: Patches | None = None
+    _gauges: ServerMetrics | None = None
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return SUPPORTED
@@ -83,6 +88,10 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             without.add(Feature.RETRIES)
         self._patches = Patches()
         self._patches.apply(runtime, without=without)
+        if config.metrics:
+            provider = kwargs.get("meter_provider")
+            self._gauges = server_metrics(_meter(provider), provider)
+            self._gauges.show(runtime.clients)
         switch.current = runtime.switch
         runtime.switch.on = True
         if Feature.EXISTING_CLIENTS not in lacking:
@@ -90,6 +99,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def _uninstrument(self, **_: Any) -> None:
         switch.current.on = False
+        if self._gauges is not None:
+            self._gauges.show(None)
+            self._gauges = None
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
@@ -117,6 +129,10 @@ def _self_check() -> dict[Feature, list[str]]:
     return lacking
 
 
+def _meter(provider: Any) -> metrics.Meter:
+    return metrics.get_meter(SCOPE, __version__, provider)
+
+
 def _runtime(
     config: Config,
     *,
@@ -135,9 +151,7 @@ def _runtime(
         operation_spans, command_spans = OperationSpans(tracer), CommandSpans(tracer)
         hearing.append(operation_spans)
     if config.metrics:
-        meter = metrics.get_meter(SCOPE, __version__, meter_provider)
-        operation_metrics = OperationMetrics(meter)
-        ServerMetrics(meter, clients, ours)
+        operation_metrics = OperationMetrics(_meter(meter_provider))
         hearing.append(operation_metrics)
     parts = (
         Orchestrator(

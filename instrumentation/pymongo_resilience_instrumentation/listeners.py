@@ -104,45 +104,26 @@ class Heartbeats(_OfOneClient, monitoring.ServerHeartbeatListener):
     @_harmless
     def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
         if not event.awaited:
-            self._client.server(event.connection_id).rtt.add(event.duration)
+            self._client.round_trip(event.connection_id, event.duration)
 
     @_harmless
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
-        self._client.server(event.connection_id).rtt.reset()
-
-
-class Servers(_OfOneClient, monitoring.ServerListener):
-    """Which servers there are, and the type each one has now."""
-
-    @_harmless
-    def opened(self, event: monitoring.ServerOpeningEvent) -> None:
-        self._client.server(event.server_address)
-
-    @_harmless
-    def description_changed(self, event: monitoring.ServerDescriptionChangedEvent) -> None:
-        self._client.server(event.server_address).type = event.new_description.server_type_name
-
-    @_harmless
-    def closed(self, event: monitoring.ServerClosedEvent) -> None:
-        self._client.forget(event.server_address)
-
-
-class Topologies(_OfOneClient, monitoring.TopologyListener):
-    """The type of the deployment, and the client's end."""
-
-    def opened(self, event: monitoring.TopologyOpenedEvent) -> None: ...
-
-    @_harmless
-    def description_changed(self, event: monitoring.TopologyDescriptionChangedEvent) -> None:
-        self._client.topology_type = event.new_description.topology_type_name
-
-    @_harmless
-    def closed(self, event: monitoring.TopologyClosedEvent) -> None:  # noqa: ARG002 - the driver's shape
-        self._client.clear()
+        self._client.round_trip(event.connection_id, None)
 
 
 class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
-    """Every connection from the moment its socket is made to the moment it is closed."""
+    """Every connection from the moment its socket is made to the moment it is closed.
+
+    A server has a pool as long as the client knows it, so its pool tells when it comes and goes.
+    """
+
+    @_harmless
+    def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
+        self._client.server(event.address)
+
+    @_harmless
+    def pool_closed(self, event: monitoring.PoolClosedEvent) -> None:
+        self._client.forget(event.address)
 
     @_harmless
     def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
@@ -167,13 +148,9 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
         self._client.connection(event.address, event.connection_id, None)
 
-    def pool_created(self, event: monitoring.PoolCreatedEvent) -> None: ...
-
     def pool_ready(self, event: monitoring.PoolReadyEvent) -> None: ...
 
     def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
-
-    def pool_closed(self, event: monitoring.PoolClosedEvent) -> None: ...
 
     def connection_check_out_started(
         self, event: monitoring.ConnectionCheckOutStartedEvent
@@ -185,11 +162,13 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
 
 
 def listeners_of(
-    client: ClientState, spans: CommandSpans | None, switch: Switch, *, metrics: bool, sdam: bool
+    client: ClientState, spans: CommandSpans | None, switch: Switch, *, metrics: bool
 ) -> list[Any]:
     """What one new client is given: nothing that nobody consumes, since each listener costs.
 
-    ``sdam``: whether it can have server and topology listeners.
+    No server or topology listeners: with one, pymongo starts a thread for each client, whose
+    ``close()`` then takes half a second longer, and an async client can no longer be made outside
+    of a running event loop. The client itself says the same when it is asked.
     """
     if spans is not None:
         chosen: list[Any] = [Commands(spans, switch)]
@@ -197,8 +176,6 @@ def listeners_of(
         chosen = [LastServer(switch)]
     else:
         return []
-    if sdam and metrics:
-        chosen += [Servers(client, switch), Topologies(client, switch)]
     if metrics:
         chosen.append(Heartbeats(client, switch))
     # The pool tells which connection a command went over, so spans need it too.

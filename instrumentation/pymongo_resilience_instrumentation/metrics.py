@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import Observation
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter
 
     from pymongo_resilience.events import Event
-    from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import Address, Clients, ClientState, Server
 
@@ -95,11 +95,14 @@ def address_attributes(address: Address) -> dict[str, Any]:
 
 
 class ServerMetrics:
-    """Gauges over the clients that are alive, read when the SDK collects."""
+    """Gauges over the clients that are alive, read when the SDK collects.
 
-    def __init__(self, meter: Meter, clients: Clients, switch: Switch) -> None:
-        self._all_clients = clients
-        self._switch = switch
+    An SDK keeps the first callback of an instrument for good, so there is one of these for each
+    provider, and each ``instrument()`` shows its own clients through it.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._shown: Clients | None = None
         meter.create_observable_gauge(
             semconv.SERVER_RTT,
             callbacks=[self._rtt],
@@ -156,6 +159,24 @@ class ServerMetrics:
                 if seconds is not None:
                     yield Observation(seconds, address_attributes(address))
 
+    def show(self, clients: Clients | None) -> None:
+        """From now on these; None shows nothing."""
+        self._shown = clients
+
     def _clients(self) -> list[ClientState]:
-        # An SDK keeps its callbacks for good: after uninstrument() there is nothing to tell.
-        return self._all_clients.alive() if self._switch.on else []
+        return [] if self._shown is None else self._shown.alive()
+
+
+_of_global_provider: list[ServerMetrics] = []
+_by_provider: weakref.WeakKeyDictionary[Any, ServerMetrics] = weakref.WeakKeyDictionary()
+
+
+def server_metrics(meter: Meter, provider: Any) -> ServerMetrics:
+    """The gauges of a provider, made once; ``provider`` is None for the global one."""
+    if provider is None:
+        if not _of_global_provider:
+            _of_global_provider.append(ServerMetrics(meter))
+        return _of_global_provider[0]
+    if provider not in _by_provider:
+        _by_provider[provider] = ServerMetrics(meter)
+    return _by_provider[provider]

@@ -27,6 +27,9 @@ class PublicOperation:
     """From the object and the arguments."""
 
 
+WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite"})
+
+
 def _collection(instance: Any, *_: Any) -> Target:
     return instance.database.name, instance.name
 

@@ -60,7 +60,11 @@ class Patches:
             for name, operation in table.items():
                 self._wrap(owner, name, wrappers.public(runtime, operation, _is_async(owner, name)))
         for owner in CLIENTS:
-            self._wrap(owner, "__init__", wrappers.constructor(runtime))
+            self._wrap(
+                owner,
+                "__init__",
+                wrappers.constructor(runtime, hides_listeners=Feature.REPR not in without),
+            )
             if Feature.CURSORS not in without:
                 asynchronous = _is_async(owner, "_run_operation")
                 self._wrap(owner, "_run_operation", wrappers.cursor_batch(runtime, asynchronous))

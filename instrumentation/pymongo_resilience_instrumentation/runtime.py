@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pymongo
+from opentelemetry import context
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.attempts import Attempts
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
 
 if TYPE_CHECKING:
@@ -25,15 +25,12 @@ if TYPE_CHECKING:
     from pymongo_resilience.executor import AsyncExecutor, Executor
     from pymongo_resilience.strategy import RetryStrategy
     from pymongo_resilience.switch import Switch
-    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import Clients
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
     from pymongo_resilience_instrumentation.spans import OperationSpans
 
 logger = logging.getLogger("pymongo_resilience")
-
-NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 
 
 class CallLog:
@@ -48,18 +45,6 @@ class CallLog:
             call.backoff += event.delay
         else:
             call.declined_by = event.rule
-
-
-def _can_have_sdam_listeners(client: Any) -> bool:
-    """With them, an async client starts a task in its constructor: it then needs a running loop,
-    which it does not need otherwise, and must not need because of us."""
-    if not isinstance(client, pymongo.AsyncMongoClient):
-        return True
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +63,28 @@ class Runtime:
     knows_timeouts: bool
     """Whether the driver says which timeout is in force; without that we set none."""
 
-    def attempts(self, loop: Any) -> Attempts:
-        """The work of one run of the driver's loop."""
-        return Attempts(
-            loop,
-            clock=self.executor.clock,
-            strategy=self.strategy,
-            retargeting=self.config.overload_retargeting,
-        )
+    def nested(self, client: Any) -> bool:
+        """Whether the caller is inside of a call of the same client: the outermost wins."""
+        call = calls.current()
+        return call is not None and call.client is client
 
     def begin(
         self, client: Any, operation: str, database: str, collection: str | None, acknowledged: bool
     ) -> Call:
         """Enter a call of the public API."""
-        call = calls.Call(operation, database, collection, acknowledged=acknowledged)
+        self._disinherit()
+        call = Call(client, operation, database, collection, acknowledged=acknowledged)
         call.started = time.perf_counter()
-        call.timeout, call.deadline = self.deadline(client)
+        call.timeout, call.deadline = self._deadline(client)
         calls.enter(call)
         if self.operation_spans is not None:
             self.operation_spans.start(call)
         return call
 
     def end(self, call: Call, error: BaseException | None) -> None:
-        """Leave it: the span ends, the duration is recorded, whatever happened."""
+        """Leave it: the spans end, the duration is recorded, whatever happened."""
         try:
-            if self.operation_metrics is not None:
+            if self.operation_metrics is not None and call.public:
                 elapsed = time.perf_counter() - call.started
                 self.operation_metrics.record(call, error, elapsed)
         except Exception:
@@ -114,7 +96,49 @@ class Runtime:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
         calls.leave(call)
 
-    def deadline(self, client: Any) -> tuple[float | None, AbstractContextManager[None]]:
+    def enter_loop(self, loop: Any) -> Attempts:
+        """One run of the driver's loop, inside of the call it belongs to.
+
+        Where it was entered without a wrapper of ours around it (a commit, a method bound before
+        ``instrument()``), it gets a call of its own that keeps its deadline and ends its spans.
+        """
+        client = driver.client(loop)
+        own = None if self.nested(client) else self._loop_call(loop, client)
+        try:
+            return Attempts(
+                loop,
+                own or calls.current(),
+                owns_call=own is not None,
+                clock=self.executor.clock,
+                strategy=self.strategy,
+                retargeting=self.config.overload_retargeting,
+            )
+        except Exception:
+            if own is not None:
+                calls.leave(own)
+            raise
+
+    def leave_loop(self, work: Attempts, error: BaseException | None) -> None:
+        work.release()
+        if work.owns_call and work.call is not None:
+            self.end(work.call, error)
+
+    def _loop_call(self, loop: Any, client: Any) -> Call:
+        self._disinherit()
+        database, collection = driver.namespace(loop)
+        call = Call(
+            client,
+            driver.operation_name(loop),
+            database,
+            collection,
+            acknowledged=False,
+            public=False,
+        )
+        call.timeout, call.deadline = self._deadline(client)
+        calls.enter(call)
+        return call
+
+    def _deadline(self, client: Any) -> tuple[float | None, AbstractContextManager[None]]:
         """The seconds a call has, and what puts the configured default in force.
 
         ``pymongo.timeout`` around the call wins, then the client's own timeoutMS.
@@ -130,20 +154,21 @@ class Runtime:
             return own, NO_DEADLINE
         return default / 1000, pymongo.timeout(default / 1000)
 
-    def deadline_of(self, loop: Any) -> AbstractContextManager[None]:
-        """The same for a loop that was entered without a wrapper of ours around the call."""
-        if calls.current() is not None:
-            return NO_DEADLINE
-        return self.deadline(driver.client(loop))[1]
+    def _disinherit(self) -> None:
+        """A task that was started inside of a call outlives it: its span and deadline end there."""
+        call = calls.inherited()
+        if call is None:
+            return
+        calls.forget()
+        if call.outer_context is not None:
+            context.attach(call.outer_context)
+        ours = self.knows_timeouts and call.deadline is not NO_DEADLINE
+        if ours and driver.timeout_in_force() == call.timeout:
+            driver.forget_timeout()
 
     def equip(self, client: Any, listeners: Sequence[Any]) -> list[Any]:
         """The listeners of a client that is being made: its own, and ours once."""
         own = [each for each in listeners if not isinstance(each, OurListener)]
-        state = self.clients.add()
-        sdam = _can_have_sdam_listeners(client)
-        if not sdam:
-            state.follow(client)
+        state = self.clients.add(client)
         metrics = self.operation_metrics is not None
-        return own + listeners_of(
-            state, self.command_spans, self.switch, metrics=metrics, sdam=sdam
-        )
+        return own + listeners_of(state, self.command_spans, self.switch, metrics=metrics)

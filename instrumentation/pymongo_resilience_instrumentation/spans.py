@@ -57,18 +57,19 @@ class OperationSpans:
         name, attributes = _operation_attributes(call.operation, call.database, call.collection)
         span = self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)
         call.span = span
-        call.otel_token = context.attach(trace.set_span_in_context(span))
+        call.outer_context = context.get_current()
+        call.otel_token = context.attach(trace.set_span_in_context(span, call.outer_context))
 
     def end(self, call: Call, error: BaseException | None) -> None:
-        span = call.span
-        if span is None:
-            return
         # A cancelled task or an interrupted thread leaves a command without its end.
         for command_span in call.command_spans.values():
             if error is not None:
                 record_error(command_span, error)
             command_span.end()
         call.command_spans.clear()
+        span = call.span
+        if span is None:
+            return
         if span.is_recording():
             span.set_attributes(_result_attributes(call, error))
             if error is not None:

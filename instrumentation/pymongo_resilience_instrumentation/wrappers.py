@@ -6,18 +6,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import calls, driver, operations
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.operations import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-Begin = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Call"]
+Begin = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Call | None"]
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -25,9 +23,11 @@ logger = logging.getLogger("pymongo_resilience")
 def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> Wrapper:
     """A method of the public API: one call, one operation span, one deadline."""
 
-    def begin(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        database, collection = operation.target(instance, args, kwargs)
+    def begin(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         client = operation.client(instance)
+        if runtime.nested(client):
+            return None
+        database, collection = operation.target(instance, args, kwargs)
         concern = getattr(instance, "write_concern", None)
         acknowledged = concern is None or concern.acknowledged
         return runtime.begin(client, operation.name, database, collection, acknowledged)
@@ -38,19 +38,32 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
 def cursor_batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """One batch of a cursor: the first, or a getMore."""
 
-    def begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         batch = args[0] if args else kwargs["operation"]
         name = str(getattr(batch.name, "value", batch.name))
+        if runtime.nested(client) and not _reads_for_the_application(name):
+            return None
         return runtime.begin(client, name, batch.db, batch.coll, True)
 
     return _call(runtime, begin, asynchronous)
 
 
+def _reads_for_the_application(name: str) -> bool:
+    """Inside of a write, a cursor is what the application writes from: ``insert_many(find())``.
+
+    Only a client's bulk write has a cursor of its own, over its results.
+    """
+    call = calls.current()
+    if call is None or call.operation not in operations.WRITES:
+        return False
+    return name != "getMore" or call.operation != "bulkWrite"
+
+
 def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
-    """Outermost wins: inside a call, the methods it calls in turn are no calls of their own."""
+    """Outermost wins: what a call calls in turn on its own client is no call of its own."""
 
     def enter(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if not runtime.switch.on or calls.current() is not None:
+        if not runtime.switch.on:
             return None
         try:
             return begin(instance, args, kwargs)
@@ -92,20 +105,28 @@ def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
     return async_wrapper if asynchronous else sync_wrapper
 
 
-def constructor(runtime: Runtime) -> Wrapper:
+def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
     """A client's ``__init__``: it gets our listeners beside its own."""
 
     def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        own = kwargs.get("event_listeners", ())
-        # What is no sequence is the driver's to refuse.
-        if runtime.switch.on and isinstance(own, Sequence):
-            try:
-                kwargs["event_listeners"] = runtime.equip(client, own)
-            except Exception:
-                logger.exception("a fault of pymongo-resilience while a client was made")
-        return wrapped(*args, **kwargs)
+        given = kwargs.get("event_listeners")
+        # What is no sequence, None included, is the driver's to refuse.
+        refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
+        if refused or not runtime.switch.on:
+            return wrapped(*args, **kwargs)
+        try:
+            kwargs["event_listeners"] = runtime.equip(client, given or ())
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before a client was made")
+        wrapped(*args, **kwargs)
+        try:
+            if hides_listeners:
+                driver.show_listeners(client, given)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after a client was made")
+        return None
 
     return wrapper
 
@@ -113,11 +134,11 @@ def constructor(runtime: Runtime) -> Wrapper:
 def run(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """The driver's loop around the attempts. It is entered once: that allocates the txnNumber."""
 
-    def enter(loop: Any) -> tuple[Attempts, AbstractContextManager[None]] | None:
+    def enter(loop: Any) -> Attempts | None:
         if not runtime.switch.on:
             return None
         try:
-            return runtime.attempts(loop), runtime.deadline_of(loop)
+            return runtime.enter_loop(loop)
         except Exception:
             logger.exception("a fault of pymongo-resilience before the driver's loop")
             return None
@@ -125,42 +146,53 @@ def run(runtime: Runtime, asynchronous: bool) -> Wrapper:
     def sync_wrapper(
         wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        entered = enter(loop)
-        if entered is None:
+        work = enter(loop)
+        if work is None:
             return wrapped(*args, **kwargs)
-        work, deadline = entered
         try:
-            with deadline:
-                return wrapped(*args, **kwargs)
+            with work.deadline:
+                result = wrapped(*args, **kwargs)
         except GaveUp as end:
             error = end.error
-        finally:
-            work.release()
+        except BaseException as raised:
+            runtime.leave_loop(work, raised)
+            raise
+        else:
+            runtime.leave_loop(work, None)
+            return result
+        runtime.leave_loop(work, error)
         return _raise(error)
 
     async def async_wrapper(
         wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        entered = enter(loop)
-        if entered is None:
+        work = enter(loop)
+        if work is None:
             return await wrapped(*args, **kwargs)
-        work, deadline = entered
         try:
-            with deadline:
-                return await wrapped(*args, **kwargs)
+            with work.deadline:
+                result = await wrapped(*args, **kwargs)
         except GaveUp as end:
             error = end.error
-        finally:
-            work.release()
+        except BaseException as raised:
+            runtime.leave_loop(work, raised)
+            raise
+        else:
+            runtime.leave_loop(work, None)
+            return result
+        runtime.leave_loop(work, error)
         return _raise(error)
 
     return async_wrapper if asynchronous else sync_wrapper
 
 
 def _raise(error: Exception) -> NoReturn:
+    # An exception that the application is handling right now is not the context of this one.
+    context = error.__context__
     try:
         raise error
     finally:
+        error.__context__ = context
         # The traceback holds this frame: without this, frame and error keep each other alive.
         del error
 

@@ -105,7 +105,8 @@ class Side:
 
 
 @pytest.fixture(params=["sync", "async"])
-def side(request: pytest.FixtureRequest) -> Iterator[Side]:
+def side(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Side]:
+    # After the proxy, so that its clients are closed while there still is a server to say so to.
     made = Side(request.param, asyncio.Runner() if request.param == "async" else None)
     yield made
     made.close()

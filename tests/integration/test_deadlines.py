@@ -12,6 +12,9 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import Instrument, Side, fail_command
+from pymongo_resilience_instrumentation.testbed.faults import _OnCommand
+from pymongo_resilience_instrumentation.testbed.interception import Answer
+from pymongo_resilience_instrumentation.testbed.proxy import Proxy
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from pymongo_resilience_instrumentation.timeouts import timed_out
 
@@ -19,6 +22,14 @@ from pymongo_resilience import OperationTimeoutError
 from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
+
+
+class Answers(_OnCommand):
+    """One error of the server's, with its labels."""
+
+    def __init__(self, command: str, code: int, *labels: str) -> None:
+        super().__init__(command, times=1)
+        self.verdict = Answer({"ok": 0.0, "code": code, "errmsg": "", "errorLabels": list(labels)})
 
 
 @pytest.mark.parametrize("strategy", ["fast_fail", "best_effort"])
@@ -87,6 +98,49 @@ def test_without_a_deadline_no_error_changes_its_type(
         with pytest.raises(pymongo.errors.AutoReconnect) as cut:
             side.do(coll.find_one)
     assert type(cut.value) is pymongo.errors.AutoReconnect
+
+
+def test_the_chain_of_an_error_is_that_of_plain_pymongo(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    """What the application handles when it calls us is no context of the driver's own error."""
+    coll = side.client(server.uri)[database].coll
+    side.do(coll.find_one)
+
+    def chain() -> list[tuple[Any, ...]]:
+        seen: list[tuple[Any, ...]] = []
+        with fail_command(control, "find", closeConnection=True):
+            try:
+                raise LookupError("of the application")
+            except LookupError:
+                try:
+                    side.do(coll.find_one)
+                except pymongo.errors.PyMongoError as error:
+                    each: BaseException | None = error
+                    while each is not None:
+                        seen.append((type(each), type(each.__cause__), each.__suppress_context__))
+                        each = each.__cause__ or each.__context__
+        return seen
+
+    plain = chain()
+    assert len(plain) > 1
+    instrument()
+    assert chain() == plain
+
+
+def test_an_error_of_a_retry_that_wrote_nothing_is_kept_as_the_cause_of_the_first(
+    side: Side, proxy: Proxy, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    proxy.inject(Answers("insert", 91, "RetryableWriteError"))
+    proxy.inject(Answers("insert", 10107, "RetryableWriteError", "NoWritesPerformed"))
+    with pytest.raises(pymongo.errors.NotPrimaryError) as caught:
+        side.do(coll.insert_one, {"_id": 1})
+    assert caught.value.details["code"] == 91
+    assert isinstance(caught.value.__cause__, pymongo.errors.NotPrimaryError)
+    assert caught.value.__cause__.details["code"] == 10107
 
 
 @pytest.mark.parametrize("where", ["pymongo.timeout", "client"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from typing import Any
 
 import pymongo
@@ -129,7 +130,7 @@ def test_a_client_of_an_earlier_instrument_is_drawn_once_by_the_later_one(
     assert [span.name for span in second.spans()] == [f"find {database}.coll"]
 
 
-def test_every_kind_of_listener_is_injected_beside_the_applications_own(
+def test_our_listeners_stand_beside_the_applications_own(
     side: Side, server: EmbeddedServer, instrument: Instrument
 ) -> None:
     instrument()
@@ -141,11 +142,12 @@ def test_every_kind_of_listener_is_injected_beside_the_applications_own(
     for kind in (
         monitoring.CommandListener,
         monitoring.ServerHeartbeatListener,
-        monitoring.ServerListener,
-        monitoring.TopologyListener,
         monitoring.ConnectionPoolListener,
     ):
         assert sum(isinstance(each, kind) for each in ours) == 1
+    # One of these would cost each client a thread, and half a second when it is closed.
+    for kind in (monitoring.ServerListener, monitoring.TopologyListener):
+        assert not any(isinstance(each, kind) for each in ours)
     globally = monitoring._LISTENERS
     assert not any(isinstance(each, OurListener) for group in globally for each in group)
 
@@ -159,7 +161,45 @@ def test_a_client_made_from_anothers_options_has_our_listeners_once(
             sum(isinstance(each, OurListener) for each in client.options.event_listeners)
             for client in (first, second)
         ]
-        assert count == [5, 5]
+        assert count == [3, 3]
+
+
+@pytest.mark.parametrize("own", [None, [], "one"])
+def test_a_client_shows_only_the_applications_own_listeners(
+    own: Any, side: Side, server: EmbeddedServer, instrument: Instrument
+) -> None:
+    options = {} if own is None else {"event_listeners": [SentCommands()] if own else []}
+    plain = repr(side.do(side.client, server.uri, **options))
+    instrument()
+    assert repr(side.do(side.client, server.uri, **options)) == plain
+
+
+def test_a_client_has_no_more_threads_with_the_library_than_without(
+    server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    def threads_of_a_client() -> list[str]:
+        before = set(threading.enumerate())
+        with pymongo.MongoClient(server.uri) as client:
+            client[database].coll.find_one()
+            return sorted(thread.name for thread in set(threading.enumerate()) - before)
+
+    plain = threads_of_a_client()
+    instrument()
+    assert threads_of_a_client() == plain
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "expected a Config": {"config": {"timeout_ms": 5}},
+    "a strategy is chosen by name with Config": {"strategy": "mongodb"},
+    "has no on_event": {"listeners": [print]},
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_argument_is_refused_with_what_is_expected(text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        pymongo_resilience.instrument(**WRONG[text])
+    assert not pymongo_resilience.is_instrumented()
 
 
 def test_an_async_client_may_be_made_outside_of_an_event_loop(

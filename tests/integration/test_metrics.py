@@ -9,9 +9,14 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import Instrument, Side, fail_command, wait_until
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter
 from pymongo_resilience_instrumentation.testbed.proxy import Proxy
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import Config
 
 
 def test_the_duration_of_every_operation_is_recorded_once(
@@ -126,10 +131,43 @@ def test_servers_have_a_state_and_a_round_trip_time(
         ]
 
     wait_until(primary)
+
+    def minimum_known() -> list[Any]:
+        side.do(client[database].coll.find_one)
+        return telemetry.points("pymongo_resilience.server.rtt.min")
+
+    ((_, minimum),) = wait_until(minimum_known)
     ((attributes, average),) = telemetry.points("pymongo_resilience.server.rtt")
-    ((_, minimum),) = wait_until(lambda: telemetry.points("pymongo_resilience.server.rtt.min"))
     assert attributes == address
     assert 0 < minimum.value <= average.value < 1
+
+
+def test_a_later_instrument_shows_its_clients_through_the_same_provider(
+    side: Side, server: EmbeddedServer, database: str
+) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+
+    def states() -> list[Any]:
+        data = reader.get_metrics_data()
+        return [
+            point
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == "pymongo_resilience.server.state"
+            for point in metric.data.data_points
+        ]
+
+    for _ in range(3):
+        assert states() == []
+        pymongo_resilience.instrument(Config(traces=False), meter_provider=provider)
+        try:
+            client = side.do(side.client, server.uri)
+            side.do(client[database].coll.find_one)
+            assert len(states()) == 1
+        finally:
+            pymongo_resilience.uninstrument()
 
 
 def test_connections_are_counted_by_state_and_gone_with_their_client(

@@ -11,7 +11,12 @@ import pytest
 from conftest import Instrument, SentCommands, Side, fail_command
 from pymongo import InsertOne, UpdateOne
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutAtHandshake, CutBefore
+from pymongo_resilience_instrumentation.testbed.faults import (
+    CutAfter,
+    CutAtHandshake,
+    CutBefore,
+    StepDown,
+)
 from pymongo_resilience_instrumentation.testbed.interception import Fault
 from pymongo_resilience_instrumentation.testbed.proxy import Proxy
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
@@ -226,6 +231,7 @@ def test_a_write_whose_server_changed_before_it_was_sent_keeps_its_txn_number(
                 _retryable=False,
                 _is_read=False,
                 _session=loop._session,
+                _client=loop._client,
                 _server=types.SimpleNamespace(description=description),
             )
         return original(loop, connection)
@@ -237,6 +243,25 @@ def test_a_write_whose_server_changed_before_it_was_sent_keeps_its_txn_number(
     ]
     (command,) = sent.named("insert")
     assert "txnNumber" in command
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 20_000])
+def test_a_write_sent_directly_to_a_secondary_gets_the_servers_own_answer(
+    timeout_ms: int | None, side: Side, proxy: Proxy, database: str, instrument: Instrument
+) -> None:
+    """Whoever connects to one server means that one: its type is no surprise to wait out."""
+    telemetry = instrument(timeout_ms=timeout_ms)
+    step_down = StepDown(60)
+    proxy.inject(step_down)
+    client = side.client(proxy.uri, directConnection=True)
+    with pytest.raises(pymongo.errors.NotPrimaryError) as caught:
+        side.do(client[database].coll.insert_one, {"_id": 1})
+    assert type(caught.value) is pymongo.errors.NotPrimaryError
+    assert caught.value.details["code"] == 10107
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.NOT_SAFE]
+    proxy.clear()
+    # And a database that a secondary takes writes for, like "local", can be written to.
+    side.do(client[database].coll.insert_one, {"_id": 1})
 
 
 def test_a_standalone_server_gets_its_writes_without_a_txn_number(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, Telemetry, fail_command
+from conftest import Instrument, SentCommands, Side, Telemetry, fail_command
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
@@ -339,6 +339,105 @@ def test_cancellation_ends_every_span_and_the_wait_between_attempts(
     command = telemetry.commands_of(in_flight)[0]
     assert command.attributes["exception.type"] == "asyncio.exceptions.CancelledError"
     assert root.attributes["pymongo_resilience.attempts"] > 3
+
+
+def test_a_cancelled_commit_leaves_no_span_open(
+    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(server.uri, appname="under-test") as client:
+            await client[database].coll.insert_one({"_id": 0})
+            session = client.start_session()
+            await session.start_transaction()
+            await client[database].coll.insert_one({"_id": 1}, session=session)
+            block = {"blockConnection": True, "blockTimeMS": 500, "times": 1}
+            with (
+                fail_command(control, "commitTransaction", **block),
+                pytest.raises(TimeoutError),
+            ):
+                async with asyncio.timeout(0.1):
+                    await session.commit_transaction()
+            await session.end_session()
+
+    asyncio.run(main())
+    (commit,) = [span for span in telemetry.spans() if span.name == "commitTransaction"]
+    assert commit.attributes["exception.type"] == "asyncio.exceptions.CancelledError"
+
+
+def test_a_task_started_inside_of_an_operation_outlives_its_span_and_deadline(
+    server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    """For example a flusher that a command listener of the application starts lazily."""
+    telemetry = instrument(timeout_ms=200)
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("application")
+    tasks: list[asyncio.Task[None]] = []
+
+    async def main() -> None:
+        finished = asyncio.Event()
+
+        class Starter(SentCommands):
+            def started(self, event: Any) -> None:
+                if not tasks:
+                    tasks.append(asyncio.create_task(flush()))
+
+        async def flush() -> None:
+            await finished.wait()
+            for number in range(3):
+                await client[database].flushed.insert_one({"_id": number})
+
+        async with pymongo.AsyncMongoClient(server.uri, event_listeners=[Starter()]) as client:
+            with tracer.start_as_current_span("request"):
+                await client[database].coll.find_one()
+            await asyncio.sleep(0.3)
+            finished.set()
+            await tasks[0]
+
+    asyncio.run(main())
+    (find,) = telemetry.operations(f"find {database}.coll")
+    inserts = telemetry.operations(f"insert {database}.flushed")
+    assert len(inserts) == 3
+    assert [len(telemetry.commands_of(span)) for span in inserts] == [1, 1, 1]
+    assert find.parent is not None
+    assert {span.parent.span_id for span in inserts if span.parent} == {find.parent.span_id}
+
+
+def test_an_operation_on_another_client_inside_of_one_has_a_span_of_its_own(
+    server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    with pymongo.MongoClient(server.uri) as audit:
+
+        class Audit(SentCommands):
+            def started(self, event: Any) -> None:
+                if event.command_name == "find":
+                    audit[database].audit.insert_one({"command": event.command_name})
+
+        with pymongo.MongoClient(server.uri, event_listeners=[Audit()]) as client:
+            client[database].coll.find_one()
+    (find,) = telemetry.operations(f"find {database}.coll")
+    (insert,) = telemetry.operations(f"insert {database}.audit")
+    assert [span.name for span in telemetry.commands_of(insert)] == ["insert"]
+    assert "find" in [span.name for span in telemetry.commands_of(find)]
+
+
+def test_what_a_write_is_fed_from_has_spans_of_its_own(
+    proxy: Proxy, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    with pymongo.MongoClient(proxy.uri) as client:
+        source, target = client[database].source, client[database].target
+        source.insert_many([{"_id": number} for number in range(5)])
+        telemetry.clear()
+        proxy.inject(CutAfter("find"))
+        target.insert_many(source.find(batch_size=2))
+        assert target.count_documents({}) == 5
+    (find,) = telemetry.operations(f"find {database}.source")
+    (insert,) = telemetry.operations(f"insert {database}.target")
+    assert find.attributes["pymongo_resilience.attempts"] == 2
+    assert insert.attributes["pymongo_resilience.attempts"] == 1
+    assert len(telemetry.operations(f"getMore {database}.source")) == 2
 
 
 def test_without_traces_nothing_is_drawn_and_the_rest_works(

@@ -43,11 +43,11 @@ GOOD: list[tuple[str, str, Any]] = [
 BAD: list[tuple[str, str, str]] = [
     *((name, text, "true, false, 1, 0, yes, no, on or off")
       for name in ("enabled", "overload_retargeting", "traces", "metrics")
-      for text in ("", "2", "ture", "None", "y")),
+      for text in ("2", "ture", "None", "y")),
     *(("strategy", text, "one of fast_fail, best_effort, mongodb, driver")
-      for text in ("", "fastfail", "FAST_FAIL", "fast_fail,mongodb")),
+      for text in ("fastfail", "FAST_FAIL", "fast_fail,mongodb")),
     *(("timeout_ms", text, "an integer from 0 to 2147483647")
-      for text in ("", "-1", "2147483648", "1.5", "20s", "None", "1e3")),
+      for text in ("-1", "2147483648", "1.5", "20s", "None", "1e3")),
     *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
     *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
     *(("max_backoff_ms", text, "an integer from 1 to 600000") for text in ("0", "600001", "1e3")),
@@ -342,3 +342,17 @@ def test_any_bytes_in_the_file(content: bytes, file: Path) -> None:
     else:
         assert config.problems
         assert all(str(file) in problem for problem in config.problems)
+
+
+def test_an_empty_variable_is_an_unset_one() -> None:
+    empty = {option.variable: " " for option in OPTIONS} | {FILE_VARIABLE: ""}
+    assert Config.from_env(empty) == Config()
+
+
+def test_the_nearest_name_is_near_in_what_tells_names_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Config.from_env({"PYMONGO_RESILIENCE_CIRCUIT_BREAKER": "true"})
+    assert "did you mean" not in caplog.text
+    Config.from_env({"PYMONGO_RESILIENCE_TIMEOUT": "1"})
+    assert "did you mean PYMONGO_RESILIENCE_TIMEOUT_MS?" in caplog.text
