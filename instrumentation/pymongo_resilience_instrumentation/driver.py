@@ -1,4 +1,4 @@
-"""The only file that names private parts of pymongo, and the check that the installed one has them.
+"""The only file that names private parts of pymongo.
 
 Measured on 4.17 to 4.20: ``_ClientConnectionRetryable`` runs every operation that may be repeated;
 its ``run`` allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each.
@@ -6,12 +6,16 @@ its ``run`` allocates the txnNumber once, its ``_read`` and ``_write`` are one a
 
 from __future__ import annotations
 
-import enum
 import importlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.operation import Kind
+from pymongo_resilience_instrumentation.self_check import Feature, Part
+
+try:
+    from pymongo import _csot
+except ImportError:  # the self-check says so, and what needs it stays off
+    _csot = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,37 +26,17 @@ SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"
 LOOP = "_ClientConnectionRetryable"
 
-
-class Feature(enum.Enum):
-    """What is lost where pymongo lacks a private name; the value says it to people."""
-
-    RETRIES = "retries (pymongo's own loop decides)"
-    CURSORS = "operation spans of cursor batches"
-    TIMEOUT = "the default timeout"
-    REPR = "a client's repr without our listeners"
-    EXISTING_CLIENTS = "the warning about clients that exist already"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Private names in one place of the driver, and the feature that needs them."""
-
-    feature: Feature
-    place: str
-    """``"module"`` or ``"module:class"``."""
-    names: tuple[str, ...]
-
-
 _LOOP_NAMES = (
     "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
     "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
     "_last_error", "_operation", "_retryable", "_retrying", "_server", "_session",
 )  # fmt: skip
-_BULK_NAMES = ("current_run", "retrying", "is_retryable")
+_BULK_NAMES = ("current_run", "retrying")
 _TRANSACTION_NAMES = ("set_starting", "has_completed_command", "attempt")
 
 
-def _parts() -> Iterator[Part]:
+def parts() -> Iterator[Part]:
+    """Every private name below, with the feature that is lost without it."""
     for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
         client = f"pymongo.{half}.mongo_client"
         session = f"pymongo.{half}.client_session"
@@ -71,38 +55,6 @@ def _parts() -> Iterator[Part]:
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
     yield Part(Feature.REPR, "pymongo.client_options:ClientOptions", ("_options",))
     yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all"))
-
-
-def missing() -> dict[Feature, list[str]]:
-    """The private names that the installed pymongo lacks, by the feature that needs them."""
-    lacking: dict[Feature, list[str]] = {}
-    for part in _parts():
-        names = _missing_names(part)
-        if names:
-            lacking.setdefault(part.feature, []).extend(names)
-    return lacking
-
-
-def _missing_names(part: Part) -> list[str]:
-    module_name, _, class_name = part.place.partition(":")
-    try:
-        place: Any = importlib.import_module(module_name)
-        if class_name:
-            place = getattr(place, class_name)
-    except (ImportError, AttributeError):
-        return [part.place]
-    return [f"{part.place}.{name}" for name in part.names if not _has(place, name)]
-
-
-def _has(place: Any, name: str) -> bool:
-    if hasattr(place, name):
-        return True
-    # Attributes that a constructor sets are no attributes of the class unless it has slots.
-    for cls in getattr(place, "__mro__", ()):
-        code = getattr(vars(cls).get("__init__"), "__code__", None)
-        if code is not None and name in code.co_names:
-            return True
-    return False
 
 
 def loop_classes() -> tuple[tuple[type, bool], ...]:
@@ -134,29 +86,21 @@ def show_listeners(client: Any, given: Any) -> None:
 
 def timeout_in_force() -> float | None:
     """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 is without end."""
-    from pymongo import _csot  # noqa: PLC0415 - only once the check has found it
-
     return _csot.get_timeout()
 
 
 def forget_timeout() -> None:
     """In this task or thread, no timeout is in force any more."""
-    from pymongo import _csot  # noqa: PLC0415
-
     _csot.reset_all()
 
 
 def remaining() -> float | None:
     """Seconds until the driver's deadline; None without one."""
-    from pymongo import _csot  # noqa: PLC0415
-
     return _csot.remaining()
 
 
 def min_rtt() -> float:
     """The minimum round-trip time of the selected server, under a deadline; else 0."""
-    from pymongo import _csot  # noqa: PLC0415
-
     return _csot.get_rtt()
 
 

@@ -20,10 +20,9 @@ from pymongo_resilience.events import Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError, MongoDBSpecification
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation import driver, self_check
 from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.driver import Feature
 from pymongo_resilience_instrumentation.metrics import (
     OperationMetrics,
     ServerMetrics,
@@ -31,6 +30,7 @@ from pymongo_resilience_instrumentation.metrics import (
 )
 from pymongo_resilience_instrumentation.patches import Patches
 from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
+from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.spans import OperationSpans
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _from_environment() -> Config:
 
 def _self_check() -> dict[Feature, list[str]]:
     """Which features the installed pymongo cannot have: one loud line for each."""
-    lacking = driver.missing()
+    lacking = self_check.missing(driver.parts())
     for feature, names in lacking.items():
         logger.error(
             "pymongo %s lacks %s: switched off is %s; everything else works",

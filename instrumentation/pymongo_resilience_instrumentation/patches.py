@@ -15,7 +15,7 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience_instrumentation import driver, operations, wrappers
-from pymongo_resilience_instrumentation.driver import Feature
+from pymongo_resilience_instrumentation.self_check import Feature
 
 if TYPE_CHECKING:
     from collections.abc import Collection as Container

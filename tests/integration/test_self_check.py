@@ -10,14 +10,14 @@ import pymongo
 import pytest
 from conftest import Instrument, Side, fail_command
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.driver import Feature
+from pymongo_resilience_instrumentation.self_check import Feature, Part, missing
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 pytestmark = pytest.mark.oldest
 
 
 def test_the_installed_pymongo_has_every_private_name() -> None:
-    assert driver.missing() == {}
+    assert missing(driver.parts()) == {}
 
 
 def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -39,7 +39,7 @@ def test_each_missing_name_is_noticed_with_its_feature(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(name.replace(":", "."))
-    assert driver.missing() == {REMOVABLE[name]: [name]}
+    assert missing(driver.parts()) == {REMOVABLE[name]: [name]}
 
 
 def _rename_the_loop(monkeypatch: pytest.MonkeyPatch) -> str:
@@ -93,12 +93,12 @@ def test_without_the_timeout_context_no_default_timeout_is_set_and_the_rest_work
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     parts = [
-        driver.Part(part.feature, "pymongo._csot", ("no_such_name",))
+        Part(part.feature, "pymongo._csot", ("no_such_name",))
         if part.feature is Feature.TIMEOUT
         else part
-        for part in driver._parts()
+        for part in driver.parts()
     ]
-    monkeypatch.setattr(driver, "_parts", lambda: iter(parts))
+    monkeypatch.setattr(driver, "parts", lambda: iter(parts))
     caplog.clear()
     telemetry = instrument(timeout_ms=5000)
     (line,) = _errors(caplog)
@@ -118,12 +118,12 @@ def test_without_the_cursor_seam_find_one_still_has_its_span(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     parts = [
-        driver.Part(part.feature, part.place, ("_no_such_method",))
+        Part(part.feature, part.place, ("_no_such_method",))
         if part.feature is Feature.CURSORS
         else part
-        for part in driver._parts()
+        for part in driver.parts()
     ]
-    monkeypatch.setattr(driver, "_parts", lambda: iter(parts))
+    monkeypatch.setattr(driver, "parts", lambda: iter(parts))
     caplog.clear()
     telemetry = instrument(timeout_ms=5000)
     assert len(_errors(caplog)) == 1

@@ -1,0 +1,63 @@
+"""The check that the installed pymongo has the private names ``driver.py`` builds on."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Feature(enum.Enum):
+    """What is lost where pymongo lacks a private name; the value says it to people."""
+
+    RETRIES = "retries (pymongo's own loop decides)"
+    CURSORS = "operation spans of cursor batches"
+    TIMEOUT = "the default timeout"
+    REPR = "a client's repr without our listeners"
+    EXISTING_CLIENTS = "the warning about clients that exist already"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Private names in one place of the driver, and the feature that needs them."""
+
+    feature: Feature
+    place: str
+    """``"module"`` or ``"module:class"``."""
+    names: tuple[str, ...]
+
+
+def missing(parts: Iterable[Part]) -> dict[Feature, list[str]]:
+    """The private names that the installed pymongo lacks, by the feature that needs them."""
+    lacking: dict[Feature, list[str]] = {}
+    for part in parts:
+        names = _missing_names(part)
+        if names:
+            lacking.setdefault(part.feature, []).extend(names)
+    return lacking
+
+
+def _missing_names(part: Part) -> list[str]:
+    module_name, _, class_name = part.place.partition(":")
+    try:
+        place: Any = importlib.import_module(module_name)
+        if class_name:
+            place = getattr(place, class_name)
+    except (ImportError, AttributeError):
+        return [part.place]
+    return [f"{part.place}.{name}" for name in part.names if not _has(place, name)]
+
+
+def _has(place: Any, name: str) -> bool:
+    if hasattr(place, name):
+        return True
+    # Attributes that a constructor sets are no attributes of the class unless it has slots.
+    for cls in getattr(place, "__mro__", ()):
+        code = getattr(vars(cls).get("__init__"), "__code__", None)
+        if code is not None and name in code.co_names:
+            return True
+    return False
