@@ -97,6 +97,9 @@ def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
     call.client = None
+    if _current.get() is not call:
+        # A coroutine that was never finished ends wherever it is collected: nothing to restore.
+        return
     if call.otel_token is not None:
         context.detach(call.otel_token)
         call.otel_token = None
