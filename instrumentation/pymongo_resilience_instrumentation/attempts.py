@@ -45,7 +45,7 @@ class GaveUp(Exception):  # noqa: N818 - a signal through the driver's loop, nev
 class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
-    __slots__ = ("_clock", "_deadline", "_func", "_last_error", "_loop", "_progress",
+    __slots__ = ("_clock", "_func", "_last_error", "_loop", "_progress",
                  "_reached_connection", "_retargeting", "_started", "_strategy",
                  "_wants_txn_number", "call", "owns_call", "send")  # fmt: skip
 
@@ -164,9 +164,7 @@ class Attempts:
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
         error = self._chosen(failure)
         deadline = operation.deadline
-        if deadline is None or not isinstance(error, PyMongoError):
-            return GaveUp(error)
-        if not (rule is Rule.DEADLINE or deadline.expired()):
+        if rule is not Rule.DEADLINE or deadline is None or not isinstance(error, PyMongoError):
             return GaveUp(error)
         return GaveUp(
             timed_out(
@@ -182,14 +180,12 @@ class Attempts:
         """Retryable Reads and Writes: the newer error, but for those that say less than the
         earlier one."""
         before = self._last_error
-        if before is None:
+        if before is None or before is failure.error:
             return failure.error
         of_the_driver = isinstance(failure.error, PyMongoError) and not isinstance(
             failure.error, (ConnectionFailure, OperationFailure)
         )
         out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
-        if before is failure.error:
-            return before
         if failure.no_writes_performed:
             before.__cause__ = failure.error
             return before
