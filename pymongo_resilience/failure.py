@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
 RETRYABLE = "RetryableError"
+RETRYABLE_WRITE = "RetryableWriteError"
 NO_WRITES_PERFORMED = "NoWritesPerformed"
 
 

@@ -55,7 +55,7 @@ class Attempts:
     def __init__(
         self,
         loop: Any,
-        call: Call | None,
+        call: Call,
         *,
         owns_call: bool,
         clock: Clock,
@@ -78,7 +78,7 @@ class Attempts:
     @property
     def deadline(self) -> AbstractContextManager[None]:
         """Puts the default timeout in force, where no call around the loop has done so."""
-        return self.call.deadline if self.owns_call and self.call is not None else NO_DEADLINE
+        return self.call.deadline if self.owns_call else NO_DEADLINE
 
     def release(self) -> None:
         """Give the loop its function back: nothing may keep the two alive together."""
@@ -110,13 +110,13 @@ class Attempts:
         kind = driver.kind(loop)
         deadline, window = self._deadlines()
         return Operation(
-            name=driver.operation_name(loop) if call is None else call.operation,
-            namespace="" if call is None else call.namespace,
+            name=call.operation,
+            namespace=call.namespace,
             kind=kind,
             strategy=block.strategy or self._strategy,
             retries_enabled=driver.retries_enabled(loop, kind),
             in_transaction=driver.in_transaction(loop),
-            acknowledged=call is not None and call.acknowledged,
+            acknowledged=call.acknowledged,
             idempotent=bool(block.idempotent),
             deadline=deadline,
             retry_window=window,

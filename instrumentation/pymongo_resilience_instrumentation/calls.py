@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
 
+from pymongo_resilience_instrumentation.addresses import namespace_text
+
 if TYPE_CHECKING:
     from contextvars import Token
 
@@ -49,7 +51,7 @@ class Call:
         self.public = public
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
         self.ended = False
-        self.namespace = database if collection is None else f"{database}.{collection}"
+        self.namespace = namespace_text(database, collection)
         self.started = 0.0
         self.timeout: float | None = None
         """Seconds the whole call has; 0 is without end, None is no deadline."""
@@ -109,5 +111,5 @@ def leave(call: Call) -> None:
 
 
 def forget() -> None:
-    """Whatever was entered is no longer the caller's: after a fault of ours, or once inherited."""
+    """What was inherited is no longer the caller's."""
     _current.set(None)

@@ -110,9 +110,9 @@ def _demo(options: argparse.Namespace) -> int:
             'pip install "pymongo-resilience[demo]"',
             USAGE,
         )
-    from pymongo_resilience_instrumentation.demo.company import DemoError  # noqa: PLC0415
-    from pymongo_resilience_instrumentation.demo.run import Options, run  # noqa: PLC0415
-    from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415
+    from pymongo_resilience_instrumentation.demo.company import DemoError  # noqa: PLC0415 - an extra
+    from pymongo_resilience_instrumentation.demo.run import Options, run  # noqa: PLC0415 - an extra
+    from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415 - an extra
 
     wanted = Options(
         seconds=options.seconds,

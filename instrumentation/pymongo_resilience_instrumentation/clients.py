@@ -11,19 +11,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.rtt import RoundTripTime
+from pymongo_resilience_instrumentation.addresses import address_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Address = tuple[str, int | None]
+    from pymongo_resilience_instrumentation.addresses import Address
 
 IDLE = "idle"
 USED = "used"
-
-
-def pool_name(address: Address) -> str:
-    host, port = address
-    return host if port is None else f"{host}:{port}"
 
 
 class Server:
@@ -75,7 +71,8 @@ class ClientState:
 
     def round_trip(self, address: Address, seconds: float | None) -> None:
         """One measured round trip; None after a failed one."""
-        server = self.servers().get(address)
+        with self._lock:
+            server = self._servers.get(address)
         if server is None:
             return
         if seconds is None:
@@ -98,7 +95,7 @@ class ClientState:
         """Connections by pool and state."""
         with self._lock:
             return {
-                pool_name(address): Counter(server.connections.values())
+                address_text(address): Counter(server.connections.values())
                 for address, server in self._servers.items()
             }
 

@@ -13,6 +13,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation.addresses import address_attributes, namespace_text
 from pymongo_resilience_instrumentation.spans import KNOWN_NAMES, record_error
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, Tracer
     from pymongo.monitoring import CommandFailedEvent, CommandStartedEvent, CommandSucceededEvent
+
+    from pymongo_resilience_instrumentation.addresses import Address
 
 SENSITIVE = frozenset({
     "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
@@ -30,20 +33,17 @@ AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"}
 
 @functools.lru_cache(maxsize=KNOWN_NAMES)
 def _attributes(
-    command: str, database: str, collection: str | None, host: str, port: int | None
+    command: str, database: str, collection: str | None, address: Address
 ) -> Mapping[str, Any]:
     """What never changes for the same command on the same collection and server."""
-    target = database if collection is None else f"{database}.{collection}"
     attributes: dict[str, Any] = {
         semconv.DB_SYSTEM_NAME: semconv.MONGODB,
         semconv.DB_NAMESPACE: database,
         semconv.DB_COMMAND_NAME: command,
-        semconv.DB_QUERY_SUMMARY: f"{command} {target}",
-        semconv.SERVER_ADDRESS: host,
-        semconv.NETWORK_TRANSPORT: "unix" if port is None else "tcp",
+        semconv.DB_QUERY_SUMMARY: f"{command} {namespace_text(database, collection)}",
+        semconv.NETWORK_TRANSPORT: "unix" if address[1] is None else "tcp",
+        **address_attributes(address),
     }
-    if port is not None:
-        attributes[semconv.SERVER_PORT] = port
     if collection is not None:
         attributes[semconv.DB_COLLECTION_NAME] = collection
     return attributes
@@ -63,7 +63,6 @@ class CommandSpans:
         if _is_sensitive(event):
             return
         name = event.command_name
-        host, port = event.connection_id
         database = "admin" if name in AGAINST_ADMIN else event.database_name
         # A task started inside of a call that has ended still carries its span: not a parent.
         orphan = call is None and calls.inherited() is not None
@@ -71,7 +70,7 @@ class CommandSpans:
             name,
             context=Context() if orphan else None,
             kind=SpanKind.CLIENT,
-            attributes=_attributes(name, database, _collection(event), host, port),
+            attributes=_attributes(name, database, _collection(event), event.connection_id),
         )
         if span.is_recording():
             span.set_attributes(_of_this_command(event, call))

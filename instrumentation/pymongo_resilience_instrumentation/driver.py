@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.failure import RETRYABLE_WRITE
 from pymongo_resilience.operation import Kind
+from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
 try:
     from pymongo import _csot
 except ImportError:  # the self-check says so, and what needs it stays off
-    _csot = None  # type: ignore[assignment]
+    _csot = None  # type: ignore[assignment]  # a module, or none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,11 +180,8 @@ def carries_txn_number(loop: Any) -> bool:
 
 
 def server_address(loop: Any) -> str | None:
-    server = loop._server
-    if server is None:
-        return None
-    host, port = server.description.address
-    return host if port is None else f"{host}:{port}"
+    """``"host:port"`` of the selected server, if one was selected."""
+    return None if loop._server is None else address_text(loop._server.description.address)
 
 
 def lost_its_txn_number(loop: Any, connection: Any) -> bool:
@@ -221,7 +220,7 @@ def unpin(loop: Any, failure: Failure) -> Any:
     """
     if loop._is_read or loop._session is None:
         return None
-    if failure.retryable_overload or "RetryableWriteError" in failure.labels:
+    if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
         return loop._session._unpin()
     return None
 

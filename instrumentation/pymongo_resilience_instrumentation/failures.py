@@ -23,13 +23,13 @@ from pymongo.errors import (
 from pymongo_resilience.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
+    RETRYABLE_WRITE,
     SYSTEM_OVERLOADED,
     Failure,
     RetryReason,
     Stage,
 )
 
-RETRYABLE_WRITE = "RetryableWriteError"
 LABELS = (NO_WRITES_PERFORMED, RETRYABLE, SYSTEM_OVERLOADED, RETRYABLE_WRITE)
 
 REASON_BY_CODE: Mapping[int, RetryReason] = {

@@ -9,9 +9,10 @@ from opentelemetry.metrics import Observation
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation.addresses import address_attributes
 from pymongo_resilience_instrumentation.clients import pools_of
 from pymongo_resilience_instrumentation.outcomes import outcome_of
-from pymongo_resilience_instrumentation.spans import qualified_name
+from pymongo_resilience_instrumentation.spans import code_name, qualified_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.events import Event
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients import Address, Clients, ClientState, Server
+    from pymongo_resilience_instrumentation.clients import Clients, ClientState, Server
 
 
 class OperationMetrics:
@@ -81,17 +82,7 @@ class OperationMetrics:
 
 def error_type(error: BaseException) -> str:
     """The server's name of its code where there is one, else the exception's class."""
-    details = getattr(error, "details", None)
-    name = details.get("codeName") if isinstance(details, dict) else None
-    return name if isinstance(name, str) else qualified_name(error)
-
-
-def address_attributes(address: Address) -> dict[str, Any]:
-    host, port = address
-    attributes: dict[str, Any] = {semconv.SERVER_ADDRESS: host}
-    if port is not None:
-        attributes[semconv.SERVER_PORT] = port
-    return attributes
+    return code_name(error) or qualified_name(error)
 
 
 class ServerMetrics:
@@ -136,7 +127,6 @@ class ServerMetrics:
 
     def _state(self, _: CallbackOptions) -> Iterable[Observation]:
         for client in self._clients():
-            client.refresh()
             for address, server in client.servers().items():
                 yield Observation(
                     1,
@@ -164,7 +154,10 @@ class ServerMetrics:
         self._shown = clients
 
     def _clients(self) -> list[ClientState]:
-        return [] if self._shown is None else self._shown.alive()
+        clients = [] if self._shown is None else self._shown.alive()
+        for client in clients:
+            client.refresh()
+        return clients
 
 
 _of_global_provider: list[ServerMetrics] = []

@@ -72,13 +72,14 @@ class Runtime:
         self, client: Any, operation: str, database: str, collection: str | None, acknowledged: bool
     ) -> Call:
         """Enter a call of the public API."""
-        self._disinherit()
         call = Call(client, operation, database, collection, acknowledged=acknowledged)
-        call.started = time.perf_counter()
-        call.timeout, call.deadline = self._deadline(client)
-        calls.enter(call)
-        if self.operation_spans is not None:
-            self.operation_spans.start(call)
+        self._enter(call)
+        try:
+            if self.operation_spans is not None:
+                self.operation_spans.start(call)
+        except Exception:
+            calls.leave(call)
+            raise
         return call
 
     def end(self, call: Call, error: BaseException | None) -> None:
@@ -103,40 +104,41 @@ class Runtime:
         ``instrument()``), it gets a call of its own that keeps its deadline and ends its spans.
         """
         client = driver.client(loop)
-        own = None if self.nested(client) else self._loop_call(loop, client)
+        call = calls.current()
+        owns_call = call is None or call.client is not client
+        if call is None or owns_call:
+            call = self._loop_call(loop, client)
         try:
             return Attempts(
                 loop,
-                own or calls.current(),
-                owns_call=own is not None,
+                call,
+                owns_call=owns_call,
                 clock=self.executor.clock,
                 strategy=self.strategy,
                 retargeting=self.config.overload_retargeting,
             )
         except Exception:
-            if own is not None:
-                calls.leave(own)
+            if owns_call:
+                calls.leave(call)
             raise
 
     def leave_loop(self, work: Attempts, error: BaseException | None) -> None:
         work.release()
-        if work.owns_call and work.call is not None:
+        if work.owns_call:
             self.end(work.call, error)
 
     def _loop_call(self, loop: Any, client: Any) -> Call:
-        self._disinherit()
         database, collection = driver.namespace(loop)
-        call = Call(
-            client,
-            driver.operation_name(loop),
-            database,
-            collection,
-            acknowledged=False,
-            public=False,
-        )
-        call.timeout, call.deadline = self._deadline(client)
-        calls.enter(call)
+        name = driver.operation_name(loop)
+        call = Call(client, name, database, collection, acknowledged=False, public=False)
+        self._enter(call)
         return call
+
+    def _enter(self, call: Call) -> None:
+        self._disinherit()
+        call.started = time.perf_counter()
+        call.timeout, call.deadline = self._deadline(call.client)
+        calls.enter(call)
 
     def _deadline(self, client: Any) -> tuple[float | None, AbstractContextManager[None]]:
         """The seconds a call has, and what puts the configured default in force.

@@ -11,6 +11,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ def _operation_attributes(
     operation: str, database: str, collection: str | None
 ) -> tuple[str, Mapping[str, str]]:
     """The span's name, and what never changes for the same operation on the same collection."""
-    name = (
-        f"{operation} {database}" if collection is None else f"{operation} {database}.{collection}"
-    )
+    name = f"{operation} {namespace_text(database, collection)}"
     attributes = {
         semconv.DB_SYSTEM_NAME: semconv.MONGODB,
         semconv.DB_NAMESPACE: database,
@@ -130,14 +129,20 @@ def qualified_name(error: BaseException) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def code_name(error: BaseException) -> str | None:
+    """The server's name of its error code, where it gave one."""
+    details = getattr(error, "details", None)
+    name = details.get("codeName") if isinstance(details, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def safe_message(error: BaseException) -> str:
     """Class, code and code name: nothing that a server or a document wrote."""
     code = getattr(error, "code", None)
-    details = getattr(error, "details", None)
-    name = details.get("codeName") if isinstance(details, dict) else None
+    name = code_name(error)
     text = type(error).__name__
     if isinstance(code, int):
         text += f", code {code}"
-    if isinstance(name, str):
+    if name is not None:
         text += f" ({name})"
     return text

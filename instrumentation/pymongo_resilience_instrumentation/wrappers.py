@@ -69,7 +69,6 @@ def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
             return begin(instance, args, kwargs)
         except Exception:
             logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
-            calls.forget()
             return None
 
     def sync_wrapper(

@@ -84,6 +84,15 @@ def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
     assert telemetry.decisions.events == []
 
 
+def _pretend_to_need(monkeypatch: pytest.MonkeyPatch, feature: Feature, name: str) -> None:
+    """As if the feature needed a name that pymongo lacks: the real ones pymongo needs itself."""
+    parts = [
+        Part(part.feature, part.place, (name,)) if part.feature is feature else part
+        for part in driver.parts()
+    ]
+    monkeypatch.setattr(driver, "parts", lambda: iter(parts))
+
+
 def test_without_the_timeout_context_no_default_timeout_is_set_and_the_rest_works(
     side: Side,
     server: EmbeddedServer,
@@ -92,13 +101,7 @@ def test_without_the_timeout_context_no_default_timeout_is_set_and_the_rest_work
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    parts = [
-        Part(part.feature, "pymongo._csot", ("no_such_name",))
-        if part.feature is Feature.TIMEOUT
-        else part
-        for part in driver.parts()
-    ]
-    monkeypatch.setattr(driver, "parts", lambda: iter(parts))
+    _pretend_to_need(monkeypatch, Feature.TIMEOUT, "no_such_name")
     caplog.clear()
     telemetry = instrument(timeout_ms=5000)
     (line,) = _errors(caplog)
@@ -117,13 +120,7 @@ def test_without_the_cursor_seam_find_one_still_has_its_span(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    parts = [
-        Part(part.feature, part.place, ("_no_such_method",))
-        if part.feature is Feature.CURSORS
-        else part
-        for part in driver.parts()
-    ]
-    monkeypatch.setattr(driver, "parts", lambda: iter(parts))
+    _pretend_to_need(monkeypatch, Feature.CURSORS, "_no_such_method")
     caplog.clear()
     telemetry = instrument(timeout_ms=5000)
     assert len(_errors(caplog)) == 1

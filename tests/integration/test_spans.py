@@ -16,6 +16,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 from pymongo import DeleteOne, InsertOne, UpdateOne
+from pymongo_resilience_instrumentation.spans import OperationSpans
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter
 from pymongo_resilience_instrumentation.testbed.proxy import Proxy
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
@@ -434,22 +435,49 @@ def test_a_task_started_inside_of_an_operation_outlives_its_span_and_deadline(
     assert {span.parent.span_id for span in inserts if span.parent} == {find.parent.span_id}
 
 
-def test_an_operation_on_another_client_inside_of_one_has_a_span_of_its_own(
-    server: EmbeddedServer, database: str, instrument: Instrument
-) -> None:
-    telemetry = instrument()
-    with pymongo.MongoClient(server.uri) as audit:
+def _find_with_an_audit_log(uri: str, database: str) -> None:
+    """An application's listener that writes through a client of its own."""
+    with pymongo.MongoClient(uri) as audit:
 
         class Audit(SentCommands):
             def started(self, event: Any) -> None:
                 if event.command_name == "find":
                     audit[database].audit.insert_one({"command": event.command_name})
 
-        with pymongo.MongoClient(server.uri, event_listeners=[Audit()]) as client:
+        with pymongo.MongoClient(uri, event_listeners=[Audit()]) as client:
             client[database].coll.find_one()
+
+
+def test_an_operation_on_another_client_inside_of_one_has_a_span_of_its_own(
+    server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    _find_with_an_audit_log(server.uri, database)
     (find,) = telemetry.operations(f"find {database}.coll")
     (insert,) = telemetry.operations(f"insert {database}.audit")
     assert [span.name for span in telemetry.commands_of(insert)] == ["insert"]
+    assert "find" in [span.name for span in telemetry.commands_of(find)]
+
+
+def test_a_fault_of_ours_inside_of_a_call_leaves_the_call_as_it_was(
+    server: EmbeddedServer,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telemetry = instrument()
+    start = OperationSpans.start
+
+    def broken_for_inserts(self: OperationSpans, call: Any) -> None:
+        if call.operation == "insert":
+            raise RuntimeError("broken")
+        start(self, call)
+
+    monkeypatch.setattr(OperationSpans, "start", broken_for_inserts)
+    _find_with_an_audit_log(server.uri, database)
+    (find,) = telemetry.operations()
+    assert find.name == f"find {database}.coll"
+    assert find.attributes["pymongo_resilience.outcome"] == "ok"
     assert "find" in [span.name for span in telemetry.commands_of(find)]
 
 

@@ -13,6 +13,8 @@ from pymongo.monitoring import (
     ConnectionPoolListener,
 )
 
+from pymongo_resilience import RetryScheduled
+
 if TYPE_CHECKING:
     from pymongo_resilience import Event
 
@@ -67,7 +69,5 @@ class ReportedRetries:
 
     def on_event(self, event: Event, /) -> None:
         """Count what was scheduled; what was declined is an error the application sees."""
-        from pymongo_resilience import RetryScheduled  # noqa: PLC0415
-
         if isinstance(event, RetryScheduled):
             self._reasons.append(event.reason.name)

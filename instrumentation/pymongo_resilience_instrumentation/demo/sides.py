@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import tenacity
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience import Config, instrument
 from pymongo_resilience_instrumentation.demo.attempts import FailedAttempts, ReportedRetries
 from pymongo_resilience_instrumentation.demo.timeline import MAX_IDLE
 from pymongo_resilience_instrumentation.demo.workload import Step, perform
@@ -62,8 +64,6 @@ def connect(
     counts: FailedAttempts | ReportedRetries
     listeners: list[Any] = []
     if side is Side.OURS:
-        from pymongo_resilience import Config, instrument  # noqa: PLC0415
-
         counts = ReportedRetries()
         instrument(config=Config(timeout_ms=DEADLINE_MS), listeners=[counts], **providers)
     else:
@@ -80,8 +80,6 @@ def connect(
 
 def _in_a_retry_loop(database: Database[dict[str, Any]]) -> Callable[[Step], None]:
     """What one writes in a hurry: again on any error, around the code that builds the document."""
-    import tenacity  # noqa: PLC0415
-
     again = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_TRIES),
         wait=tenacity.wait_fixed(_PAUSE),

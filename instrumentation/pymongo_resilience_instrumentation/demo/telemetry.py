@@ -101,16 +101,16 @@ class Telemetry:
         self._meters = MeterProvider(readers, resource=resource)
 
     def _send_to(self, base: str) -> MetricReader:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415 - only with --otlp
             OTLPMetricExporter,
         )
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - only with --otlp
             OTLPSpanExporter,
         )
-        from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415
+        from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - only with --otlp
             PeriodicExportingMetricReader,
         )
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - only with --otlp
 
         exporter = OTLPSpanExporter(endpoint=f"{base}/v1/traces")
         self._tracers.add_span_processor(BatchSpanProcessor(exporter))

@@ -92,7 +92,7 @@ def _end_with_the_conductor() -> None:
 def _telemetry(settings: Settings) -> tuple[SpanRecorder | None, Telemetry | None]:
     if settings.side is not Side.OURS:
         return None, None
-    from pymongo_resilience_instrumentation.demo import telemetry  # noqa: PLC0415
+    from pymongo_resilience_instrumentation.demo import telemetry  # noqa: PLC0415 - the SDK is our side's alone
 
     recorder = telemetry.SpanRecorder(settings.traced_phase)
     return recorder, telemetry.Telemetry(recorder, settings.otlp)
