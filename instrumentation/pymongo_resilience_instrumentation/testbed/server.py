@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
+import os
 import shutil
 import socket
 import subprocess
@@ -12,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import quote
 
 from pymongo_resilience_instrumentation.testbed import wire
 
@@ -42,10 +46,21 @@ class EmbeddedServer:
     share the running server, not its start and stop.
 
     :param startup_timeout: seconds until a server that does not answer is an error.
+    :param user: with ``password``, switches access control on; this user may do everything, and
+        nobody else anything. Without the two the server has no access control.
     """
 
-    def __init__(self, *, startup_timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        *,
+        startup_timeout: float = 30.0,
+        user: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        if (user is None) != (password is None):
+            raise ValueError("user and password go together: give both, or neither")
         self._startup_timeout = startup_timeout
+        self._credentials = None if user is None or password is None else (user, password)
         self._process: subprocess.Popen[str] | None = None
         self._directory: Path | None = None
         self._port: int | None = None
@@ -59,9 +74,15 @@ class EmbeddedServer:
 
     @property
     def uri(self) -> str:
-        """``mongodb://host:port/`` of the server itself, without a proxy."""
+        """``mongodb://host:port/`` of the server itself, without a proxy.
+
+        With access control it holds the user and the password: do not log it.
+        """
         host, port = self.address
-        return f"mongodb://{host}:{port}/"
+        if self._credentials is None:
+            return f"mongodb://{host}:{port}/"
+        user, password = (quote(each, safe="") for each in self._credentials)
+        return f"mongodb://{user}:{password}@{host}:{port}/"
 
     def start(self) -> None:
         """Start the child process and return once it answers a ``ping``.
@@ -88,6 +109,7 @@ class EmbeddedServer:
                     # Ctrl-C goes to the parent alone, which then closes the pipe.
                     start_new_session=True,
                 )
+            self._hand_over_credentials(self._process)
             self._port = self._read_port(self._process, deadline)
             self._wait_until_it_answers(deadline)
         except BaseException as exc:
@@ -113,6 +135,14 @@ class EmbeddedServer:
                 process.stdout.close()
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _hand_over_credentials(self, process: subprocess.Popen[str]) -> None:
+        # Through the pipe: arguments and environment of a process can be read by others.
+        line = json.dumps(self._credentials) + "\n"
+        # A child that has died already says why when its port is read.
+        with contextlib.suppress(BrokenPipeError):
+            if process.stdin is not None:
+                os.write(process.stdin.fileno(), line.encode())
 
     def _read_port(self, process: subprocess.Popen[str], deadline: float) -> int:
         timer = threading.Timer(max(0.0, deadline - time.monotonic()), process.kill)
