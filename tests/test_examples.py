@@ -19,8 +19,8 @@ from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutBefore,
     EmbeddedServer,
-    Proxy,
     Refuse,
+    ReplicaSet,
 )
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def proxy(server: EmbeddedServer) -> Iterator[Proxy]:
-    with Proxy(server.address) as running:
+def proxy(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address, members=1) as running:
         yield running
 
 
-def environment(proxy: Proxy, **more: str) -> dict[str, str]:
+def environment(proxy: ReplicaSet, **more: str) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -51,7 +51,7 @@ def environment(proxy: Proxy, **more: str) -> dict[str, str]:
     return {**inherited, "MONGODB_URI": proxy.uri, **more}
 
 
-def run(example: str, proxy: Proxy) -> subprocess.CompletedProcess[str]:
+def run(example: str, proxy: ReplicaSet) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-P", str(EXAMPLES / example)],
         env=environment(proxy),
@@ -73,7 +73,7 @@ def test_none_is_forgotten() -> None:
     }
 
 
-def test_quickstart_sync(proxy: Proxy) -> None:
+def test_quickstart_sync(proxy: ReplicaSet) -> None:
     proxy.inject(CutAfter("update", times=3))
     proxy.inject(CutBefore("find", times=2))
 
@@ -83,7 +83,7 @@ def test_quickstart_sync(proxy: Proxy) -> None:
     assert done.stderr.count("again in") == 5
 
 
-def test_quickstart_asyncio(proxy: Proxy) -> None:
+def test_quickstart_asyncio(proxy: ReplicaSet) -> None:
     proxy.inject(CutAfter("update", times=3))
 
     done = run("quickstart_asyncio.py", proxy)
@@ -92,7 +92,7 @@ def test_quickstart_asyncio(proxy: Proxy) -> None:
     assert "again in" in done.stderr
 
 
-def test_custom_strategy(proxy: Proxy) -> None:
+def test_custom_strategy(proxy: ReplicaSet) -> None:
     proxy.inject(CutAfter("find", times=3))
 
     done = run("custom_strategy.py", proxy)
@@ -113,7 +113,7 @@ def collector() -> Iterator[Collector]:
 
 
 @contextmanager
-def web_service(proxy: Proxy, **variables: str) -> Iterator[int]:
+def web_service(proxy: ReplicaSet, **variables: str) -> Iterator[int]:
     """The running service's port; it must end in good order when it is told to."""
     with subprocess.Popen(
         [sys.executable, "-P", str(EXAMPLES / "web_service.py")],
@@ -147,7 +147,7 @@ def ask(port: int, method: str, path: str, body: str | None = None) -> tuple[int
 
 
 def test_web_service_survives_lost_replies_and_shows_them(
-    proxy: Proxy, collector: Collector
+    proxy: ReplicaSet, collector: Collector
 ) -> None:
     with web_service(proxy, OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint) as port:
         proxy.inject(CutAfter("update", times=2))
@@ -160,7 +160,7 @@ def test_web_service_survives_lost_replies_and_shows_them(
     assert {"db.client.operation.duration", "pymongo_resilience.retries"} <= collector.metrics
 
 
-def test_web_service_answers_its_mistakes_and_its_database_s(proxy: Proxy) -> None:
+def test_web_service_answers_its_mistakes_and_its_database_s(proxy: ReplicaSet) -> None:
     with web_service(proxy) as port:
         assert ask(port, "GET", "/orders/none")[0] == 404
         assert ask(port, "GET", "/elsewhere")[0] == 404

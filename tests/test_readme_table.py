@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,13 +25,13 @@ from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
+    Election,
     EmbeddedServer,
     Fault,
     NotPrimary,
     Overload,
-    Proxy,
     Refuse,
-    StepDown,
+    ReplicaSet,
 )
 
 from pymongo_resilience import Config, OperationTimeoutError, instrument, override, uninstrument
@@ -102,7 +103,7 @@ ROWS = {
     "several not primary": Row(
         update_one, lambda: NotPrimary("update", 2), NotPrimaryError, WORKS, (0, 1)
     ),
-    "no primary for a while": Row(update_one, lambda: StepDown(1), WORKS, WORKS, (1, 1)),
+    "no primary for a while": Row(update_one, lambda: Election(1), WORKS, WORKS, (1, 1)),
     "overload": Row(update_one, lambda: Overload("update", 5), OperationFailure, WORKS, (0, 1)),
     "overload, for longer": Row(
         update_one, lambda: Overload("update", 9), OperationFailure, OperationFailure, (0, 0)
@@ -142,6 +143,13 @@ def side(request: pytest.FixtureRequest) -> Iterator[str]:
     logging.getLogger("pymongo_resilience.retry").disabled = False
 
 
+def wait_until_no_primary(client: MongoClient[Any]) -> None:
+    end = time.monotonic() + 10
+    while client.topology_description.has_writable_server():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 @contextmanager
 def outcome(expected: Outcome) -> Iterator[None]:
     if expected is None:
@@ -156,7 +164,7 @@ def outcome(expected: Outcome) -> Iterator[None]:
 def test_row(name: str, side: str, server: EmbeddedServer) -> None:
     row = ROWS[name]
     with (
-        Proxy(server.address) as proxy,
+        ReplicaSet(server.address, members=1) as proxy,
         MongoClient[Any](proxy.uri) as client,
         MongoClient[Any](server.uri) as control,
     ):
@@ -166,6 +174,10 @@ def test_row(name: str, side: str, server: EmbeddedServer) -> None:
         assert client.primary or client.address
         if row.fault is not None:
             proxy.inject(row.fault())
+        if name == "no primary for a while":
+            # A write that meets the step-down itself is sent without a transaction number by plain
+            # pymongo 4.20, if hello is faster than the pool: a race, and another row.
+            wait_until_no_primary(client)
         with outcome(row.plain if side == "plain" else row.ours):
             row.operation(client.readme.orders)
         proxy.clear()
@@ -176,7 +188,7 @@ def test_row(name: str, side: str, server: EmbeddedServer) -> None:
 
 
 def test_server_down_for_longer_than_the_deadline(server: EmbeddedServer, side: str) -> None:
-    with Proxy(server.address) as proxy:
+    with ReplicaSet(server.address, members=1) as proxy:
         proxy.inject(Refuse(3600))
         with (
             MongoClient[Any](proxy.uri) as client,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pymongo_resilience_instrumentation
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo_resilience_instrumentation.testbed import CutAfter, EmbeddedServer, Proxy
+from pymongo_resilience_instrumentation.testbed import CutAfter, EmbeddedServer, ReplicaSet
 
 import pymongo_resilience
 
@@ -29,8 +29,8 @@ PACKAGES = (pymongo_resilience, pymongo_resilience_instrumentation)
 
 
 @pytest.fixture(scope="module")
-def proxy() -> Iterator[Proxy]:
-    with EmbeddedServer() as server, Proxy(server.address) as running:
+def proxy() -> Iterator[ReplicaSet]:
+    with EmbeddedServer() as server, ReplicaSet(server.address, members=1) as running:
         yield running
 
 
@@ -74,7 +74,7 @@ def test_opentelemetry_finds_the_entry_point() -> None:
     assert entry.load().__name__ == "PymongoResilienceInstrumentor"
 
 
-def test_retries_a_lost_reply(proxy: Proxy, instrumented: None) -> None:
+def test_retries_a_lost_reply(proxy: ReplicaSet, instrumented: None) -> None:
     with MongoClient[dict[str, Any]](proxy.uri) as client:
         proxy.inject(CutAfter("insert"))
         client.shop.orders.insert_one({"_id": 1})
@@ -82,7 +82,7 @@ def test_retries_a_lost_reply(proxy: Proxy, instrumented: None) -> None:
         assert client.shop.orders.count_documents({}) == 1
 
 
-def test_retries_a_lost_reply_in_asyncio(proxy: Proxy, instrumented: None) -> None:
+def test_retries_a_lost_reply_in_asyncio(proxy: ReplicaSet, instrumented: None) -> None:
     async def insert() -> int:
         async with AsyncMongoClient[dict[str, Any]](proxy.uri) as client:
             proxy.inject(CutAfter("insert"))

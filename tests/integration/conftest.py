@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pymongo_resilience_instrumentation.testbed.proxy import Proxy
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience
@@ -55,8 +55,8 @@ def control(server: EmbeddedServer) -> Iterator[pymongo.MongoClient[Any]]:
 
 
 @pytest.fixture
-def proxy(server: EmbeddedServer) -> Iterator[Proxy]:
-    with Proxy(server.address) as running:
+def proxy(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address, members=1) as running:
         yield running
 
 
@@ -105,7 +105,7 @@ class Side:
 
 
 @pytest.fixture(params=["sync", "async"])
-def side(request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Side]:
+def side(request: pytest.FixtureRequest, proxy: ReplicaSet) -> Iterator[Side]:
     # After the proxy, so that its clients are closed while there still is a server to say so to.
     made = Side(request.param, asyncio.Runner() if request.param == "async" else None)
     yield made

@@ -12,9 +12,7 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import Instrument, Side, fail_command
-from pymongo_resilience_instrumentation.testbed.faults import _OnCommand
-from pymongo_resilience_instrumentation.testbed.interception import Answer
-from pymongo_resilience_instrumentation.testbed.proxy import Proxy
+from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from pymongo_resilience_instrumentation.timeouts import timed_out
 
@@ -22,14 +20,6 @@ from pymongo_resilience import OperationTimeoutError
 from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
-
-
-class Answers(_OnCommand):
-    """One error of the server's, with its labels."""
-
-    def __init__(self, command: str, code: int, *labels: str) -> None:
-        super().__init__(command, times=1)
-        self.verdict = Answer({"ok": 0.0, "code": code, "errmsg": "", "errorLabels": list(labels)})
 
 
 @pytest.mark.parametrize("strategy", ["fast_fail", "best_effort"])
@@ -129,13 +119,14 @@ def test_the_chain_of_an_error_is_that_of_plain_pymongo(
 
 
 def test_an_error_of_a_retry_that_wrote_nothing_is_kept_as_the_cause_of_the_first(
-    side: Side, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument()
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.find_one)
-    proxy.inject(Answers("insert", 91, "RetryableWriteError"))
-    proxy.inject(Answers("insert", 10107, "RetryableWriteError", "NoWritesPerformed"))
+    proxy.inject(Fail("insert", code=91, labels=["RetryableWriteError"]))
+    labels = ["RetryableWriteError", "NoWritesPerformed"]
+    proxy.inject(Fail("insert", code=10107, labels=labels))
     with pytest.raises(pymongo.errors.NotPrimaryError) as caught:
         side.do(coll.insert_one, {"_id": 1})
     assert caught.value.details["code"] == 91

@@ -11,8 +11,8 @@ import pytest
 from conftest import Instrument, Side, fail_command, wait_until
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter
-from pymongo_resilience_instrumentation.testbed.proxy import Proxy
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience
@@ -61,7 +61,7 @@ def test_the_duration_of_every_operation_is_recorded_once(
 
 
 def test_retries_and_attempts_are_counted_by_reason_and_outcome(
-    side: Side, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
     coll = side.do(side.client, proxy.uri)[database].coll
@@ -200,7 +200,7 @@ def test_connections_are_counted_by_state_and_gone_with_their_client(
 
 
 def test_without_metrics_nothing_is_measured_and_the_rest_works(
-    side: Side, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(metrics=False, timeout_ms=20_000)
     client = side.do(side.client, proxy.uri)

@@ -8,6 +8,7 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import Instrument, SentCommands, Side, fail_command
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import (
     CutAfter,
     CutBefore,
@@ -15,7 +16,6 @@ from pymongo_resilience_instrumentation.testbed.faults import (
     Overload,
     Refuse,
 )
-from pymongo_resilience_instrumentation.testbed.proxy import Proxy
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 from pymongo_resilience import RetryAction, RetryReason, override
@@ -34,7 +34,7 @@ READS: dict[str, tuple[Callable[[Any], tuple[Any, ...]], str]] = {
 
 
 @pytest.fixture
-def ready(side: Side, proxy: Proxy) -> Any:
+def ready(side: Side, proxy: ReplicaSet) -> Any:
     """A client of the side whose connection is made: faults hit the operation, not the start."""
     client = side.client(proxy.uri)
     side.do(client.admin.command, "ping")
@@ -43,7 +43,7 @@ def ready(side: Side, proxy: Proxy) -> Any:
 
 @pytest.mark.parametrize("method", READS)
 def test_reads_are_repeated_as_often_as_the_deadline_allows(
-    method: str, side: Side, ready: Any, proxy: Proxy, database: str, instrument: Instrument
+    method: str, side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
     make, command = READS[method]
@@ -121,7 +121,7 @@ def test_what_must_never_be_repeated_is_not(
     fault: Any,
     side: Side,
     ready: Any,
-    proxy: Proxy,
+    proxy: ReplicaSet,
     database: str,
     instrument: Instrument,
 ) -> None:
@@ -144,7 +144,7 @@ def test_what_must_never_be_repeated_is_not(
 
 @pytest.mark.parametrize("name", NEVER)
 def test_an_overloaded_server_has_everything_repeated(
-    name: str, side: Side, ready: Any, proxy: Proxy, database: str, instrument: Instrument
+    name: str, side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(base_backoff_ms=1)
     call, command, _ = NEVER[name]
@@ -154,7 +154,7 @@ def test_an_overloaded_server_has_everything_repeated(
 
 
 def test_an_overload_is_repeated_five_times_and_no_more(
-    side: Side, ready: Any, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
     overload = Overload("update", times=50)
@@ -167,7 +167,7 @@ def test_an_overload_is_repeated_five_times_and_no_more(
 
 
 def test_a_multi_document_write_is_repeated_when_it_was_not_sent(
-    side: Side, ready: Any, proxy: Proxy, database: str, control: Any, instrument: Instrument
+    side: Side, ready: Any, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
     control[database].coll.insert_many([{"_id": n, "n": 0} for n in range(10)])
@@ -181,7 +181,7 @@ def test_a_multi_document_write_is_repeated_when_it_was_not_sent(
 
 
 def test_declared_idempotent_a_multi_document_write_is_repeated(
-    side: Side, ready: Any, proxy: Proxy, database: str, control: Any, instrument: Instrument
+    side: Side, ready: Any, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=20_000)
     control[database].coll.insert_many([{"_id": n} for n in range(10)])
@@ -192,7 +192,7 @@ def test_declared_idempotent_a_multi_document_write_is_repeated(
 
 
 def test_an_unacknowledged_write_is_never_repeated(
-    side: Side, ready: Any, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
     unacknowledged = ready[database].get_collection("coll", write_concern=pymongo.WriteConcern(w=0))
@@ -211,7 +211,7 @@ def test_an_unacknowledged_write_is_never_repeated(
 
 
 def test_not_primary_is_repeated_with_the_controlled_back_off(
-    side: Side, ready: Any, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
     proxy.inject(NotPrimary("insert", times=3))
@@ -222,7 +222,7 @@ def test_not_primary_is_repeated_with_the_controlled_back_off(
 
 @pytest.mark.parametrize("option", ["retryWrites", "retryReads"])
 def test_what_the_client_switched_off_stays_off(
-    option: str, side: Side, proxy: Proxy, database: str, instrument: Instrument
+    option: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000, base_backoff_ms=1)
     client = side.client(proxy.uri, **{option: False})
@@ -247,7 +247,7 @@ def test_what_the_client_switched_off_stays_off(
 
 
 def test_a_transaction_commits_although_its_commit_was_cut(
-    side: Side, ready: Any, proxy: Proxy, database: str, control: Any, instrument: Instrument
+    side: Side, ready: Any, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=20_000)
     control[database].create_collection("coll")
@@ -269,7 +269,7 @@ def test_a_transaction_commits_although_its_commit_was_cut(
 
 
 def test_every_started_command_has_its_end(
-    side: Side, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=20_000)
     sent = SentCommands()
@@ -293,7 +293,7 @@ class _Refuses:
 
 
 def test_a_strategy_of_the_users_own_is_asked_and_sees_the_callers_data(
-    side: Side, ready: Any, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, ready: Any, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     strategy = _Refuses()
     instrument(timeout_ms=20_000, strategy=strategy)

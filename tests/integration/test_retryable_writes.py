@@ -11,28 +11,20 @@ import pytest
 from conftest import Instrument, SentCommands, Side, fail_command
 from pymongo import InsertOne, UpdateOne
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed.faults import (
+from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
-    StepDown,
+    Election,
+    EmbeddedServer,
+    ReplicaSet,
+    Standalone,
 )
-from pymongo_resilience_instrumentation.testbed.interception import Fault
-from pymongo_resilience_instrumentation.testbed.proxy import Proxy
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 from pymongo_resilience import RetryReason, RetryScheduled
 from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
-
-
-class Standalone(Fault):
-    """The server says that it belongs to no replica set."""
-
-    def on_hello(self, reply: Any) -> None:
-        for field in ("setName", "setVersion", "hosts", "me", "primary", "electionId"):
-            reply.pop(field, None)
 
 
 INSERTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
@@ -48,7 +40,7 @@ def test_four_failures_in_a_row_leave_one_document_and_one_txn_number(
     side: Side,
     method: str,
     fault: Any,
-    proxy: Proxy,
+    proxy: ReplicaSet,
     database: str,
     control: pymongo.MongoClient[Any],
     instrument: Instrument,
@@ -71,7 +63,7 @@ def test_four_failures_in_a_row_leave_one_document_and_one_txn_number(
 
 def test_an_increment_is_applied_once_when_the_reply_is_lost(
     side: Side,
-    proxy: Proxy,
+    proxy: ReplicaSet,
     database: str,
     control: pymongo.MongoClient[Any],
     instrument: Instrument,
@@ -113,7 +105,7 @@ def _mixed() -> list[Any]:
 MIXED_RESULT = [{"_id": "first", "n": 1}, {"_id": "last"}]
 
 
-def _cut_before_the_bulk_is_begun(side: Side, proxy: Proxy) -> Any:
+def _cut_before_the_bulk_is_begun(side: Side, proxy: ReplicaSet) -> Any:
     """A client whose monitor is connected and whose first application handshake will be cut."""
     client = side.client(proxy.uri)
     side.do(client.admin.command, "ping")
@@ -126,7 +118,7 @@ def _cut_before_the_bulk_is_begun(side: Side, proxy: Proxy) -> Any:
 
 def test_a_mixed_bulk_loses_nothing_when_it_fails_before_it_was_begun(
     side: Side,
-    proxy: Proxy,
+    proxy: ReplicaSet,
     database: str,
     control: pymongo.MongoClient[Any],
     instrument: Instrument,
@@ -150,7 +142,7 @@ def test_a_mixed_bulk_loses_nothing_when_it_fails_before_it_was_begun(
     reason="the silent loss is known of pymongo 4.20; other versions are not held to it",
 )
 def test_plain_pymongo_loses_part_of_the_same_bulk_silently(
-    side: Side, proxy: Proxy, database: str, control: pymongo.MongoClient[Any]
+    side: Side, proxy: ReplicaSet, database: str, control: pymongo.MongoClient[Any]
 ) -> None:
     # Pinned: once pymongo mends it, this fails and the guard in driver.prepare_retry may go.
     client = _cut_before_the_bulk_is_begun(side, proxy)
@@ -163,7 +155,7 @@ def test_plain_pymongo_loses_part_of_the_same_bulk_silently(
 def test_a_mixed_bulk_resumes_at_the_command_that_failed(
     side: Side,
     nth: int,
-    proxy: Proxy,
+    proxy: ReplicaSet,
     database: str,
     control: pymongo.MongoClient[Any],
     instrument: Instrument,
@@ -188,7 +180,7 @@ def test_a_mixed_bulk_resumes_at_the_command_that_failed(
 
 def test_each_command_of_a_bulk_has_its_own_retry_without_a_timeout(
     side: Side,
-    proxy: Proxy,
+    proxy: ReplicaSet,
     database: str,
     control: pymongo.MongoClient[Any],
     instrument: Instrument,
@@ -207,7 +199,7 @@ def test_each_command_of_a_bulk_has_its_own_retry_without_a_timeout(
 def test_a_write_whose_server_changed_before_it_was_sent_keeps_its_txn_number(
     side: Side,
     becomes: str,
-    proxy: Proxy,
+    proxy: ReplicaSet,
     database: str,
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
@@ -247,12 +239,11 @@ def test_a_write_whose_server_changed_before_it_was_sent_keeps_its_txn_number(
 
 @pytest.mark.parametrize("timeout_ms", [None, 20_000])
 def test_a_write_sent_directly_to_a_secondary_gets_the_servers_own_answer(
-    timeout_ms: int | None, side: Side, proxy: Proxy, database: str, instrument: Instrument
+    timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """Whoever connects to one server means that one: its type is no surprise to wait out."""
     telemetry = instrument(timeout_ms=timeout_ms)
-    step_down = StepDown(60)
-    proxy.inject(step_down)
+    proxy.inject(Election(60))
     client = side.client(proxy.uri, directConnection=True)
     with pytest.raises(pymongo.errors.NotPrimaryError) as caught:
         side.do(client[database].coll.insert_one, {"_id": 1})
@@ -265,16 +256,16 @@ def test_a_write_sent_directly_to_a_secondary_gets_the_servers_own_answer(
 
 
 def test_a_standalone_server_gets_its_writes_without_a_txn_number(
-    side: Side, proxy: Proxy, database: str, control: Any, instrument: Instrument
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
-    proxy.inject(Standalone())
     sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    side.do(client[database].coll.insert_one, {"_id": 1})
-    assert ["txnNumber" in command for command in sent.named("insert")] == [False]
-    proxy.inject(CutAfter("insert"))
-    with pytest.raises(pymongo.errors.AutoReconnect):
-        side.do(client[database].coll.insert_one, {"_id": 2})
+    with Standalone(server.address) as standalone:
+        client = side.client(standalone.uri, event_listeners=[sent])
+        side.do(client[database].coll.insert_one, {"_id": 1})
+        assert ["txnNumber" in command for command in sent.named("insert")] == [False]
+        standalone.inject(CutAfter("insert"))
+        with pytest.raises(pymongo.errors.AutoReconnect):
+            side.do(client[database].coll.insert_one, {"_id": 2})
     assert telemetry.decisions.events[-1].rule is Rule.NOT_SAFE
     assert control[database].coll.count_documents({}) == 2

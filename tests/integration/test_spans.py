@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo_resilience_instrumentation.spans import OperationSpans
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter
-from pymongo_resilience_instrumentation.testbed.proxy import Proxy
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 MIXED = [InsertOne({"_id": 9}), UpdateOne({"_id": 9}, {"$set": {"a": 1}}), DeleteOne({"_id": 9})]
@@ -195,7 +195,7 @@ def test_a_cursors_first_batch_and_each_get_more_have_spans_of_their_own(
 
 
 def test_each_attempt_is_a_command_span_and_each_decision_an_event(
-    side: Side, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
     client = side.do(side.client, proxy.uri)
@@ -482,7 +482,7 @@ def test_a_fault_of_ours_inside_of_a_call_leaves_the_call_as_it_was(
 
 
 def test_what_a_write_is_fed_from_has_spans_of_its_own(
-    proxy: Proxy, database: str, instrument: Instrument
+    proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
     with pymongo.MongoClient(proxy.uri) as client:
@@ -500,7 +500,7 @@ def test_what_a_write_is_fed_from_has_spans_of_its_own(
 
 
 def test_without_traces_nothing_is_drawn_and_the_rest_works(
-    side: Side, proxy: Proxy, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(traces=False, timeout_ms=20_000)
     client = side.do(side.client, proxy.uri)

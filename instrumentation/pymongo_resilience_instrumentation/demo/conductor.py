@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.demo.board import Display
     from pymongo_resilience_instrumentation.demo.company import Company
     from pymongo_resilience_instrumentation.demo.tally import Tally
-    from pymongo_resilience_instrumentation.testbed import Proxy
+    from pymongo_resilience_instrumentation.testbed import ReplicaSet
 
 _PACE: Final = 0.02
 
@@ -23,11 +23,13 @@ _PACE: Final = 0.02
 class Conductor:
     """Runs the timeline once. Not thread-safe."""
 
-    def __init__(self, company: Company, proxies: dict[Side, Proxy], tally: Tally) -> None:
+    def __init__(
+        self, company: Company, replica_sets: dict[Side, ReplicaSet], tally: Tally
+    ) -> None:
         self.ledgers = {side: Ledger() for side in Side}
         self.faults: dict[Side, Counter[str]] = {side: Counter() for side in Side}
         self._company = company
-        self._proxies = proxies
+        self._replica_sets = replica_sets
         self._tally = tally
         self._steps = 0
 
@@ -50,13 +52,13 @@ class Conductor:
         self._steps += 1
         # Part of the script: the load's rhythm, or the silence in which connections age.
         time.sleep(max(_PACE, scene.idle))
-        injected = {side: scene.faults() for side in self._proxies}
+        injected = {side: scene.faults() for side in self._replica_sets}
         for side, faults in injected.items():
             for fault in faults:
-                self._proxies[side].inject(fault)
+                self._replica_sets[side].inject(fault)
         outcomes = self._company.step(step)
         for side, faults in injected.items():
-            self._proxies[side].clear()
+            self._replica_sets[side].clear()
             for fault in faults:
                 self.faults[side][type(fault).__name__] += fault.injected
         self._tally.add(phase, outcomes)

@@ -1,4 +1,4 @@
-"""Puts the demonstration together: server, proxies, sides, picture, ledger, report."""
+"""Puts the demonstration together: server, replica_sets, sides, picture, ledger, report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.demo.sides import Side
 from pymongo_resilience_instrumentation.demo.tally import Tally
 from pymongo_resilience_instrumentation.demo.worker import Settings
 from pymongo_resilience_instrumentation.demo.workload import prepare
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Proxy
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,10 +66,14 @@ def play(options: Options, console: Console) -> Result:
         direct = stack.enter_context(MongoClient[dict[str, Any]](server.uri))
         for side in Side:
             prepare(direct[side.database])
-        proxies = {side: stack.enter_context(Proxy(server.address)) for side in Side}
-        settings = [Settings(side, proxies[side].uri, options.otlp, _TRACED_PHASE) for side in Side]
+        replica_sets = {
+            side: stack.enter_context(ReplicaSet(server.address, members=1)) for side in Side
+        }
+        settings = [
+            Settings(side, replica_sets[side].uri, options.otlp, _TRACED_PHASE) for side in Side
+        ]
         company = stack.enter_context(Company(settings))
-        conductor = Conductor(company, proxies, tally)
+        conductor = Conductor(company, replica_sets, tally)
         started = time.monotonic()
         with shown(tally, options.seconds, console) as display:
             conductor.run(options.seconds, options.seed, display)

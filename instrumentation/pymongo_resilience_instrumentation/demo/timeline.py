@@ -11,11 +11,11 @@ from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
+    Election,
     Fault,
     NotPrimary,
     Overload,
     Slow,
-    StepDown,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ TIMELINE: Final = (
         0.15,
         (
             # The new primary refuses one more write before it has caught up.
-            Scene(Kind.UPDATE, lambda: [StepDown(_GAP), NotPrimary(times=1)]),
+            Scene(Kind.UPDATE, lambda: [Election(_GAP), NotPrimary(times=1)]),
             Scene(Kind.INSERT, lambda: [NotPrimary(times=2)]),
         ),
     ),

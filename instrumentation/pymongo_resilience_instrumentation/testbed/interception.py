@@ -1,7 +1,7 @@
-"""What a proxy asks a fault, and what a fault may answer.
+"""What a member asks a fault about the traffic that passes it, and what a fault may answer.
 
-A fault is asked about every connection and request that passes the proxy, in the proxy's own
-thread, and answers with a verdict.
+An interception is asked about every request and every hello, in the thread of the deployment, and
+answers with a verdict.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from pymongo_resilience_instrumentation.testbed.fault import Fault
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+    from pymongo_resilience_instrumentation.testbed.member import Member
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
 
 HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})
@@ -19,10 +23,10 @@ HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """What the proxy knows about one client connection."""
+    """What a member knows about one client connection."""
 
     siblings: Collection[Connection] = field(repr=False)
-    """The open connections of the same proxy, this one included."""
+    """The open connections of the same member, this one included."""
     hellos: int = 0
     """How many hellos were answered."""
     commands: int = 0
@@ -50,10 +54,31 @@ class CutAfterReply:
 
 
 @dataclass(frozen=True, slots=True)
+class Hang:
+    """Say nothing for so many seconds, then close; the server never sees the request."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Send this document; the server never sees the request."""
 
     document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Amend:
+    """Let the server execute the request, and add these fields to its reply."""
+
+    fields: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Let the server execute the request, and send these bytes instead of its reply."""
+
+    rewritten: Callable[[Message], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +88,18 @@ class Delay:
     seconds: float
 
 
-Verdict = Cut | CutAfterReply | Answer | Delay
+Verdict = Cut | CutAfterReply | Hang | Answer | Amend | Rewrite | Delay
 
 
-class Fault:
-    """The base of all faults: acts on nothing until a subclass says otherwise."""
+class Interception(Fault):
+    """A fault in the traffic of a member: acts on nothing until a subclass says otherwise.
 
-    def __init__(self) -> None:
-        self.injected = 0
+    One instance given to several members counts for all of them together.
+    """
 
     @property
     def is_over(self) -> bool:
-        """The proxy forgets a fault that is over."""
-        return False
-
-    def refuses_connections(self) -> bool:
-        """Close connections, those that are open and those that arrive."""
+        """A member forgets an interception that is over."""
         return False
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
@@ -87,4 +108,10 @@ class Fault:
         return None
 
     def on_hello(self, reply: Document) -> None:
-        """Change the server's reply to a hello, in place."""
+        """Change the reply to a hello, in place."""
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Take a place behind the interceptions in force."""
+        del deployment
+        for member in targets:
+            member.interceptions.append(self)

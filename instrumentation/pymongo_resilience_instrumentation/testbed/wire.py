@@ -81,6 +81,11 @@ class Message:
         changed = replace(self, body=body, flags=self.flags & ~CHECKSUM_PRESENT)
         return replace(changed, raw=_encode(changed))
 
+    def streamed(self) -> Message:
+        """The same reply, with the promise that another one follows unasked."""
+        changed = replace(self, flags=self.flags & ~CHECKSUM_PRESENT | MORE_TO_COME)
+        return replace(changed, raw=_encode(changed))
+
 
 def reply_to(request: Message, body: Document, request_id: int) -> Message:
     """A reply to ``request`` in the opcode that the client of ``request`` expects."""

@@ -1,0 +1,152 @@
+"""The one server behind all members, and what it lacks to stand in for a replica set.
+
+Three shortcomings of the embedded server are made up for here, so that a retry meets what it
+would meet on mongod: it recognises a repeated write only with an equal ``maxTimeMS``, which
+changes under a deadline, and only when the first one has finished; and it accepts a transaction
+number older than the session's last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Final, Self
+
+from pymongo_resilience_instrumentation.testbed import wire
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
+_ENDS_TRANSACTION: Final = frozenset({"abortTransaction", "commitTransaction"})
+
+
+class Session:
+    """One logical session: its last transaction number, and whether a transaction is open."""
+
+    def __init__(self, lsid: Document) -> None:
+        self.lsid = lsid
+        self.lock = asyncio.Lock()
+        self.number = -1
+        self.in_transaction = False
+
+    def refusal(self, request: Message) -> Document | None:
+        """What mongod says to a transaction number that it has seen a newer one of."""
+        number = request.body["txnNumber"]
+        if number >= self.number:
+            return None
+        return {
+            "ok": 0.0,
+            "errmsg": f"Cannot start transaction {number} on session because a newer "
+            f"transaction {self.number} has already started",
+            "code": 225,
+            "codeName": "TransactionTooOld",
+        }
+
+    def note(self, request: Message) -> None:
+        """Remember what the request makes of the session."""
+        self.number = request.body["txnNumber"]
+        if request.body.get("startTransaction"):
+            self.in_transaction = True
+        elif request.command_name in _ENDS_TRANSACTION or "autocommit" not in request.body:
+            self.in_transaction = False
+
+
+class Backend:
+    """The server as all members of a deployment see it; belongs to one event loop.
+
+    :param address: host and port of the server.
+    """
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._sessions: dict[bytes, Session] = {}
+
+    def session(self, request: Message) -> Session | None:
+        """The session whose transaction number the request carries, if it carries one."""
+        if "txnNumber" not in request.body:
+            return None
+        lsid = request.body["lsid"]
+        return self._sessions.setdefault(bytes(lsid["id"]), Session(lsid))
+
+    def forget(self, request: Message) -> None:
+        """Drop the sessions that an ``endSessions`` names."""
+        for lsid in request.body.get("endSessions", ()):
+            self._sessions.pop(bytes(lsid["id"]), None)
+
+    async def connect(self) -> Upstream:
+        """A connection of its own to the server; raises ``OSError``."""
+        return Upstream(self, *await asyncio.open_connection(*self._address))
+
+    async def abort_transactions(self) -> None:
+        """Abort every open transaction, as the end of a primary's term does."""
+        doomed = [session for session in self._sessions.values() if session.in_transaction]
+        if not doomed:
+            return
+        async with await self.connect() as upstream:
+            for session in doomed:
+                async with session.lock:
+                    if session.in_transaction:
+                        await upstream.ask(_abort(session))
+                        session.in_transaction = False
+
+
+class Upstream:
+    """One connection to the server."""
+
+    def __init__(
+        self, backend: Backend, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._backend = backend
+        self._reader = reader
+        self._writer = writer
+        self._request_ids = itertools.count(1)
+
+    async def execute(self, request: Message) -> Message | None:
+        """The server's reply, or the first of several; ``None`` where none is due."""
+        if request.command_name == "endSessions":
+            self._backend.forget(request)
+        session = self._backend.session(request)
+        if session is None:
+            return await self._exchange(request)
+        async with session.lock:
+            refusal = session.refusal(request)
+            if refusal is not None:
+                return wire.reply_to(request, refusal, next(self._request_ids))
+            session.note(request)
+            return await self._exchange(_without(request, "maxTimeMS"))
+
+    async def following(self) -> Message:
+        """The reply that follows one with ``more_to_come``."""
+        return await wire.read_message(self._reader)
+
+    async def ask(self, body: Document) -> Document:
+        """The reply to a command of the test bed's own."""
+        reply = await self._exchange(wire.command(body, next(self._request_ids)))
+        return reply.body if reply is not None else {}
+
+    async def _exchange(self, request: Message) -> Message | None:
+        self._writer.write(request.raw)
+        await self._writer.drain()
+        return None if request.more_to_come else await wire.read_message(self._reader)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._writer.transport.abort()
+
+
+def _without(request: Message, field: str) -> Message:
+    if field not in request.body:
+        return request
+    return request.with_body({key: value for key, value in request.body.items() if key != field})
+
+
+def _abort(session: Session) -> Document:
+    return {
+        "abortTransaction": 1,
+        "lsid": session.lsid,
+        "txnNumber": session.number,
+        "autocommit": False,
+        "$db": "admin",
+    }

@@ -1,0 +1,203 @@
+"""A deployment: members in front of one server, each with an address, and a thread for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+
+from pymongo_resilience_instrumentation.testbed.backend import Backend
+from pymongo_resilience_instrumentation.testbed.member import Member
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer, TestbedError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from pymongo_resilience_instrumentation.testbed.fault import Fault
+    from pymongo_resilience_instrumentation.testbed.scenario import Scenario
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
+_STOP_TIMEOUT: Final = 5.0
+
+Target = Literal["all", "primary", "secondary"] | int
+"""Whom a fault strikes: every member, those with a role at that moment, or one by its index."""
+
+
+class Deployment(ABC):
+    """The base of all deployments: a context manager around members that serve.
+
+    It runs in a daemon thread of its own; all methods may be called from any thread but that one.
+
+    :param server: host and port of a running server; without one, an embedded server is started
+        and stopped together with the deployment.
+    :param members: how many addresses there are.
+    """
+
+    default_members: ClassVar[int]
+
+    def __init__(
+        self, server: tuple[str, int] | None = None, *, members: int | None = None
+    ) -> None:
+        count = self.default_members if members is None else members
+        if count < 1:
+            raise ValueError(f"members is {count}, but a deployment has at least one")
+        self._count = count
+        self._address = server
+        self._embedded = EmbeddedServer() if server is None else None
+        self._members: tuple[Member, ...] = ()
+        self._struck: list[Fault] = []
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members; raises :class:`TestbedError` when the deployment does not run."""
+        if not self._members:
+            raise TestbedError("the deployment is not running: use it in a with block")
+        return self._members
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the first member."""
+        return self.members[0].address
+
+    @property
+    def uri(self) -> str:
+        """What clients connect to: all members, and what else they must know."""
+        addresses = ",".join(member.host_and_port for member in self.members)
+        return f"mongodb://{addresses}/{self._parameters}"
+
+    @property
+    def server_address(self) -> tuple[str, int]:
+        """Host and port of the server itself, past all members and faults."""
+        if self._address is not None:
+            return self._address
+        if self._embedded is None:
+            raise TestbedError("the deployment has no server")
+        return self._embedded.address
+
+    def inject(self, fault: Fault, on: Target = "all") -> Future[None]:
+        """Let a fault strike; when this returns, it is in force.
+
+        Returns a future that is done when the fault has run its course. Raises ``ValueError`` for
+        a target that this deployment has not.
+        """
+        done: Future[None] = self._call(self.strike(fault, on)).result(_STOP_TIMEOUT)
+        return done
+
+    def play(self, scenario: Scenario) -> Future[None]:
+        """Begin a scenario; returns a future that is done when its last fault has struck."""
+        return self._call(scenario.run(self))
+
+    def clear(self) -> None:
+        """End all faults and mend what they did."""
+        self._call(self._clear()).result(_STOP_TIMEOUT)
+
+    def injected(self) -> Counter[str]:
+        """How often each kind of fault acted since the start, by the name of its class."""
+        counts: Counter[str] = Counter()
+        for fault in tuple(self._struck):
+            counts[type(fault).__name__] += fault.injected
+        return counts
+
+    async def strike(self, fault: Fault, on: Target = "all") -> Future[None]:
+        """``inject``, for those who are in the deployment's event loop already."""
+        targets = self.targets(on)
+        self._struck.append(fault)
+        task = asyncio.ensure_future(fault.strike(self, targets))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        done: Future[None] = asyncio.run_coroutine_threadsafe(_settled(task), self._loop)
+        # One turn of the loop: what the fault does before it first waits is done when this returns.
+        await asyncio.sleep(0)
+        return done
+
+    def targets(self, on: Target) -> Sequence[Member]:
+        """The members that ``on`` names at this moment; raises ``ValueError`` if it cannot."""
+        if on == "all":
+            return self.members
+        if isinstance(on, int) and 0 <= on < len(self.members):
+            return (self.members[on],)
+        raise ValueError(f"{on!r} names no member of a {type(self).__name__}")
+
+    @property
+    def _parameters(self) -> str:
+        return ""
+
+    @abstractmethod
+    def describe(self, member: Member, hello: Document) -> None:
+        """Turn the server's reply to a hello into the member's own, in place."""
+
+    def refusal(self, member: Member, request: Message) -> Document | None:
+        """The error with which the member refuses a request, or ``None``."""
+        del member, request
+        return None
+
+    def start(self) -> None:
+        """Listen on free ports of 127.0.0.1.
+
+        Raises ``OSError`` if there are none, :class:`TestbedError` if the server does not start.
+        """
+        if self._embedded is not None:
+            self._embedded.start()
+        self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(self._open())
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="pymongo_resilience_testbed", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close every address and connection; harmless when it does not run."""
+        if self._thread is not None:
+            self._call(self._close()).result(_STOP_TIMEOUT)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_TIMEOUT)
+            self._loop.close()
+            self._thread = None
+            self._members = ()
+        if self._embedded is not None:
+            self._embedded.stop()
+
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _open(self) -> None:
+        backend = Backend(self.server_address)
+        self._members = tuple(Member(index, backend, self) for index in range(self._count))
+        for member in self._members:
+            await member.listen()
+
+    async def _clear(self) -> None:
+        under_way = list(self._under_way)
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        for member in self.members:
+            member.interceptions.clear()
+
+    async def _close(self) -> None:
+        await self._clear()
+        await asyncio.gather(*(member.close() for member in self.members))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+async def _settled(task: asyncio.Task[None]) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.shield(task)

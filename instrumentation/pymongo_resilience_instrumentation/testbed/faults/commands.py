@@ -1,0 +1,181 @@
+"""Faults of single commands: cut before or after the server executed them, refused, corrupted."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final
+
+from pymongo_resilience_instrumentation.testbed.interception import (
+    HELLO_COMMANDS,
+    Amend,
+    Answer,
+    Connection,
+    Cut,
+    CutAfterReply,
+    Interception,
+    Rewrite,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
+DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
+    "authenticate",
+    "configureFailPoint",
+    "endSessions",
+    "killCursors",
+    "saslContinue",
+    "saslStart",
+}
+"""What a driver sends on its own account, and what arms the server's own failpoints."""
+
+
+class OnCommand(Interception):
+    """Acts a number of times on commands of one name, or on all that an application sends.
+
+    :param command: the name, for example ``"insert"``; ``None`` for every application command.
+    :param times: after how many it is over.
+    """
+
+    def __init__(self, command: str | None = None, times: int = 1) -> None:
+        if times < 1:
+            raise ValueError(f"times is {times}, but a fault acts at least once")
+        super().__init__()
+        self._command = command
+        self._times = times
+
+    @property
+    def is_over(self) -> bool:
+        """It has acted as often as it should."""
+        return self.injected >= self._times
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Give the verdict if this is the command that is meant."""
+        del connection
+        name = request.command_name
+        matches = name not in DRIVER_COMMANDS if self._command is None else name == self._command
+        if not matches:
+            return None
+        self.injected += 1
+        return self.verdict(request)
+
+    @abstractmethod
+    def verdict(self, request: Message) -> Verdict:
+        """What happens to the request."""
+
+
+class CutBefore(OnCommand):
+    """Cuts the connection before the server executes the command."""
+
+    def verdict(self, request: Message) -> Verdict:
+        """Cut."""
+        del request
+        return Cut()
+
+
+class CutAfter(OnCommand):
+    """Cuts the connection after the server executed the command, so that its reply is lost."""
+
+    def verdict(self, request: Message) -> Verdict:
+        """Cut instead of replying."""
+        del request
+        return CutAfterReply()
+
+
+class Fail(OnCommand):
+    """Refuses the command with an error of the server's; nothing of it is executed.
+
+    :param code: for example 11600.
+    :param labels: the ``errorLabels``; none by default.
+    :param more: further fields of the reply, for example ``{"baseBackoffMS": 50}``.
+    """
+
+    def __init__(
+        self,
+        command: str | None = None,
+        times: int = 1,
+        *,
+        code: int,
+        name: str = "",
+        text: str = "",
+        labels: Sequence[str] = (),
+        more: Document | None = None,
+    ) -> None:
+        super().__init__(command, times)
+        document: Document = {
+            "ok": 0.0,
+            "errmsg": text or f"the test bed answers code {code}",
+            "code": code,
+        }
+        if name:
+            document["codeName"] = name
+        if labels:
+            document["errorLabels"] = list(labels)
+        self.document = document | (more or {})
+
+    def verdict(self, request: Message) -> Verdict:
+        """Answer with the error."""
+        del request
+        return Answer(self.document)
+
+
+class NotPrimary(Fail):
+    """Refuses the command as a member that is no longer primary, while hello still says it is."""
+
+    def __init__(self, command: str | None = None, times: int = 1) -> None:
+        super().__init__(
+            command,
+            times,
+            code=10107,
+            name="NotWritablePrimary",
+            text="not primary",
+            labels=["RetryableWriteError"],
+        )
+
+
+class FailWriteConcern(OnCommand):
+    """Lets the server execute the command, and adds a write concern error to its reply.
+
+    :param code: for example 64, or 91 for a member that shuts down.
+    """
+
+    def __init__(
+        self,
+        command: str | None = None,
+        times: int = 1,
+        *,
+        code: int,
+        name: str = "",
+        labels: Sequence[str] = (),
+    ) -> None:
+        super().__init__(command, times)
+        error = {"code": code, "codeName": name, "errmsg": f"the test bed answers code {code}"}
+        self._fields: Document = {"writeConcernError": error}
+        if labels:
+            self._fields["errorLabels"] = list(labels)
+
+    def verdict(self, request: Message) -> Verdict:
+        """Execute, and add the error."""
+        del request
+        return Amend(self._fields)
+
+
+class Corrupt(OnCommand):
+    """Lets the server execute the command, and sends other bytes than its reply.
+
+    :param rewritten: from the reply to what is sent; hellos are corrupted by naming ``hello``.
+    """
+
+    def __init__(
+        self, rewritten: Callable[[Message], bytes], command: str | None = None, times: int = 1
+    ) -> None:
+        super().__init__(command, times)
+        self._rewritten = rewritten
+
+    def verdict(self, request: Message) -> Verdict:
+        """Execute, and corrupt the reply."""
+        del request
+        return Rewrite(self._rewritten)

@@ -1,0 +1,112 @@
+"""Faults of load: a server that sheds requests, or is slow to answer them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from pymongo_resilience_instrumentation.testbed.fault import positive
+from pymongo_resilience_instrumentation.testbed.faults.commands import DRIVER_COMMANDS, Fail
+from pymongo_resilience_instrumentation.testbed.interception import (
+    Answer,
+    Connection,
+    Delay,
+    Interception,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.testbed.wire import Message
+
+_MILLISECONDS: Final = 1000
+
+
+class Overload(Fail):
+    """Sheds the command with both overload labels; nothing of it is executed.
+
+    :param base_backoff: what the server asks clients to wait at first (seconds), if anything.
+    """
+
+    def __init__(
+        self, command: str | None = None, times: int = 1, base_backoff: float | None = None
+    ) -> None:
+        hint = {} if base_backoff is None else {"baseBackoffMS": _milliseconds(base_backoff)}
+        super().__init__(
+            command,
+            times,
+            code=462,
+            name="IngressRequestRateLimitExceeded",
+            text="the server is overloaded: too many requests",
+            labels=["SystemOverloadedError", "RetryableError"],
+            more=hint,
+        )
+
+
+class RateLimit(Interception):
+    """Admits so many commands per second, as a token bucket does, and sheds what is above it.
+
+    Until the deployment is cleared, or for so many seconds.
+
+    :param rate: commands per second.
+    :param burst: how many may come at once after a pause; a second's worth by default.
+    :param base_backoff: as with :class:`Overload`.
+    :param seconds: how long it lasts; ``None``: until it is cleared.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        burst: float | None = None,
+        *,
+        base_backoff: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._rate = positive("rate", rate)
+        self._burst = positive("burst", rate if burst is None else burst)
+        self._tokens = self._burst
+        self._refilled = time.monotonic()
+        self._end = None if seconds is None else self._refilled + positive("seconds", seconds)
+        self._refusal = Answer(Overload(base_backoff=base_backoff).document)
+
+    @property
+    def is_over(self) -> bool:
+        """Its time is up."""
+        return self._end is not None and time.monotonic() >= self._end
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Take a token, or shed the command for want of one."""
+        del connection
+        if request.command_name in DRIVER_COMMANDS:
+            return None
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._refilled) * self._rate)
+        self._refilled = now
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return None
+        self.injected += 1
+        return self._refusal
+
+
+class Slow(Interception):
+    """Holds back every reply to an application's command, while hellos are as fast as ever.
+
+    :param seconds: for how long each reply is held back.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._verdict = Delay(positive("seconds", seconds))
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Delay the reply."""
+        del connection
+        if request.command_name in DRIVER_COMMANDS:
+            return None
+        self.injected += 1
+        return self._verdict
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * _MILLISECONDS)

@@ -1,0 +1,152 @@
+"""Faults of the network: connections refused, reset, cut, swallowed, slowed down."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING
+
+from pymongo_resilience_instrumentation.testbed.fault import Fault, positive
+from pymongo_resilience_instrumentation.testbed.interception import (
+    HELLO_COMMANDS,
+    Connection,
+    Cut,
+    Delay,
+    Hang,
+    Interception,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+    from pymongo_resilience_instrumentation.testbed.member import Member
+    from pymongo_resilience_instrumentation.testbed.wire import Message
+
+
+class CutAtHandshake(Interception):
+    """Cuts the first hello of application connections.
+
+    At its first hello a monitor's connection looks like any other. But a monitor keeps its
+    connection open: while one is open, a new connection is the application's; while none is, the
+    new one is taken for the monitor's and let through.
+    """
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self._times = int(positive("times", times))
+
+    @property
+    def is_over(self) -> bool:
+        """It has cut as often as it should."""
+        return self.injected >= self._times
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Cut a handshake that is not a monitor's."""
+        first = connection.hellos == 0 and connection.commands == 0
+        if not first or request.command_name not in HELLO_COMMANDS:
+            return None
+        if not any(sibling.is_monitor for sibling in connection.siblings):
+            return None
+        self.injected += 1
+        return Cut()
+
+
+class Refuse(Fault):
+    """Resets all connections, monitors' too, and has new ones refused for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = positive("seconds", seconds)
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Close the addresses for a while."""
+        del deployment
+        try:
+            for member in targets:
+                member.refuse()
+                member.reset()
+                self.injected += 1
+            await asyncio.sleep(self._seconds)
+        finally:
+            for member in targets:
+                await member.listen()
+
+
+class Reset(Fault):
+    """Resets every open connection once, monitors' too, whatever is under way on it."""
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Reset."""
+        del deployment
+        for member in targets:
+            member.reset()
+            self.injected += 1
+
+
+class PoolClearingStorm(Fault):
+    """Resets every connection again and again, so that clients clear their pools each time.
+
+    :param times: how often.
+    :param every: seconds between two resets.
+    """
+
+    def __init__(self, times: int = 5, every: float = 0.1) -> None:
+        super().__init__()
+        self._times = int(positive("times", times))
+        self._every = positive("every", every)
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Reset, wait, and again."""
+        del deployment
+        for number in range(self._times):
+            if number:
+                await asyncio.sleep(self._every)
+            for member in targets:
+                member.reset()
+                self.injected += 1
+
+
+class BlackHole(Interception):
+    """Swallows every request and hello for so many seconds; then their connections are closed.
+
+    Nothing that was swallowed is ever executed. New connections are accepted, and hear nothing.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._end = time.monotonic() + positive("seconds", seconds)
+
+    @property
+    def is_over(self) -> bool:
+        """Its time is up."""
+        return time.monotonic() >= self._end
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Say nothing for as long as it lasts."""
+        del request, connection
+        self.injected += 1
+        return Hang(max(0.0, self._end - time.monotonic()))
+
+
+class Latency(Interception):
+    """Delays every reply, hellos too, until the deployment is cleared.
+
+    :param seconds: the least delay.
+    :param jitter: how much is added at most (seconds), evenly distributed.
+    :param seed: of the dice for the jitter.
+    """
+
+    def __init__(self, seconds: float, jitter: float = 0.0, *, seed: int = 0) -> None:
+        super().__init__()
+        self._seconds = positive("seconds", seconds)
+        self._jitter = jitter
+        self._random = random.Random(seed)  # noqa: S311 (dice of a test bed, not secrets)
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Delay the reply."""
+        del request, connection
+        self.injected += 1
+        return Delay(self._seconds + self._random.random() * self._jitter)

@@ -1,0 +1,176 @@
+"""One member of a deployment: an address of its own, connections, and what intercepts them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from bson import Int64, ObjectId
+
+from pymongo_resilience_instrumentation.testbed import wire
+from pymongo_resilience_instrumentation.testbed.interception import Connection, Interception
+from pymongo_resilience_instrumentation.testbed.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pymongo_resilience_instrumentation.testbed.backend import Backend
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
+HOST: Final = "127.0.0.1"
+_PEER_GONE: Final = (OSError, asyncio.IncompleteReadError)
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+_log = logging.getLogger(__name__)
+
+
+class Role(Protocol):
+    """What a member is within its deployment, and therefore says and refuses."""
+
+    def describe(self, member: Member, hello: Document) -> None:
+        """Turn the server's reply to a hello into the member's own, in place."""
+
+    def refusal(self, member: Member, request: Message) -> Document | None:
+        """The error with which the member refuses a request, or ``None``."""
+
+
+class Member:
+    """A listening address in front of the backend. Everything here runs in one event loop.
+
+    :param index: the member's place in the deployment, from 0.
+    """
+
+    def __init__(self, index: int, backend: Backend, role: Role) -> None:
+        self.index = index
+        self.backend = backend
+        self.role = role
+        self.interceptions: list[Interception] = []
+        self.cursors: set[int] = set()
+        """Cursors that were opened here since the last start; a restart loses them."""
+        self._relays: dict[Connection, Relay] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+        # Bound and not listening while the member is down: the port stays ours, and the kernel
+        # refuses connections to it.
+        self._reserved: socket.socket | None = _bound(0)
+        self.address: tuple[str, int] = self._reserved.getsockname()
+        self.changed: asyncio.Future[None]
+        self._begin_incarnation()
+
+    @property
+    def host_and_port(self) -> str:
+        """``host:port``, as hello and error texts name it."""
+        return "{}:{}".format(*self.address)
+
+    @property
+    def is_listening(self) -> bool:
+        """Connections are accepted."""
+        return self._listener is not None
+
+    @property
+    def connections(self) -> Collection[Connection]:
+        """The open connections of clients."""
+        return self._relays.keys()
+
+    @property
+    def version(self) -> Document:
+        """The member's ``topologyVersion``."""
+        return {"processId": self._process_id, "counter": Int64(self._counter)}
+
+    def announce(self) -> None:
+        """What hello says has changed: tell every client that awaits it."""
+        self._counter += 1
+        self.changed.set_result(None)
+        self.changed = asyncio.get_running_loop().create_future()
+
+    async def listen(self) -> None:
+        """Accept connections, at the same address as ever."""
+        if self._reserved is None:
+            return
+        self._reserved.close()
+        self._reserved = None
+        self._listener = await asyncio.start_server(self._accept, *self.address, backlog=1024)
+
+    def refuse(self) -> None:
+        """Stop accepting: the kernel refuses whoever tries to connect. What is open stays."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            self._reserved = _bound(self.address[1])
+
+    def reset(self) -> None:
+        """Reset every open connection, so that clients read ECONNRESET."""
+        for relay in self._relays.values():
+            transport = relay.writer.transport
+            with contextlib.suppress(OSError):
+                transport.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
+                )
+            transport.abort()
+
+    def shut_down(self) -> None:
+        """Stop as a process does: connections, cursors and the topology version are lost."""
+        self.refuse()
+        self.reset()
+        self._begin_incarnation()
+
+    async def close(self) -> None:
+        """Close the address and every connection, for good."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def active(self) -> list[Interception]:
+        """The interceptions in force, in the order of their injection."""
+        self.interceptions[:] = [each for each in self.interceptions if not each.is_over]
+        return list(self.interceptions)
+
+    def describe(self, hello: dict[str, Any]) -> None:
+        """Make the server's reply to a hello the member's own, in place."""
+        hello.pop("compression", None)
+        hello["topologyVersion"] = self.version
+        self.role.describe(self, hello)
+        for interception in self.active():
+            interception.on_hello(hello)
+
+    def _begin_incarnation(self) -> None:
+        self._process_id = ObjectId()
+        self._counter = 0
+        self.cursors.clear()
+        self.changed = asyncio.get_running_loop().create_future()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: those that asyncio starts complain loudly when they are cancelled.
+        task = asyncio.get_running_loop().create_task(self._attend(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(siblings=self.connections)
+        relay = Relay(self, connection, reader, writer)
+        self._relays[connection] = relay
+        try:
+            with contextlib.suppress(*_PEER_GONE):
+                await relay.run()
+        except wire.WireError as exc:
+            _log.warning("closing a connection: %s", exc)
+        finally:
+            del self._relays[connection]
+            writer.transport.abort()
+
+
+def _bound(port: int) -> socket.socket:
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((HOST, port))
+    return reserved

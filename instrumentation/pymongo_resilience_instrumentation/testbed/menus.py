@@ -1,0 +1,151 @@
+"""What random scenarios are thrown from: recipes that make a fault from dice.
+
+Every fault of a menu ends well within seconds: an operation with a deadline of many seconds can
+outlast each of them, and a few together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pymongo_resilience_instrumentation.testbed.faults import (
+    BlackHole,
+    CutAfter,
+    CutAtHandshake,
+    CutBefore,
+    Election,
+    Fail,
+    NotPrimary,
+    Overload,
+    PoolClearingStorm,
+    RateLimit,
+    Refuse,
+    Reset,
+    Restart,
+)
+from pymongo_resilience_instrumentation.testbed.scenario import Strike, strike
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from pymongo_resilience_instrumentation.testbed.deployment import Target
+
+    Recipe = Callable[[random.Random], Strike]
+
+COMMANDS: Final = ("insert", "update", "findAndModify", "commitTransaction", "find", None)
+"""Commands to aim at; ``None`` is any."""
+TRANSIENT_CODES: Final = {
+    6: "HostUnreachable",
+    7: "HostNotFound",
+    89: "NetworkTimeout",
+    91: "ShutdownInProgress",
+    189: "PrimarySteppedDown",
+    262: "ExceededTimeLimit",
+    9001: "SocketException",
+    11600: "InterruptedAtShutdown",
+    11602: "InterruptedDueToReplStateChange",
+}
+"""What mongod answers to a retryable write that it did not execute, and may be asked again."""
+
+
+def cut_before(dice: random.Random) -> Strike:
+    """Up to four commands in a row never reach the server."""
+    return strike(CutBefore, dice.choice(COMMANDS), times=dice.randint(1, 4), on="primary")
+
+
+def cut_after(dice: random.Random) -> Strike:
+    """Up to four replies in a row are lost."""
+    return strike(CutAfter, dice.choice(COMMANDS), times=dice.randint(1, 4), on="primary")
+
+
+def cut_at_handshake(dice: random.Random) -> Strike:
+    """A few new connections break at their first message."""
+    return strike(CutAtHandshake, times=dice.randint(1, 3), on="primary")
+
+
+def reset(dice: random.Random) -> Strike:
+    """All connections of a member, or of all."""
+    return strike(Reset, on=_anyone(dice))
+
+
+def refuse(dice: random.Random) -> Strike:
+    """A member cannot be reached for a moment."""
+    return strike(Refuse, _tenths(dice, 2, 8), on=_anyone(dice))
+
+
+def black_hole(dice: random.Random) -> Strike:
+    """A member hears, and says nothing."""
+    return strike(BlackHole, _tenths(dice, 3, 12), on=_anyone(dice))
+
+
+def pool_clearing_storm(dice: random.Random) -> Strike:
+    """All connections of the primary, several times within a second."""
+    return strike(PoolClearingStorm, times=dice.randint(2, 5), every=0.1, on="primary")
+
+
+def election(dice: random.Random) -> Strike:
+    """No primary for a second or two."""
+    return strike(Election, gap=_tenths(dice, 3, 20))
+
+
+def restart(dice: random.Random) -> Strike:
+    """A member goes and comes back, the primary too."""
+    return strike(Restart, downtime=_tenths(dice, 3, 15), gap=_tenths(dice, 1, 8), on=_anyone(dice))
+
+
+def not_primary(dice: random.Random) -> Strike:
+    """Commands meet a member that is no longer primary, and does not say so in hello."""
+    return strike(NotPrimary, dice.choice(COMMANDS[:3]), times=dice.randint(1, 3), on="primary")
+
+
+def overload(dice: random.Random) -> Strike:
+    """Some commands are shed, at times with a hint how long to wait."""
+    hint = dice.choice((None, None, 0.05))
+    return strike(
+        Overload, dice.choice(COMMANDS), times=dice.randint(1, 12), base_backoff=hint, on="primary"
+    )
+
+
+def rate_limit(dice: random.Random) -> Strike:
+    """The primary admits fewer commands than there are for a while."""
+    return strike(RateLimit, dice.randint(50, 200), seconds=_tenths(dice, 5, 20), on="primary")
+
+
+def server_error(dice: random.Random) -> Strike:
+    """Commands are refused with an error that a retry may mend."""
+    code = dice.choice(tuple(TRANSIENT_CODES))
+    return strike(
+        Fail,
+        dice.choice(COMMANDS[:3]),
+        times=dice.randint(1, 4),
+        code=code,
+        name=TRANSIENT_CODES[code],
+        labels=["RetryableWriteError"],
+        on="primary",
+    )
+
+
+NETWORK: Final[Sequence[Recipe]] = (
+    cut_before,
+    cut_after,
+    cut_at_handshake,
+    reset,
+    refuse,
+    black_hole,
+    pool_clearing_storm,
+)
+"""Faults of the network alone."""
+FAILOVER: Final[Sequence[Recipe]] = (election, restart, not_primary)
+"""Elections, restarts, and members that are late to notice."""
+SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error)
+"""Overload, and errors of the server's own."""
+
+
+def _anyone(dice: random.Random) -> Target:
+    return dice.choice(("primary", "secondary", 0, 1, 2))
+
+
+def _tenths(dice: random.Random, low: int, high: int) -> float:
+    """A number of seconds between two numbers of tenths."""
+    return dice.randint(low, high) / 10

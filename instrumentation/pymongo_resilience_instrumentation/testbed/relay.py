@@ -1,0 +1,212 @@
+"""One client connection through a member: read a request, decide, execute, reply."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo_resilience_instrumentation.testbed import wire
+from pymongo_resilience_instrumentation.testbed.interception import (
+    HELLO_COMMANDS,
+    Amend,
+    Answer,
+    Cut,
+    CutAfterReply,
+    Delay,
+    Hang,
+    Rewrite,
+)
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.testbed.backend import Upstream
+    from pymongo_resilience_instrumentation.testbed.interception import Connection, Verdict
+    from pymongo_resilience_instrumentation.testbed.member import Member
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
+_AWAITING: Final = ("topologyVersion", "maxAwaitTimeMS")
+_STATE_CHANGES: Final = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
+"""Codes after which a driver looks at the member anew (SDAM, "not writable primary" errors)."""
+_MILLISECOND: Final = 0.001
+
+
+class _Hangup(Exception):  # noqa: N818 (an end, not an error)
+    """The connection ends here."""
+
+
+class Relay:
+    """Serves one connection until either side closes it."""
+
+    def __init__(
+        self,
+        member: Member,
+        connection: Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.writer = writer
+        self._member = member
+        self._connection = connection
+        self._reader = reader
+        self._request_ids = itertools.count(1)
+        self._upcoming: asyncio.Task[Message] | None = None
+
+    async def run(self) -> None:
+        """Relay until the connection ends.
+
+        Raises ``OSError`` or ``asyncio.IncompleteReadError`` when a side is gone, ``WireError``
+        for bytes that make no message.
+        """
+        try:
+            async with await self._member.backend.connect() as upstream:
+                while True:
+                    request = await self._next_request()
+                    if request.command_name in HELLO_COMMANDS:
+                        await self._answer_hello(request, upstream)
+                    else:
+                        await self._answer(request, upstream)
+        except _Hangup:
+            pass
+        finally:
+            if self._upcoming is not None:
+                self._upcoming.cancel()
+
+    async def _next_request(self) -> Message:
+        if self._upcoming is None:
+            return await wire.read_message(self._reader)
+        upcoming, self._upcoming = self._upcoming, None
+        return await upcoming
+
+    async def _answer(self, request: Message, upstream: Upstream) -> None:
+        verdict, delay = self._decide(request)
+        self._connection.commands += 1
+        if verdict is None:
+            refusal = self._member.role.refusal(self._member, request) or self._lost(request)
+            verdict = Answer(refusal) if refusal is not None else None
+        if await self._is_settled(request, verdict, delay):
+            return
+        reply = await upstream.execute(request)
+        if isinstance(verdict, CutAfterReply):
+            raise _Hangup
+        await asyncio.sleep(delay)
+        while reply is not None:
+            self._remember(reply)
+            if isinstance(verdict, Amend):
+                reply = reply.with_body(self._dated({**reply.body, **verdict.fields}))
+            await self._send(_rewritten(verdict, self._own(reply)))
+            reply = await upstream.following() if reply.more_to_come else None
+
+    async def _answer_hello(self, request: Message, upstream: Upstream) -> None:
+        """Answer a hello; one that is awaited, when there is news or its time is up.
+
+        A client that allows it gets a stream of replies until it closes or sends something else
+        (SDAM monitoring, "Streaming protocol").
+        """
+        known = request.body.get("topologyVersion")
+        awaited = known is not None and "maxAwaitTimeMS" in request.body
+        plain = request
+        if awaited:
+            body = {key: value for key, value in request.body.items() if key not in _AWAITING}
+            plain = request.with_body(body)
+        while True:
+            if awaited and not await self._news(known, request.body["maxAwaitTimeMS"]):
+                return
+            verdict, delay = self._decide(request)
+            streams = awaited and request.exhaust_allowed
+            if not await self._is_settled(request, verdict, delay):
+                reply = await upstream.execute(plain)
+                if isinstance(verdict, CutAfterReply) or reply is None:
+                    raise _Hangup
+                await asyncio.sleep(delay)
+                body = dict(reply.body)
+                self._member.describe(body)
+                known = body["topologyVersion"]
+                reply = reply.with_body(body)
+                await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
+                self._connection.hellos += 1
+            elif streams:
+                raise _Hangup
+            if not streams:
+                return
+
+    async def _news(self, known: Document | None, milliseconds: float) -> bool:
+        """Wait for another topology version than ``known``; false if the client stirs first."""
+        if self._upcoming is None:
+            self._upcoming = asyncio.ensure_future(wire.read_message(self._reader))
+        if known == self._member.version:
+            news: set[asyncio.Future[Any]] = {self._upcoming, self._member.changed}
+            await asyncio.wait(
+                news,
+                timeout=milliseconds * _MILLISECOND,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        return not self._upcoming.done()
+
+    def _decide(self, request: Message) -> tuple[Verdict | None, float]:
+        """The first verdict that is not a delay, and the sum of the delays before it."""
+        delay = 0.0
+        for interception in self._member.active():
+            verdict = interception.on_request(request, self._connection)
+            if isinstance(verdict, Delay):
+                delay += verdict.seconds
+            elif verdict is not None:
+                return verdict, delay
+        return None, delay
+
+    async def _is_settled(self, request: Message, verdict: Verdict | None, delay: float) -> bool:
+        """Act on a verdict for which the server need not see the request."""
+        if isinstance(verdict, Cut):
+            raise _Hangup
+        if isinstance(verdict, Hang):
+            await asyncio.sleep(verdict.seconds)
+            raise _Hangup
+        if not isinstance(verdict, Answer):
+            return False
+        await asyncio.sleep(delay)
+        if not request.more_to_come:
+            document = self._dated(verdict.document)
+            await self._send(wire.reply_to(request, document, next(self._request_ids)).raw)
+        return True
+
+    async def _send(self, raw: bytes) -> None:
+        self.writer.write(raw)
+        await self.writer.drain()
+
+    def _dated(self, document: Document) -> Document:
+        """The error with a new topology version, if it tells of a change of the member's state.
+
+        As on mongod: with it a driver knows that the error is news, and that the hello which
+        follows at once is not older.
+        """
+        codes = {document.get("code"), document.get("writeConcernError", {}).get("code")}
+        if codes.isdisjoint(_STATE_CHANGES):
+            return document
+        self._member.announce()
+        return {**document, "topologyVersion": self._member.version}
+
+    def _own(self, reply: Message) -> Message:
+        """The reply with the member's topology version where it has the server's."""
+        if "topologyVersion" not in reply.body:
+            return reply
+        return reply.with_body({**reply.body, "topologyVersion": self._member.version})
+
+    def _remember(self, reply: Message) -> None:
+        cursor = reply.body.get("cursor")
+        if isinstance(cursor, dict) and cursor.get("id"):
+            self._member.cursors.add(cursor["id"])
+
+    def _lost(self, request: Message) -> Document | None:
+        """What a restarted member says of a cursor from before."""
+        if request.command_name != "getMore" or request.body["getMore"] in self._member.cursors:
+            return None
+        number = request.body["getMore"]
+        return {
+            "ok": 0.0,
+            "errmsg": f"cursor id {number} not found",
+            "code": 43,
+            "codeName": "CursorNotFound",
+        }
+
+
+def _rewritten(verdict: Verdict | None, reply: Message) -> bytes:
+    return verdict.rewritten(reply) if isinstance(verdict, Rewrite) else reply.raw

@@ -1,0 +1,105 @@
+"""A scenario: what strikes when, and whom; written by hand, or thrown from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pymongo_resilience_instrumentation.testbed.deployment import Deployment, Target
+    from pymongo_resilience_instrumentation.testbed.fault import Fault
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A fault that is made when its time has come, and whom it strikes then."""
+
+    kind: Callable[..., Fault]
+    arguments: Sequence[Any] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    on: Target = "all"
+
+    def __str__(self) -> str:
+        written = [repr(value) for value in self.arguments]
+        written += [f"{name}={value!r}" for name, value in self.options.items()]
+        return f"{self.kind.__name__}({', '.join(written)}) on {self.on}"
+
+    def fault(self) -> Fault:
+        """A new fault of this description."""
+        return self.kind(*self.arguments, **self.options)
+
+
+def strike(
+    kind: Callable[..., Fault], *arguments: object, on: Target = "all", **options: object
+) -> Strike:
+    """``strike(CutAfter, "update", times=3, on="primary")``."""
+    return Strike(kind, arguments, options, on)
+
+
+class Scenario:
+    """Faults in their order, each so many seconds after the one before::
+
+        scenario = (
+            Scenario()
+            .after(1.0, CutAfter, "update", times=3, on="primary")
+            .after(2.0, Election, gap=12.0)
+            .after(20.0, RollingRestart)
+        )
+        deployment.play(scenario)
+
+    Immutable; one scenario may be played on several deployments. ``str()`` tells it line by line.
+    """
+
+    def __init__(self, steps: Sequence[tuple[float, Strike]] = ()) -> None:
+        self.steps = tuple(steps)
+        """Seconds since the step before, and what strikes then."""
+
+    def after(
+        self,
+        seconds: float,
+        kind: Callable[..., Fault],
+        *arguments: object,
+        on: Target = "all",
+        **options: object,
+    ) -> Self:
+        """The same scenario with one more fault at its end."""
+        return type(self)((*self.steps, (seconds, strike(kind, *arguments, on=on, **options))))
+
+    @classmethod
+    def random(
+        cls,
+        seed: int,
+        seconds: float,
+        recipes: Sequence[Callable[[random.Random], Strike]],
+        *,
+        every: float = 0.5,
+    ) -> Self:
+        """Faults for so many seconds, thrown from a seed: the same seed, the same scenario.
+
+        :param recipes: each makes a strike from dice; they are equally likely.
+        :param every: seconds between two faults, on average.
+        """
+        dice = random.Random(seed)  # noqa: S311 (dice of a test bed, not secrets)
+        steps: list[tuple[float, Strike]] = []
+        elapsed = 0.0
+        while (elapsed := elapsed + (pause := dice.uniform(0.5, 1.5) * every)) < seconds:
+            steps.append((pause, dice.choice(recipes)(dice)))
+        return cls(steps)
+
+    async def run(self, deployment: Deployment) -> None:
+        """Play it, in the event loop of the deployment; ends when the last fault has struck."""
+        for pause, each in self.steps:
+            await asyncio.sleep(pause)
+            await deployment.strike(each.fault(), each.on)
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        elapsed = 0.0
+        for pause, each in self.steps:
+            elapsed += pause
+            lines.append(f"{elapsed:8.3f} s  {each}")
+        return "\n".join(lines)

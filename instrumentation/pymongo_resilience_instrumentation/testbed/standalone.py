@@ -1,0 +1,47 @@
+"""One server without replication."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.testbed.member import Member
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
+REPLICATION_FIELDS: Final = (
+    "electionId",
+    "hosts",
+    "lastWrite",
+    "me",
+    "primary",
+    "secondary",
+    "setName",
+    "setVersion",
+    "tags",
+)
+
+
+class Standalone(Deployment):
+    """A single server, which knows no transaction numbers: drivers do not retry writes on it."""
+
+    default_members: ClassVar[int] = 1
+
+    def describe(self, member: Member, hello: Document) -> None:
+        """Leave out whatever tells of replication."""
+        del member
+        for field in REPLICATION_FIELDS:
+            hello.pop(field, None)
+
+    def refusal(self, member: Member, request: Message) -> Document | None:
+        """Refuse transaction numbers, as a standalone mongod does."""
+        del member
+        if "txnNumber" not in request.body:
+            return None
+        return {
+            "ok": 0.0,
+            "errmsg": "Transaction numbers are only allowed on a replica set member or mongos",
+            "code": 20,
+            "codeName": "IllegalOperation",
+        }
