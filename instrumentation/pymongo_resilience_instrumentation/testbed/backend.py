@@ -63,9 +63,9 @@ class Backend:
 
     def session(self, request: Message) -> Session | None:
         """The session whose transaction number the request carries, if it carries one."""
-        if "txnNumber" not in request.body:
+        lsid = request.body.get("lsid")
+        if "txnNumber" not in request.body or lsid is None:
             return None
-        lsid = request.body["lsid"]
         return self._sessions.setdefault(bytes(lsid["id"]), Session(lsid))
 
     def forget(self, request: Message) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 from pymongo_resilience_instrumentation.testbed.backend import Backend
+from pymongo_resilience_instrumentation.testbed.fault import Fault, refused, whole
 from pymongo_resilience_instrumentation.testbed.member import Member
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer, TestbedError
 
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from pymongo_resilience_instrumentation.testbed.fault import Fault
     from pymongo_resilience_instrumentation.testbed.scenario import Scenario
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
 
 _STOP_TIMEOUT: Final = 5.0
+_MAX_PORT: Final = 65535
+_PAIR: Final = 2
+_NOT_RUNNING: Final = "the deployment is not running: use it in a with block"
 
 Target = Literal["all", "primary", "secondary"] | int
 """Whom a fault strikes: every member, those with a role at that moment, or one by its index."""
@@ -36,17 +39,26 @@ class Deployment(ABC):
     :param server: host and port of a running server; without one, an embedded server is started
         and stopped together with the deployment.
     :param members: how many addresses there are.
+    :param port: of the first member; those of the others follow it. Without one, all are free ones.
     """
 
     default_members: ClassVar[int]
+    most_members: ClassVar[int | None] = None
+    roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ()
 
     def __init__(
-        self, server: tuple[str, int] | None = None, *, members: int | None = None
+        self,
+        server: tuple[str, int] | None = None,
+        *,
+        members: int | None = None,
+        port: int | None = None,
     ) -> None:
-        count = self.default_members if members is None else members
-        if count < 1:
-            raise ValueError(f"members is {count}, but a deployment has at least one")
-        self._count = count
+        wanted = self.default_members if members is None else members
+        self._count = whole("members", wanted, most=self.most_members)
+        last_first = _MAX_PORT - self._count + 1
+        self._port = None if port is None else whole("port", port, most=last_first)
+        if server is not None and not (isinstance(server, tuple) and len(server) == _PAIR):
+            raise refused("server", server, "a host and a port, like EmbeddedServer.address")
         self._address = server
         self._embedded = EmbeddedServer() if server is None else None
         self._members: tuple[Member, ...] = ()
@@ -58,7 +70,7 @@ class Deployment(ABC):
     def members(self) -> tuple[Member, ...]:
         """The members; raises :class:`TestbedError` when the deployment does not run."""
         if not self._members:
-            raise TestbedError("the deployment is not running: use it in a with block")
+            raise TestbedError(_NOT_RUNNING)
         return self._members
 
     @property
@@ -84,18 +96,22 @@ class Deployment(ABC):
     def inject(self, fault: Fault, on: Target = "all") -> Future[None]:
         """Let a fault strike; when this returns, it is in force.
 
-        Returns a future that is done when the fault has run its course. Raises ``ValueError`` for
-        a target that this deployment has not.
+        Returns a future that is done when the fault has run its course; at once for an
+        interception, which stays in force until it is over. Raises ``ValueError`` for a target
+        that this deployment has not, and for a fault that does not go with it.
         """
         done: Future[None] = self._call(self.strike(fault, on)).result(_STOP_TIMEOUT)
         return done
 
     def play(self, scenario: Scenario) -> Future[None]:
-        """Begin a scenario; returns a future that is done when its last fault has struck."""
-        return self._call(scenario.run(self))
+        """Begin a scenario; returns a future that is done when all its faults are.
+
+        The future is done, too, when the deployment is cleared or stopped before that.
+        """
+        return self._call(self._play(scenario))
 
     def clear(self) -> None:
-        """End all faults and mend what they did."""
+        """End all faults, and scenarios that would bring more, and mend what they did."""
         self._call(self._clear()).result(_STOP_TIMEOUT)
 
     def injected(self) -> Counter[str]:
@@ -107,23 +123,31 @@ class Deployment(ABC):
 
     async def strike(self, fault: Fault, on: Target = "all") -> Future[None]:
         """``inject``, for those who are in the deployment's event loop already."""
+        if not isinstance(fault, Fault):
+            raise refused("fault", fault, 'a fault, for example CutAfter("insert")')
         targets = self.targets(on)
         self._struck.append(fault)
-        task = asyncio.ensure_future(fault.strike(self, targets))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        done: Future[None] = asyncio.run_coroutine_threadsafe(_settled(task), self._loop)
+        task = self._begin(fault.strike(self, targets))
         # One turn of the loop: what the fault does before it first waits is done when this returns.
         await asyncio.sleep(0)
+        if task.done():
+            task.result()
+        done: Future[None] = asyncio.run_coroutine_threadsafe(_settled(task), self._loop)
         return done
 
     def targets(self, on: Target) -> Sequence[Member]:
         """The members that ``on`` names at this moment; raises ``ValueError`` if it cannot."""
         if on == "all":
             return self.members
-        if isinstance(on, int) and 0 <= on < len(self.members):
+        if isinstance(on, int) and not isinstance(on, bool) and 0 <= on < len(self.members):
             return (self.members[on],)
-        raise ValueError(f"{on!r} names no member of a {type(self).__name__}")
+        roles = ", ".join(repr(role) for role in ("all", *self.roles))
+        raise refused("on", on, f"{roles}, or the index of a member: 0 to {len(self.members) - 1}")
+
+    async def bring_up(self, members: Sequence[Member], cause: Fault) -> None:
+        """Let members listen again that ``cause`` has taken down, unless others keep them down."""
+        for member in members:
+            await member.listen(cause)
 
     @property
     def _parameters(self) -> str:
@@ -139,14 +163,23 @@ class Deployment(ABC):
         return None
 
     def start(self) -> None:
-        """Listen on free ports of 127.0.0.1.
+        """Listen on 127.0.0.1.
 
-        Raises ``OSError`` if there are none, :class:`TestbedError` if the server does not start.
+        Raises :class:`TestbedError` if a port is taken, or the server does not start.
         """
+        if self._thread is not None:
+            raise TestbedError("the deployment is running already")
         if self._embedded is not None:
             self._embedded.start()
         self._loop = asyncio.new_event_loop()
-        self._loop.run_until_complete(self._open())
+        try:
+            self._loop.run_until_complete(self._open())
+        except BaseException:
+            self._loop.run_until_complete(self._close())
+            self._loop.close()
+            if self._embedded is not None:
+                self._embedded.stop()
+            raise
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="pymongo_resilience_testbed", daemon=True
         )
@@ -160,30 +193,45 @@ class Deployment(ABC):
             self._thread.join(_STOP_TIMEOUT)
             self._loop.close()
             self._thread = None
-            self._members = ()
         if self._embedded is not None:
             self._embedded.stop()
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        if self._thread is None:
+            coroutine.close()
+            raise TestbedError(_NOT_RUNNING)
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _open(self) -> None:
         backend = Backend(self.server_address)
-        self._members = tuple(Member(index, backend, self) for index in range(self._count))
+        for index in range(self._count):
+            port = 0 if self._port is None else self._port + index
+            self._members += (Member(index, backend, self, port),)
         for member in self._members:
             await member.listen()
+
+    async def _play(self, scenario: Scenario) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._begin(scenario.run(self))
+
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
 
     async def _clear(self) -> None:
         under_way = list(self._under_way)
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        for member in self.members:
-            member.interceptions.clear()
+        for member in self._members:
+            member.clear()
 
     async def _close(self) -> None:
         await self._clear()
-        await asyncio.gather(*(member.close() for member in self.members))
+        await asyncio.gather(*(member.close() for member in self._members))
+        self._members = ()
 
     def __enter__(self) -> Self:
         self.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,48 @@ class Fault(ABC):
 
         Cancelled when the deployment is cleared: whatever must be mended belongs into a
         ``finally`` clause. What is done before the first ``await`` is in force when
-        ``Deployment.inject`` returns.
+        ``Deployment.inject`` returns, and what is raised before it, ``Deployment.inject`` raises.
         """
 
 
-def positive(name: str, value: float) -> float:
-    """``value``, or ``ValueError`` when nothing can last or happen that often."""
-    if not value > 0:
-        raise ValueError(f"{name} is {value}, but must be greater than 0")
+# What arguments may be: each of these returns the value, or raises a ``ValueError`` that names the
+# argument, the value, and what is allowed. Booleans are no numbers here.
+
+
+def number(name: str, value: float) -> float:
+    """Any number but infinities and NaN."""
+    if not _is_finite(value):
+        raise refused(name, value, "a finite number")
     return value
+
+
+def positive(name: str, value: float) -> float:
+    """A finite number greater than 0: how long or how often anything can be."""
+    if not _is_finite(value) or value <= 0:
+        raise refused(name, value, "a finite number greater than 0")
+    return value
+
+
+def not_negative(name: str, value: float) -> float:
+    """A finite number of at least 0."""
+    if not _is_finite(value) or value < 0:
+        raise refused(name, value, "a finite number of at least 0")
+    return value
+
+
+def whole(name: str, value: int, *, least: int = 1, most: int | None = None) -> int:
+    """A whole number within bounds."""
+    valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not valid or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise refused(name, value, f"a whole number {bounds}")
+    return value
+
+
+def refused(name: str, value: object, allowed: str) -> ValueError:
+    """The error for an argument that cannot be."""
+    return ValueError(f"{name} is {value!r}, but must be {allowed}")
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,11 +14,13 @@ from bson import Int64, ObjectId
 from pymongo_resilience_instrumentation.testbed import wire
 from pymongo_resilience_instrumentation.testbed.interception import Connection, Interception
 from pymongo_resilience_instrumentation.testbed.relay import Relay
+from pymongo_resilience_instrumentation.testbed.server import TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from pymongo_resilience_instrumentation.testbed.backend import Backend
+    from pymongo_resilience_instrumentation.testbed.fault import Fault
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
 
 HOST: Final = "127.0.0.1"
@@ -42,9 +44,10 @@ class Member:
     """A listening address in front of the backend. Everything here runs in one event loop.
 
     :param index: the member's place in the deployment, from 0.
+    :param port: where it listens; 0 for a free one. Raises :class:`TestbedError` if it is taken.
     """
 
-    def __init__(self, index: int, backend: Backend, role: Role) -> None:
+    def __init__(self, index: int, backend: Backend, role: Role, port: int = 0) -> None:
         self.index = index
         self.backend = backend
         self.role = role
@@ -53,10 +56,13 @@ class Member:
         """Cursors that were opened here since the last start; a restart loses them."""
         self._relays: dict[Connection, Relay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._down: set[Fault] = set()
+        """Who keeps the address closed: it is open again when the last one has ended."""
+        self._cleared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listener: asyncio.Server | None = None
         # Bound and not listening while the member is down: the port stays ours, and the kernel
         # refuses connections to it.
-        self._reserved: socket.socket | None = _bound(0)
+        self._reserved: socket.socket | None = _bound(port)
         self.address: tuple[str, int] = self._reserved.getsockname()
         self.changed: asyncio.Future[None]
         self._begin_incarnation()
@@ -87,16 +93,22 @@ class Member:
         self.changed.set_result(None)
         self.changed = asyncio.get_running_loop().create_future()
 
-    async def listen(self) -> None:
-        """Accept connections, at the same address as ever."""
-        if self._reserved is None:
+    async def listen(self, cause: Fault | None = None) -> None:
+        """Accept connections, at the same address as ever, unless others than ``cause`` refuse."""
+        if cause is not None:
+            self._down.discard(cause)
+        if self._down or self._reserved is None:
             return
-        self._reserved.close()
+        # In two steps, so that a cancellation cannot come between the socket and its owner.
+        self._listener = await asyncio.start_server(
+            self._accept, sock=self._reserved, backlog=1024, start_serving=False
+        )
         self._reserved = None
-        self._listener = await asyncio.start_server(self._accept, *self.address, backlog=1024)
+        await self._listener.start_serving()
 
-    def refuse(self) -> None:
+    def refuse(self, cause: Fault) -> None:
         """Stop accepting: the kernel refuses whoever tries to connect. What is open stays."""
+        self._down.add(cause)
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -112,9 +124,9 @@ class Member:
                 )
             transport.abort()
 
-    def shut_down(self) -> None:
+    def shut_down(self, cause: Fault) -> None:
         """Stop as a process does: connections, cursors and the topology version are lost."""
-        self.refuse()
+        self.refuse(cause)
         self.reset()
         self._begin_incarnation()
 
@@ -135,6 +147,17 @@ class Member:
         self.interceptions[:] = [each for each in self.interceptions if not each.is_over]
         return list(self.interceptions)
 
+    async def pause(self, seconds: float) -> None:
+        """Wait for a fault, but no longer than until the deployment is cleared."""
+        if seconds > 0:
+            await asyncio.wait({self._cleared}, timeout=seconds)
+
+    def clear(self) -> None:
+        """Forget all interceptions, and let go what they hold."""
+        self.interceptions.clear()
+        self._cleared.set_result(None)
+        self._cleared = asyncio.get_running_loop().create_future()
+
     def describe(self, hello: dict[str, Any]) -> None:
         """Make the server's reply to a hello the member's own, in place."""
         hello.pop("compression", None)
@@ -150,6 +173,10 @@ class Member:
         self.changed = asyncio.get_running_loop().create_future()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._listener is None:
+            # Accepted a moment before the member went down.
+            writer.transport.abort()
+            return
         # A task of our own: those that asyncio starts complain loudly when they are cancelled.
         task = asyncio.get_running_loop().create_task(self._attend(reader, writer))
         self._tasks.add(task)
@@ -172,5 +199,9 @@ class Member:
 def _bound(port: int) -> socket.socket:
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((HOST, port))
+    try:
+        reserved.bind((HOST, port))
+    except OSError as exc:
+        reserved.close()
+        raise TestbedError(f"cannot listen on {HOST}:{port}: {exc.strerror}") from exc
     return reserved

@@ -88,7 +88,7 @@ class Relay:
         reply = await upstream.execute(request)
         if isinstance(verdict, CutAfterReply):
             raise _Hangup
-        await asyncio.sleep(delay)
+        await self._member.pause(delay)
         while reply is not None:
             self._remember(reply)
             if isinstance(verdict, Amend):
@@ -117,7 +117,7 @@ class Relay:
                 reply = await upstream.execute(plain)
                 if isinstance(verdict, CutAfterReply) or reply is None:
                     raise _Hangup
-                await asyncio.sleep(delay)
+                await self._member.pause(delay)
                 body = dict(reply.body)
                 self._member.describe(body)
                 known = body["topologyVersion"]
@@ -158,11 +158,11 @@ class Relay:
         if isinstance(verdict, Cut):
             raise _Hangup
         if isinstance(verdict, Hang):
-            await asyncio.sleep(verdict.seconds)
+            await self._member.pause(verdict.seconds)
             raise _Hangup
         if not isinstance(verdict, Answer):
             return False
-        await asyncio.sleep(delay)
+        await self._member.pause(delay)
         if not request.more_to_come:
             document = self._dated(verdict.document)
             await self._send(wire.reply_to(request, document, next(self._request_ids)).raw)
@@ -176,8 +176,11 @@ class Relay:
         """The error with a new topology version, if it tells of a change of the member's state.
 
         As on mongod: with it a driver knows that the error is news, and that the hello which
-        follows at once is not older.
+        follows at once is not older. What a secondary refuses has its version already: it changes
+        nothing.
         """
+        if "topologyVersion" in document:
+            return document
         codes = {document.get("code"), document.get("writeConcernError", {}).get("code")}
         if codes.isdisjoint(_STATE_CHANGES):
             return document

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from bson import ObjectId
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pymongo_resilience_instrumentation.testbed.deployment import Target
+    from pymongo_resilience_instrumentation.testbed.fault import Fault
     from pymongo_resilience_instrumentation.testbed.member import Member
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
 
@@ -59,14 +61,23 @@ class ReplicaSet(Deployment):
     """
 
     default_members: ClassVar[int] = 3
+    roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ("primary", "secondary")
 
     def __init__(
-        self, server: tuple[str, int] | None = None, *, members: int | None = None
+        self,
+        server: tuple[str, int] | None = None,
+        *,
+        members: int | None = None,
+        port: int | None = None,
     ) -> None:
-        super().__init__(server, members=members)
+        super().__init__(server, members=members, port=port)
         self._primary: Member | None = None
+        self._gaps: set[Fault] = set()
+        """Who wants no primary: there is one again when the last gap has ended."""
         self._term = 0
         self._next_index = 0
+        self.elected_at = 0.0
+        """When the latest term began, on the monotonic clock."""
 
     @property
     def primary(self) -> Member | None:
@@ -81,23 +92,38 @@ class ReplicaSet(Deployment):
             return tuple(member for member in self.members if member is not self._primary)
         return super().targets(on)
 
-    async def step_down(self) -> None:
-        """End the primary's term: it is a secondary at once, and open transactions are aborted."""
+    async def step_down(self, cause: Fault) -> None:
+        """End the primary's term: it is a secondary at once, and open transactions are aborted.
+
+        Until :meth:`end_gap` there is no primary.
+        """
+        self._gaps.add(cause)
         if self._primary is None:
             return
         self._primary = None
         self._announce()
         await self.members[0].backend.abort_transactions()
 
-    def elect(self) -> None:
+    def end_gap(self, cause: Fault) -> None:
+        """Elect a primary, unless others than ``cause`` still want none; harmless if repeated."""
+        self._gaps.discard(cause)
+        self._elect()
+
+    async def bring_up(self, members: Sequence[Member], cause: Fault) -> None:
+        """Listen again, and elect a primary where all members were down when it was due."""
+        await super().bring_up(members, cause)
+        self._elect()
+
+    def _elect(self) -> None:
         """Begin a term of the next member that is up; of none, where none is."""
-        if self._primary is not None:
+        if self._primary is not None or self._gaps:
             return
         order = (*self.members[self._next_index :], *self.members[: self._next_index])
         winner = next((member for member in order if member.is_listening), None)
         if winner is None:
             return
         self._primary = winner
+        self.elected_at = time.monotonic()
         self._next_index = winner.index + 1
         self._term += 1
         self._announce()
@@ -141,8 +167,9 @@ class ReplicaSet(Deployment):
         return f"?replicaSet={_SET_NAME}"
 
     async def _open(self) -> None:
+        self._primary, self._next_index = None, 0
         await super()._open()
-        self.elect()
+        self._elect()
 
     def _announce(self) -> None:
         for member in self.members:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pymongo_resilience_instrumentation.testbed.fault import (
+    not_negative,
+    positive,
+    refused,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pymongo_resilience_instrumentation.testbed.deployment import Deployment, Target
     from pymongo_resilience_instrumentation.testbed.fault import Fault
+
+_ROLES: Final = ("all", "primary", "secondary")
 
 
 @dataclass(frozen=True)
@@ -36,8 +45,17 @@ class Strike:
 def strike(
     kind: Callable[..., Fault], *arguments: object, on: Target = "all", **options: object
 ) -> Strike:
-    """``strike(CutAfter, "update", times=3, on="primary")``."""
-    return Strike(kind, arguments, options, on)
+    """``strike(CutAfter, "update", times=3, on="primary")``.
+
+    Raises ``ValueError`` for arguments that the fault does not take.
+    """
+    made = Strike(kind, arguments, options, on)
+    if not (on in _ROLES if isinstance(on, str) else isinstance(on, int) and on >= 0):
+        allowed = ", ".join(repr(role) for role in _ROLES)
+        raise refused("on", on, f"{allowed}, or the index of a member")
+    # Made once for nothing: a scenario must not end in its middle for a wrong argument.
+    made.fault()
+    return made
 
 
 class Scenario:
@@ -67,7 +85,8 @@ class Scenario:
         **options: object,
     ) -> Self:
         """The same scenario with one more fault at its end."""
-        return type(self)((*self.steps, (seconds, strike(kind, *arguments, on=on, **options))))
+        pause = not_negative("seconds", seconds)
+        return type(self)((*self.steps, (pause, strike(kind, *arguments, on=on, **options))))
 
     @classmethod
     def random(
@@ -83,7 +102,11 @@ class Scenario:
         :param recipes: each makes a strike from dice; they are equally likely.
         :param every: seconds between two faults, on average.
         """
-        dice = random.Random(seed)  # noqa: S311 (dice of a test bed, not secrets)
+        if not recipes:
+            raise refused("recipes", recipes, "at least one recipe, for example those of menus")
+        positive("seconds", seconds)
+        positive("every", every)
+        dice = random.Random(whole("seed", seed, least=0))  # noqa: S311 (dice of a test bed, not secrets)
         steps: list[tuple[float, Strike]] = []
         elapsed = 0.0
         while (elapsed := elapsed + (pause := dice.uniform(0.5, 1.5) * every)) < seconds:
@@ -91,10 +114,15 @@ class Scenario:
         return cls(steps)
 
     async def run(self, deployment: Deployment) -> None:
-        """Play it, in the event loop of the deployment; ends when the last fault has struck."""
+        """Play it, in the event loop of the deployment, until the last fault has run its course.
+
+        Raises what a fault raised.
+        """
+        begun: list[asyncio.Future[None]] = []
         for pause, each in self.steps:
             await asyncio.sleep(pause)
-            await deployment.strike(each.fault(), each.on)
+            begun.append(asyncio.wrap_future(await deployment.strike(each.fault(), each.on)))
+        await asyncio.gather(*begun)
 
     def __str__(self) -> str:
         lines: list[str] = []

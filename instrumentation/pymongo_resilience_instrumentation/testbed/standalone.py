@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
 
 REPLICATION_FIELDS: Final = (
+    "arbiters",
     "electionId",
     "hosts",
     "lastWrite",
     "me",
+    "passives",
     "primary",
     "secondary",
     "setName",
@@ -27,6 +29,7 @@ class Standalone(Deployment):
     """A single server, which knows no transaction numbers: drivers do not retry writes on it."""
 
     default_members: ClassVar[int] = 1
+    most_members: ClassVar[int | None] = 1
 
     def describe(self, member: Member, hello: Document) -> None:
         """Leave out whatever tells of replication."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
+from pymongo_resilience_instrumentation.testbed.fault import refused, whole
 from pymongo_resilience_instrumentation.testbed.interception import (
     HELLO_COMMANDS,
     Amend,
@@ -33,6 +34,14 @@ DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
 """What a driver sends on its own account, and what arms the server's own failpoints."""
 
 
+def is_inside_transaction(request: Message) -> bool:
+    """It belongs to a transaction, and does not end it."""
+    return "autocommit" in request.body and request.command_name not in {
+        "abortTransaction",
+        "commitTransaction",
+    }
+
+
 class OnCommand(Interception):
     """Acts a number of times on commands of one name, or on all that an application sends.
 
@@ -41,11 +50,11 @@ class OnCommand(Interception):
     """
 
     def __init__(self, command: str | None = None, times: int = 1) -> None:
-        if times < 1:
-            raise ValueError(f"times is {times}, but a fault acts at least once")
         super().__init__()
+        if command is not None and not (isinstance(command, str) and command):
+            raise refused("command", command, "the name of a command, or None for any")
         self._command = command
-        self._times = times
+        self._times = whole("times", times)
 
     @property
     def is_over(self) -> bool:
@@ -89,7 +98,8 @@ class Fail(OnCommand):
     """Refuses the command with an error of the server's; nothing of it is executed.
 
     :param code: for example 11600.
-    :param labels: the ``errorLabels``; none by default.
+    :param labels: the ``errorLabels``; none by default. Inside of a transaction
+        TransientTransactionError takes the place of RetryableWriteError, as on mongod.
     :param more: further fields of the reply, for example ``{"baseBackoffMS": 50}``.
     """
 
@@ -108,18 +118,23 @@ class Fail(OnCommand):
         document: Document = {
             "ok": 0.0,
             "errmsg": text or f"the test bed answers code {code}",
-            "code": code,
+            "code": whole("code", code),
         }
         if name:
             document["codeName"] = name
-        if labels:
-            document["errorLabels"] = list(labels)
+        document |= _labelled(labels)
         self.document = document | (more or {})
 
     def verdict(self, request: Message) -> Verdict:
         """Answer with the error."""
-        del request
-        return Answer(self.document)
+        labels = self.document.get("errorLabels", ())
+        if "RetryableWriteError" not in labels or not is_inside_transaction(request):
+            return Answer(self.document)
+        inside = [
+            "TransientTransactionError" if each == "RetryableWriteError" else each
+            for each in labels
+        ]
+        return Answer({**self.document, "errorLabels": inside})
 
 
 class NotPrimary(Fail):
@@ -152,10 +167,12 @@ class FailWriteConcern(OnCommand):
         labels: Sequence[str] = (),
     ) -> None:
         super().__init__(command, times)
-        error = {"code": code, "codeName": name, "errmsg": f"the test bed answers code {code}"}
-        self._fields: Document = {"writeConcernError": error}
-        if labels:
-            self._fields["errorLabels"] = list(labels)
+        error = {
+            "code": whole("code", code),
+            "codeName": name,
+            "errmsg": f"the test bed answers code {code}",
+        }
+        self._fields: Document = {"writeConcernError": error} | _labelled(labels)
 
     def verdict(self, request: Message) -> Verdict:
         """Execute, and add the error."""
@@ -173,9 +190,17 @@ class Corrupt(OnCommand):
         self, rewritten: Callable[[Message], bytes], command: str | None = None, times: int = 1
     ) -> None:
         super().__init__(command, times)
+        if not callable(rewritten):
+            raise refused("rewritten", rewritten, "a function from a reply to bytes")
         self._rewritten = rewritten
 
     def verdict(self, request: Message) -> Verdict:
         """Execute, and corrupt the reply."""
         del request
         return Rewrite(self._rewritten)
+
+
+def _labelled(labels: Sequence[str]) -> Document:
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise refused("labels", labels, "a sequence of texts")
+    return {"errorLabels": list(labels)} if labels else {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.fault import positive
+from pymongo_resilience_instrumentation.testbed.fault import positive, refused
 from pymongo_resilience_instrumentation.testbed.faults.commands import DRIVER_COMMANDS, Fail
 from pymongo_resilience_instrumentation.testbed.interception import (
     Answer,
@@ -16,6 +17,10 @@ from pymongo_resilience_instrumentation.testbed.interception import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+    from pymongo_resilience_instrumentation.testbed.member import Member
     from pymongo_resilience_instrumentation.testbed.wire import Message
 
 _MILLISECONDS: Final = 1000
@@ -30,7 +35,7 @@ class Overload(Fail):
     def __init__(
         self, command: str | None = None, times: int = 1, base_backoff: float | None = None
     ) -> None:
-        hint = {} if base_backoff is None else {"baseBackoffMS": _milliseconds(base_backoff)}
+        hint = {} if base_backoff is None else {"baseBackoffMS": _whole_ms(base_backoff)}
         super().__init__(
             command,
             times,
@@ -48,7 +53,8 @@ class RateLimit(Interception):
     Until the deployment is cleared, or for so many seconds.
 
     :param rate: commands per second.
-    :param burst: how many may come at once after a pause; a second's worth by default.
+    :param burst: how many may come at once, at first and after a pause: at least 1; by default a
+        second's worth.
     :param base_backoff: as with :class:`Overload`.
     :param seconds: how long it lasts; ``None``: until it is cleared.
     """
@@ -63,16 +69,25 @@ class RateLimit(Interception):
     ) -> None:
         super().__init__()
         self._rate = positive("rate", rate)
-        self._burst = positive("burst", rate if burst is None else burst)
+        # Less than one token would never admit anything.
+        self._burst = max(1.0, rate) if burst is None else positive("burst", burst)
+        if self._burst < 1:
+            raise refused("burst", burst, "a finite number of at least 1")
+        self._seconds = math.inf if seconds is None else positive("seconds", seconds)
         self._tokens = self._burst
         self._refilled = time.monotonic()
-        self._end = None if seconds is None else self._refilled + positive("seconds", seconds)
+        self._end = math.inf
         self._refusal = Answer(Overload(base_backoff=base_backoff).document)
 
     @property
     def is_over(self) -> bool:
         """Its time is up."""
-        return self._end is not None and time.monotonic() >= self._end
+        return time.monotonic() >= self._end
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Begin now."""
+        self._end = time.monotonic() + self._seconds
+        await super().strike(deployment, targets)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Take a token, or shed the command for want of one."""
@@ -108,5 +123,5 @@ class Slow(Interception):
         return self._verdict
 
 
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * _MILLISECONDS)
+def _whole_ms(base_backoff: float) -> int:
+    return max(1, round(positive("base_backoff", base_backoff) * _MILLISECONDS))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from typing import TYPE_CHECKING
 
-from pymongo_resilience_instrumentation.testbed.fault import Fault, positive
+from pymongo_resilience_instrumentation.testbed.fault import (
+    Fault,
+    not_negative,
+    positive,
+    whole,
+)
 from pymongo_resilience_instrumentation.testbed.interception import (
     HELLO_COMMANDS,
     Connection,
@@ -36,7 +42,7 @@ class CutAtHandshake(Interception):
 
     def __init__(self, times: int = 1) -> None:
         super().__init__()
-        self._times = int(positive("times", times))
+        self._times = whole("times", times)
 
     @property
     def is_over(self) -> bool:
@@ -63,16 +69,14 @@ class Refuse(Fault):
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Close the addresses for a while."""
-        del deployment
         try:
             for member in targets:
-                member.refuse()
+                member.refuse(self)
                 member.reset()
                 self.injected += 1
             await asyncio.sleep(self._seconds)
         finally:
-            for member in targets:
-                await member.listen()
+            await deployment.bring_up(targets, self)
 
 
 class Reset(Fault):
@@ -95,7 +99,7 @@ class PoolClearingStorm(Fault):
 
     def __init__(self, times: int = 5, every: float = 0.1) -> None:
         super().__init__()
-        self._times = int(positive("times", times))
+        self._times = whole("times", times)
         self._every = positive("every", every)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
@@ -112,17 +116,24 @@ class PoolClearingStorm(Fault):
 class BlackHole(Interception):
     """Swallows every request and hello for so many seconds; then their connections are closed.
 
-    Nothing that was swallowed is ever executed. New connections are accepted, and hear nothing.
+    Nothing that was swallowed is ever executed. New connections are accepted, and hear nothing. A
+    client that awaits a hello hears nothing of a change either.
     """
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        self._end = time.monotonic() + positive("seconds", seconds)
+        self._seconds = positive("seconds", seconds)
+        self._end = math.inf
 
     @property
     def is_over(self) -> bool:
         """Its time is up."""
         return time.monotonic() >= self._end
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Begin now."""
+        self._end = time.monotonic() + self._seconds
+        await super().strike(deployment, targets)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Say nothing for as long as it lasts."""
@@ -142,8 +153,8 @@ class Latency(Interception):
     def __init__(self, seconds: float, jitter: float = 0.0, *, seed: int = 0) -> None:
         super().__init__()
         self._seconds = positive("seconds", seconds)
-        self._jitter = jitter
-        self._random = random.Random(seed)  # noqa: S311 (dice of a test bed, not secrets)
+        self._jitter = not_negative("jitter", jitter)
+        self._random = random.Random(whole("seed", seed, least=0))  # noqa: S311 (dice of a test bed, not secrets)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Delay the reply."""

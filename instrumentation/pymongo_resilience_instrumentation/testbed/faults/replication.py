@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pymongo_resilience_instrumentation.testbed.fault import Fault, positive
+from pymongo_resilience_instrumentation.testbed.fault import Fault, number, positive
 from pymongo_resilience_instrumentation.testbed.interception import Interception
 from pymongo_resilience_instrumentation.testbed.replica_set import ReplicaSet
 
@@ -37,17 +37,17 @@ class Election(Fault):
         replica_set = _replica_set(deployment, self)
         try:
             self.injected += 1
-            await replica_set.step_down()
+            await replica_set.step_down(self)
             await asyncio.sleep(self._gap)
         finally:
-            replica_set.elect()
+            replica_set.end_gap(self)
 
 
 class Restart(Fault):
     """Members stop as processes do, and are back after a while; a primary is replaced meanwhile.
 
     Connections are reset and new ones refused; cursors and the topology version are lost. A
-    primary steps down before, and after the gap the next member that is up is elected.
+    primary steps down with it, and after the gap the next member that is up is elected.
 
     :param downtime: seconds until the members are back.
     :param gap: seconds without a primary, when one of the members was it.
@@ -60,26 +60,28 @@ class Restart(Fault):
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Restart all targets at the same time."""
-        steps_down = isinstance(deployment, ReplicaSet) and deployment.primary in targets
+        replica_set = deployment if isinstance(deployment, ReplicaSet) else None
+        steps_down = replica_set is not None and replica_set.primary in targets
         try:
-            if isinstance(deployment, ReplicaSet) and steps_down:
-                await deployment.step_down()
             for member in targets:
-                member.shut_down()
+                member.shut_down(self)
                 self.injected += 1
-            await asyncio.gather(
-                _listen_after(self._downtime, targets), self._replace(deployment, steps_down)
-            )
+            if replica_set is not None and steps_down:
+                await replica_set.step_down(self)
+            await asyncio.gather(self._return(deployment, targets), self._replace(replica_set))
         finally:
-            for member in targets:
-                await member.listen()
-            if isinstance(deployment, ReplicaSet):
-                deployment.elect()
+            if replica_set is not None:
+                replica_set.end_gap(self)
+            await deployment.bring_up(targets, self)
 
-    async def _replace(self, deployment: Deployment, steps_down: bool) -> None:
-        if isinstance(deployment, ReplicaSet) and steps_down:
+    async def _return(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        await asyncio.sleep(self._downtime)
+        await deployment.bring_up(targets, self)
+
+    async def _replace(self, replica_set: ReplicaSet | None) -> None:
+        if replica_set is not None:
             await asyncio.sleep(self._gap)
-            deployment.elect()
+            replica_set.end_gap(self)
 
 
 class RollingRestart(Fault):
@@ -92,9 +94,9 @@ class RollingRestart(Fault):
 
     def __init__(self, downtime: float = 0.5, pause: float = 0.5, gap: float = 0.2) -> None:
         super().__init__()
-        self._downtime = downtime
+        self._downtime = positive("downtime", downtime)
         self._pause = positive("pause", pause)
-        self._gap = gap
+        self._gap = positive("gap", gap)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Restart one, wait for it, go on with the next."""
@@ -108,12 +110,19 @@ class RollingRestart(Fault):
 class SkewedClock(Interception):
     """Shifts the date of the last write that hello tells, until the deployment is cleared.
 
+    Clients learn it with their next heartbeat.
+
     :param seconds: by how much; negative for a member that seems to lag behind.
     """
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        self._shift = timedelta(seconds=seconds)
+        self._shift = timedelta(seconds=number("seconds", seconds))
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Begin, where there is replication."""
+        _replica_set(deployment, self)
+        await super().strike(deployment, targets)
 
     def on_hello(self, reply: Document) -> None:
         """Shift the date."""
@@ -124,15 +133,9 @@ class SkewedClock(Interception):
             self.injected += 1
 
 
-async def _listen_after(seconds: float, members: Sequence[Member]) -> None:
-    await asyncio.sleep(seconds)
-    for member in members:
-        await member.listen()
-
-
 def _replica_set(deployment: Deployment, fault: Fault) -> ReplicaSet:
     if not isinstance(deployment, ReplicaSet):
-        raise TypeError(
-            f"{type(fault).__name__} needs a ReplicaSet, not a {type(deployment).__name__}"
+        raise ValueError(  # noqa: TRY004 (the same error as for every target that cannot be)
+            f"{type(fault).__name__} strikes a ReplicaSet alone, not a {type(deployment).__name__}"
         )
     return deployment
