@@ -58,7 +58,8 @@ class Member:
         self._tasks: set[asyncio.Task[None]] = set()
         self._down: set[Fault] = set()
         """Who keeps the address closed: it is open again when the last one has ended."""
-        self._cleared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.cleared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the faults of now are cleared; then there is a new one."""
         self._listener: asyncio.Server | None = None
         # Bound and not listening while the member is down: the port stays ours, and the kernel
         # refuses connections to it.
@@ -147,16 +148,11 @@ class Member:
         self.interceptions[:] = [each for each in self.interceptions if not each.is_over]
         return list(self.interceptions)
 
-    async def pause(self, seconds: float) -> None:
-        """Wait for a fault, but no longer than until the deployment is cleared."""
-        if seconds > 0:
-            await asyncio.wait({self._cleared}, timeout=seconds)
-
     def clear(self) -> None:
         """Forget all interceptions, and let go what they hold."""
         self.interceptions.clear()
-        self._cleared.set_result(None)
-        self._cleared = asyncio.get_running_loop().create_future()
+        self.cleared.set_result(None)
+        self.cleared = asyncio.get_running_loop().create_future()
 
     def describe(self, hello: dict[str, Any]) -> None:
         """Make the server's reply to a hello the member's own, in place."""

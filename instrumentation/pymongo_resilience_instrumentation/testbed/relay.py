@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo_resilience_instrumentation.testbed import wire
@@ -27,11 +28,24 @@ if TYPE_CHECKING:
 _AWAITING: Final = ("topologyVersion", "maxAwaitTimeMS")
 _STATE_CHANGES: Final = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
 """Codes after which a driver looks at the member anew (SDAM, "not writable primary" errors)."""
+_WITHOUT_THE_SERVER: Final = (Answer, Cut, Hang)
 _MILLISECOND: Final = 0.001
 
 
 class _Hangup(Exception):  # noqa: N818 (an end, not an error)
     """The connection ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Delay:
+    """So many seconds, or until the faults that asked for it are cleared."""
+
+    seconds: float
+    cleared: asyncio.Future[None]
+
+    async def over(self) -> None:
+        if self.seconds > 0:
+            await asyncio.wait({self.cleared}, timeout=self.seconds)
 
 
 class Relay:
@@ -80,15 +94,17 @@ class Relay:
     async def _answer(self, request: Message, upstream: Upstream) -> None:
         verdict, delay = self._decide(request)
         self._connection.commands += 1
-        if verdict is None:
+        if not isinstance(verdict, _WITHOUT_THE_SERVER):
             refusal = self._member.role.refusal(self._member, request) or self._lost(request)
-            verdict = Answer(refusal) if refusal is not None else None
+            if refusal is not None:
+                # Lost as well, where the reply is: nothing is executed either way.
+                verdict = Cut() if isinstance(verdict, CutAfterReply) else Answer(refusal)
         if await self._is_settled(request, verdict, delay):
             return
         reply = await upstream.execute(request)
         if isinstance(verdict, CutAfterReply):
             raise _Hangup
-        await self._member.pause(delay)
+        await delay.over()
         while reply is not None:
             self._remember(reply)
             if isinstance(verdict, Amend):
@@ -117,7 +133,7 @@ class Relay:
                 reply = await upstream.execute(plain)
                 if isinstance(verdict, CutAfterReply) or reply is None:
                     raise _Hangup
-                await self._member.pause(delay)
+                await delay.over()
                 body = dict(reply.body)
                 self._member.describe(body)
                 known = body["topologyVersion"]
@@ -142,27 +158,27 @@ class Relay:
             )
         return not self._upcoming.done()
 
-    def _decide(self, request: Message) -> tuple[Verdict | None, float]:
+    def _decide(self, request: Message) -> tuple[Verdict | None, _Delay]:
         """The first verdict that is not a delay, and the sum of the delays before it."""
-        delay = 0.0
+        delay = _Delay(0.0, self._member.cleared)
         for interception in self._member.active():
             verdict = interception.on_request(request, self._connection)
             if isinstance(verdict, Delay):
-                delay += verdict.seconds
+                delay = replace(delay, seconds=delay.seconds + verdict.seconds)
             elif verdict is not None:
                 return verdict, delay
         return None, delay
 
-    async def _is_settled(self, request: Message, verdict: Verdict | None, delay: float) -> bool:
+    async def _is_settled(self, request: Message, verdict: Verdict | None, delay: _Delay) -> bool:
         """Act on a verdict for which the server need not see the request."""
         if isinstance(verdict, Cut):
             raise _Hangup
         if isinstance(verdict, Hang):
-            await self._member.pause(verdict.seconds)
+            await replace(delay, seconds=verdict.seconds).over()
             raise _Hangup
         if not isinstance(verdict, Answer):
             return False
-        await self._member.pause(delay)
+        await delay.over()
         if not request.more_to_come:
             document = self._dated(verdict.document)
             await self._send(wire.reply_to(request, document, next(self._request_ids)).raw)

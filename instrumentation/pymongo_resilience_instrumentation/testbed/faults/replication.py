@@ -101,9 +101,8 @@ class RollingRestart(Fault):
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Restart one, wait for it, go on with the next."""
         for member in targets:
-            restart = Restart(self._downtime, self._gap)
-            await restart.strike(deployment, (member,))
-            self.injected += restart.injected
+            self.injected += 1
+            await Restart(self._downtime, self._gap).strike(deployment, (member,))
             await asyncio.sleep(self._pause)
 
 
