@@ -1,0 +1,263 @@
+"""Transactions, cursors and change streams through a deployment, and what failovers do to them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from bson import Int64
+from conftest import SentCommands, Side, wait_until
+from pymongo import CursorType
+from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure
+from pymongo.read_preferences import Secondary
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    Election,
+    EmbeddedServer,
+    Refuse,
+    ReplicaSet,
+    Restart,
+    ShardedCluster,
+    wire,
+)
+from raw import RawClient, ask, new_session
+
+Document = dict[str, Any]
+TRANSIENT = "TransientTransactionError"
+
+
+@pytest.fixture
+def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(server: EmbeddedServer) -> Iterator[ShardedCluster]:
+    with ShardedCluster(server.address) as running:
+        yield running
+
+
+@pytest.fixture
+def stored(control: pymongo.MongoClient[Any], database: str) -> Any:
+    """The identifiers in the collection, read past all members; one document at first."""
+    control[database].coll.insert_one({"_id": 0, "n": 0})
+    return lambda: sorted(each["_id"] for each in control[database].coll.find())
+
+
+def begun(side: Side, client: Any, database: str) -> Any:
+    """A session whose transaction has inserted a document with the identifier 1."""
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    return session
+
+
+def test_an_election_aborts_an_open_transaction(
+    side: Side, replica_set: ReplicaSet, database: str, stored: Any
+) -> None:
+    client = side.client(replica_set.uri)
+    coll = client[database].coll
+    session = begun(side, client, database)
+    replica_set.inject(Election(60))
+    with pytest.raises(NotPrimaryError) as in_the_gap:
+        side.do(coll.insert_one, {"_id": 2}, session=session)
+    assert in_the_gap.value.has_error_label(TRANSIENT)
+    replica_set.clear()
+    for work, arguments in [
+        (coll.insert_one, {"document": {"_id": 2}, "session": session}),
+        (session.commit_transaction, {}),
+    ]:
+        with pytest.raises(OperationFailure) as afterwards:
+            side.do(work, **arguments)
+        assert (afterwards.value.code, afterwards.value.has_error_label(TRANSIENT)) == (251, True)
+    side.do(session.end_session)
+    assert stored() == [0]
+    # Aborted, and not merely forgotten: what it had inserted can be inserted.
+    side.do(coll.insert_one, {"_id": 1})
+    side.do(client.close)
+
+
+def test_a_committed_transaction_outlives_an_election(
+    side: Side, replica_set: ReplicaSet, database: str, stored: Any
+) -> None:
+    client = side.client(replica_set.uri)
+    session = begun(side, client, database)
+    cut = CutAfter("commitTransaction")
+    replica_set.inject(cut, on="primary")
+    side.do(session.commit_transaction)
+    assert cut.injected == 1
+    assert stored() == [0, 1]
+    replica_set.inject(Election(0.1))
+    side.do(session.commit_transaction)
+    assert stored() == [0, 1]
+    side.do(session.end_session)
+    side.do(client.close)
+
+
+def test_with_transaction_runs_again_after_an_election(
+    side: Side, replica_set: ReplicaSet, control: pymongo.MongoClient[Any], database: str
+) -> None:
+    control[database].coll.insert_one({"_id": 0, "n": 0})
+    client = side.client(replica_set.uri)
+    coll = client[database].coll
+    runs = itertools.count(1)
+    increment = {"$inc": {"n": 1}}
+
+    def work(session: Any) -> int:
+        coll.update_one({"_id": 0}, increment, session=session)
+        run = next(runs)
+        if run == 1:
+            replica_set.inject(Election(0.1))
+        coll.update_one({"_id": 0}, increment, session=session)
+        return run
+
+    async def async_work(session: Any) -> int:
+        await coll.update_one({"_id": 0}, increment, session=session)
+        run = next(runs)
+        if run == 1:
+            replica_set.inject(Election(0.1))
+        await coll.update_one({"_id": 0}, increment, session=session)
+        return run
+
+    session = client.start_session()
+    chosen = work if side.runner is None else async_work
+    assert side.do(session.with_transaction, chosen) > 1
+    assert control[database].coll.find_one() == {"_id": 0, "n": 2}
+    side.do(session.end_session)
+    side.do(client.close)
+
+
+def test_a_transaction_is_pinned_to_one_router(
+    side: Side, cluster: ShardedCluster, database: str, stored: Any
+) -> None:
+    sent = SentCommands()
+    client = side.client(cluster.uri, event_listeners=[sent], localThresholdMS=1000)
+    wait_until(lambda: side.do(client.admin.command, "ping") and len(client.nodes) == 2)
+    for start in range(1, 60, 6):
+        session = client.start_session()
+        side.do(session.start_transaction)
+        before = len(sent.started_events)
+        for number in range(start, start + 6):
+            side.do(client[database].coll.insert_one, {"_id": number}, session=session)
+        side.do(session.commit_transaction)
+        assert len({event.connection_id for event in sent.started_events[before:]}) == 1
+        side.do(session.end_session)
+    # Each on one, but not all on the same.
+    inserts = [event for event in sent.started_events if event.command_name == "insert"]
+    assert len({event.connection_id for event in inserts}) == 2
+    assert stored() == list(range(61))
+    side.do(client.close)
+
+
+def test_a_commit_goes_on_where_its_router_is_gone(
+    side: Side, cluster: ShardedCluster, database: str, stored: Any
+) -> None:
+    client = side.client(cluster.uri)
+    wait_until(lambda: side.do(client.admin.command, "ping") and len(client.nodes) == 2)
+    session = begun(side, client, database)
+    addresses = [member.address for member in cluster.members]
+    cluster.inject(Refuse(60), on=addresses.index(session._pinned_address))
+    side.do(session.commit_transaction)
+    assert stored() == [0, 1]
+    side.do(session.end_session)
+    side.do(client.close)
+
+
+def test_another_router_commits_what_a_recovery_token_names(
+    cluster: ShardedCluster, database: str, stored: Any
+) -> None:
+    envelope: Document = {"lsid": new_session(), "txnNumber": Int64(1), "autocommit": False}
+    insert = {"insert": "coll", "documents": [{"_id": 1}], "$db": database}
+    first, second = (member.address for member in cluster.members)
+    assert ask(first, {**insert, **envelope, "startTransaction": True})["ok"] == 1
+    commit = {"commitTransaction": 1, **envelope, "recoveryToken": {"recoveryShardId": "shard0"}}
+    assert stored() == [0]
+    assert ask(second, commit)["ok"] == 1
+    assert stored() == [0, 1]
+
+
+@pytest.fixture
+def many(control: pymongo.MongoClient[Any], database: str) -> list[Document]:
+    documents = [{"_id": number} for number in range(50)]
+    control[database].coll.insert_many(documents)
+    return documents
+
+
+def test_a_cursor_lives_on_its_member_until_that_restarts(
+    side: Side, replica_set: ReplicaSet, database: str, many: list[Document]
+) -> None:
+    sent = SentCommands()
+    client = side.client(replica_set.uri, event_listeners=[sent])
+    preference = Secondary(tag_sets=[{"member": "2"}])
+    coll = client[database].get_collection("coll", read_preference=preference)
+    assert side.documents(coll.find(batch_size=10)) == many
+    events = [event for event in sent.started_events if event.command_name in {"find", "getMore"}]
+    assert len(events) > 4
+    assert {event.connection_id for event in events} == {replica_set.members[2].address}
+
+    cursor = coll.find(batch_size=10)
+    first = [side.do(cursor.next) for _ in range(10)]
+    assert first == many[:10]
+    elsewhere = {"getMore": cursor.cursor_id, "collection": "coll", "$db": database}
+    assert ask(replica_set.members[1].address, elsewhere)["codeName"] == "CursorNotFound"
+    # Who has not opened it does not close it: the cursor goes on.
+    assert [side.do(cursor.next) for _ in range(10)] == many[10:20]
+
+    replica_set.inject(Restart(0.05), on=2).result(5)
+    side.do(coll.find_one)  # is repeated, and so leaves a connection that works
+    with pytest.raises(CursorNotFound) as raised:
+        side.do(cursor.next)
+    assert raised.value.code == 43
+    assert side.documents(coll.find(batch_size=10)) == many
+    side.do(client.close)
+
+
+def test_an_exhaust_cursor_streams(
+    side: Side, replica_set: ReplicaSet, database: str, many: list[Document]
+) -> None:
+    with RawClient(replica_set.address) as client:
+        opened = client.ask({"find": "coll", "batchSize": 10, "$db": database})["cursor"]
+        client.send(
+            {"getMore": opened["id"], "collection": "coll", "batchSize": 10, "$db": database},
+            flags=wire.EXHAUST_ALLOWED,
+        )
+        found, more = opened["firstBatch"], True
+        while more:
+            reply = client.receive()
+            found, more = found + reply.body["cursor"]["nextBatch"], reply.more_to_come
+        assert found == many
+        assert client.ask({"ping": 1})["ok"] == 1
+
+    driver = side.client(replica_set.uri)
+    cursor = driver[database].coll.find(cursor_type=CursorType.EXHAUST, batch_size=10)
+    assert side.documents(cursor) == many
+    side.do(driver.close)
+
+
+def test_a_change_stream_goes_on_after_its_primary_restarted(
+    side: Side, replica_set: ReplicaSet, database: str, stored: Any
+) -> None:
+    sent = SentCommands()
+    client = side.client(replica_set.uri, event_listeners=[sent])
+    coll = client[database].coll
+    stream = side.do(coll.watch)
+    side.do(coll.insert_one, {"_id": 1})
+    assert side.do(stream.next)["documentKey"] == {"_id": 1}
+    first = replica_set.primary
+    replica_set.inject(Restart(0.2, gap=0.1), on="primary").result(5)
+    assert replica_set.primary is not first
+    for number in (2, 3):
+        side.do(coll.insert_one, {"_id": number})
+    found = [side.do(stream.next)["documentKey"]["_id"] for _ in range(2)]
+    assert found == [2, 3]
+    opened = [
+        event.connection_id for event in sent.started_events if event.command_name == "aggregate"
+    ]
+    assert first is not None
+    assert opened == [first.address, replica_set.primary.address]
+    side.do(stream.close)
+    side.do(client.close)

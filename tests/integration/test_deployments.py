@@ -1,0 +1,333 @@
+"""What a deployment is to a client: its hellos, its topology, and what its members refuse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from bson import Int64, ObjectId
+from conftest import SentCommands, Side, wait_until
+from pymongo.errors import ConfigurationError, OperationFailure
+from pymongo_resilience_instrumentation.testbed import (
+    Deployment,
+    Election,
+    EmbeddedServer,
+    ReplicaSet,
+    Restart,
+    ShardedCluster,
+    Standalone,
+    wire,
+)
+from raw import RawClient, ask
+
+Document = dict[str, Any]
+HELLO: Document = {"hello": 1}
+
+
+@pytest.fixture
+def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(server: EmbeddedServer) -> Iterator[ShardedCluster]:
+    with ShardedCluster(server.address) as running:
+        yield running
+
+
+def names(deployment: Deployment) -> list[str]:
+    return [member.host_and_port for member in deployment.members]
+
+
+def elected(replica_set: ReplicaSet, *, gap: float = 0.01) -> tuple[str, int]:
+    """The address of another primary than the present one."""
+    replica_set.inject(Election(gap)).result(5)
+    assert replica_set.primary is not None
+    return replica_set.primary.address
+
+
+# What hello says
+
+
+def test_members_of_a_replica_set_introduce_themselves(replica_set: ReplicaSet) -> None:
+    hosts = names(replica_set)
+    assert len(set(hosts)) == 3
+    for index, member in enumerate(replica_set.members):
+        hello = ask(member.address, HELLO)
+        assert hello["setName"] == "rs0"
+        assert hello["setVersion"] == 1
+        assert hello["hosts"] == hosts
+        assert hello["me"] == hosts[index]
+        assert hello["primary"] == hosts[0]
+        assert hello["isWritablePrimary"] is (index == 0)
+        assert hello["secondary"] is (index != 0)
+        assert hello["tags"] == {"member": str(index)}
+        assert ("electionId" in hello) is (index == 0)
+        assert abs(hello["lastWrite"]["lastWriteDate"].timestamp() - time.time()) < 60
+        assert hello["topologyVersion"]["counter"] == 1
+        assert "compression" not in hello
+        assert "msg" not in hello
+
+
+def test_a_gap_has_no_primary_and_a_new_term_has_a_greater_election_id(
+    replica_set: ReplicaSet,
+) -> None:
+    before = ask(replica_set.address, HELLO)
+    replica_set.inject(Election(60))
+    for member in replica_set.members:
+        hello = ask(member.address, HELLO)
+        assert (hello["isWritablePrimary"], hello["secondary"]) == (False, True)
+        assert not {"primary", "electionId"} & hello.keys()
+        assert hello["topologyVersion"]["counter"] == 2
+    replica_set.clear()
+    after = ask(replica_set.members[1].address, HELLO)
+    assert after["primary"] == after["me"] == names(replica_set)[1]
+    assert after["electionId"] > before["electionId"]
+    assert ask(replica_set.address, HELLO)["primary"] == after["me"]
+
+
+def test_the_legacy_hello_of_a_secondary_says_the_same(replica_set: ReplicaSet) -> None:
+    hello = ask(replica_set.members[1].address, {"isMaster": 1})
+    assert (hello["ismaster"], hello["secondary"]) == (False, True)
+
+
+REPLICATION = {
+    *("arbiters", "electionId", "hosts", "lastWrite", "me", "passives"),
+    *("primary", "secondary", "setName", "setVersion", "tags"),
+}
+
+
+def test_routers_and_a_standalone_tell_of_no_replication(
+    server: EmbeddedServer, cluster: ShardedCluster
+) -> None:
+    assert len(set(names(cluster))) == 2
+    for member in cluster.members:
+        hello = ask(member.address, HELLO)
+        assert (hello["msg"], hello["isWritablePrimary"]) == ("isdbgrid", True)
+        assert not REPLICATION & hello.keys()
+    with Standalone(server.address) as standalone:
+        hello = ask(standalone.address, HELLO)
+        assert hello["isWritablePrimary"] is True
+        assert not (REPLICATION | {"msg"}) & hello.keys()
+        assert {"topologyVersion", "maxWireVersion"} <= hello.keys()
+
+
+# What pymongo makes of it
+
+
+@pytest.mark.parametrize(
+    ("make", "topology", "types"),
+    [
+        (ReplicaSet, "ReplicaSetWithPrimary", ["RSPrimary", "RSSecondary", "RSSecondary"]),
+        (ShardedCluster, "Sharded", ["Mongos", "Mongos"]),
+        (Standalone, "Single", ["Standalone"]),
+    ],
+)
+def test_pymongo_finds_the_topology(
+    side: Side,
+    server: EmbeddedServer,
+    make: Callable[..., Deployment],
+    topology: str,
+    types: list[str],
+) -> None:
+    with make(server.address) as deployment:
+        client = side.client(deployment.uri)
+
+        def found() -> list[str]:
+            side.do(client.admin.command, "ping")
+            servers = client.topology_description.server_descriptions()
+            return [servers[member.address].server_type_name for member in deployment.members]
+
+        wait_until(lambda: found() == types)
+        assert client.topology_description.topology_type_name == topology
+        side.do(client.close)
+
+
+def test_a_read_preference_with_tags_finds_its_secondary(
+    side: Side, replica_set: ReplicaSet, database: str
+) -> None:
+    sent = SentCommands()
+    client = side.client(replica_set.uri, event_listeners=[sent])
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    for member in replica_set.members[1:]:
+        tags = [{"member": str(member.index)}]
+        preference = pymongo.read_preferences.Secondary(tag_sets=tags)
+        coll = client[database].get_collection("coll", read_preference=preference)
+        assert side.do(coll.find_one) == {"_id": 1}
+        assert sent.started_events[-1].connection_id == member.address
+    side.do(client.close)
+
+
+def test_an_election_is_pushed_to_the_client_at_once(side: Side, replica_set: ReplicaSet) -> None:
+    """The default heartbeat is every ten seconds; only a streamed hello tells of it earlier."""
+    client = side.client(replica_set.uri, serverMonitoringMode="auto", heartbeatFrequencyMS=10_000)
+    side.do(client.admin.command, "ping")
+    for _ in range(2):
+        started = time.monotonic()
+        address = elected(replica_set)
+        wait_until(lambda new=address: side.do(lambda: client.primary) == new)
+        assert time.monotonic() - started < 1
+    side.do(client.close)
+
+
+# Awaiting a hello
+
+
+def test_an_awaited_hello_waits_for_its_time_or_for_news(replica_set: ReplicaSet) -> None:
+    with RawClient(replica_set.members[2].address) as client:
+        known = client.ask(HELLO)["topologyVersion"]
+        awaiting = {**HELLO, "topologyVersion": known, "maxAwaitTimeMS": 150}
+        started = time.monotonic()
+        assert client.ask(awaiting)["topologyVersion"] == known
+        assert 0.15 <= time.monotonic() - started < 1
+
+        client.send({**awaiting, "maxAwaitTimeMS": 10_000})
+        replica_set.inject(Election(60))
+        reply = client.receive()
+        assert time.monotonic() - started < 1.5
+        assert not reply.more_to_come
+        news = reply.body["topologyVersion"]
+        assert (news["processId"], news["counter"]) == (known["processId"], known["counter"] + 1)
+
+        # What the client knows is no longer true, or of another process: no wait.
+        for stale in (known, {"processId": ObjectId(), "counter": Int64(99)}):
+            asked = {**HELLO, "topologyVersion": stale, "maxAwaitTimeMS": 10_000}
+            assert client.ask(asked)["topologyVersion"] == news
+        assert time.monotonic() - started < 2
+
+
+def test_a_streamed_hello_ends_when_the_client_says_something_else(
+    replica_set: ReplicaSet,
+) -> None:
+    with RawClient(replica_set.address) as client:
+        known = client.ask(HELLO)["topologyVersion"]
+        awaiting = {**HELLO, "topologyVersion": known, "maxAwaitTimeMS": 10_000}
+        client.send(awaiting, flags=wire.EXHAUST_ALLOWED)
+        for _ in range(2):
+            elected(replica_set)
+            for _gap_and_term in range(2):
+                reply = client.receive()
+                assert reply.more_to_come
+                known = {**known, "counter": known["counter"] + 1}
+                assert reply.body["topologyVersion"] == known
+        assert client.ask({"ping": 1})["ok"] == 1
+
+
+def test_a_restart_is_another_process(replica_set: ReplicaSet) -> None:
+    member = replica_set.members[1]
+    before = ask(member.address, HELLO)["topologyVersion"]
+    replica_set.inject(Restart(0.05), on=1).result(5)
+    after = ask(member.address, HELLO)["topologyVersion"]
+    assert after["processId"] != before["processId"]
+
+
+# Secondaries, routers and standalones
+
+
+WRITES: dict[str, Document] = {
+    "insert": {"documents": [{}]},
+    "update": {"updates": [{"q": {}, "u": {"$set": {"n": 1}}}]},
+    "delete": {"deletes": [{"q": {}, "limit": 1}]},
+    "findAndModify": {"query": {}, "remove": True},
+    "create": {},
+    "createIndexes": {"indexes": [{"key": {"n": 1}, "name": "n"}]},
+    "drop": {},
+}
+READS: dict[str, Document] = {
+    "find": {},
+    "count": {},
+    "distinct": {"key": "_id"},
+    "aggregate": {"pipeline": [], "cursor": {}},
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_secondary_refuses_writes(
+    replica_set: ReplicaSet, control: pymongo.MongoClient[Any], database: str, name: str
+) -> None:
+    control[database].coll.insert_one({"_id": 1})
+    address = replica_set.members[1].address
+    version = ask(address, HELLO)["topologyVersion"]
+    command: Document = {name: "coll", **WRITES[name], "$db": database}
+    retryable = {"txnNumber": Int64(1)}
+    for more, labels in [
+        ({}, None),
+        (retryable, ["RetryableWriteError"]),
+        ({**retryable, "autocommit": False}, ["TransientTransactionError"]),
+    ]:
+        reply = ask(address, {**command, **more})
+        assert (reply["ok"], reply["code"]) == (0, 10107)
+        assert reply["codeName"] == "NotWritablePrimary"
+        assert reply.get("errorLabels") == labels
+        # Nothing has changed: clients that know this version need not look again.
+        assert reply["topologyVersion"] == version == ask(address, HELLO)["topologyVersion"]
+    assert list(control[database].coll.find()) == [{"_id": 1}]
+    assert list(control[database].coll.index_information()) == ["_id_"]
+
+
+@pytest.mark.parametrize("name", ["commitTransaction", "abortTransaction"])
+def test_a_secondary_refuses_to_end_transactions(replica_set: ReplicaSet, name: str) -> None:
+    body = {name: 1, "txnNumber": Int64(1), "autocommit": False}
+    reply = ask(replica_set.members[2].address, body)
+    assert (reply["code"], reply["errorLabels"]) == (10107, ["RetryableWriteError"])
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_secondary_serves_reads_that_allow_it(
+    replica_set: ReplicaSet, control: pymongo.MongoClient[Any], database: str, name: str
+) -> None:
+    control[database].coll.insert_one({"_id": 1})
+    command: Document = {name: "coll", **READS[name], "$db": database}
+    secondary = replica_set.members[1].address
+    for preference in ({}, {"$readPreference": {"mode": "primary"}}):
+        reply = ask(secondary, {**command, **preference})
+        assert (reply["code"], reply["codeName"]) == (13435, "NotPrimaryNoSecondaryOk")
+    for mode in ("secondary", "secondaryPreferred", "primaryPreferred", "nearest"):
+        reply = ask(secondary, {**command, "$readPreference": {"mode": mode}})
+        assert reply["ok"] == 1
+
+
+def test_routers_share_the_work_and_the_data(
+    side: Side, cluster: ShardedCluster, database: str
+) -> None:
+    sent = SentCommands()
+    client = side.client(cluster.uri, event_listeners=[sent], localThresholdMS=1000)
+    wait_until(lambda: side.do(client.admin.command, "ping") and len(client.nodes) == 2)
+    for number in range(30):
+        side.do(client[database].coll.insert_one, {"_id": number})
+    inserts = [event for event in sent.started_events if event.command_name == "insert"]
+    assert {event.connection_id for event in inserts} == {
+        member.address for member in cluster.members
+    }
+    assert all("txnNumber" in event.command for event in inserts)
+    assert side.do(client[database].coll.count_documents, {}) == 30
+    side.do(client.close)
+
+
+def test_a_standalone_refuses_transaction_numbers(
+    side: Side, server: EmbeddedServer, database: str
+) -> None:
+    with Standalone(server.address) as standalone:
+        insert = {"insert": "coll", "documents": [{}], "$db": database, "txnNumber": Int64(1)}
+        reply = ask(standalone.address, insert)
+        assert (reply["code"], reply["codeName"]) == (20, "IllegalOperation")
+
+        client = side.client(standalone.uri)
+
+        async def asynchronous() -> None:
+            async with client.start_session() as session, await session.start_transaction():
+                await client[database].coll.insert_one({}, session=session)
+
+        def synchronous() -> None:
+            with client.start_session() as session, session.start_transaction():
+                client[database].coll.insert_one({}, session=session)
+
+        with pytest.raises((OperationFailure, ConfigurationError)):
+            side.do(synchronous if side.runner is None else asynchronous)
+        side.do(client[database].coll.insert_one, {"_id": 1})
+        assert side.documents(client[database].coll.find()) == [{"_id": 1}]
+        side.do(client.close)
