@@ -74,15 +74,22 @@ def instrument(
     Thread-safe; meant to be called once, at start-up.
     """
     if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config={config!r}: expected a Config, as in Config(timeout_ms=20_000)")
+        # What was given by mistake may be a connection string: only its type is named.
+        raise TypeError(
+            f"config is of type {type(config).__name__}: "
+            "expected a Config, as in Config(timeout_ms=20_000)"
+        )
     if strategy is not None and not callable(getattr(strategy, "retry_after", None)):
         raise TypeError(
-            f"strategy={strategy!r}: expected an object with retry_after(operation, failure); "
+            f"strategy is of type {type(strategy).__name__}: "
+            "expected an object with retry_after(operation, failure); "
             'a strategy is chosen by name with Config(strategy="mongodb")'
         )
     for listener in listeners:
         if not callable(getattr(listener, "on_event", None)):
-            raise TypeError(f"listeners: {listener!r} has no on_event(event)")
+            raise TypeError(
+                f"listeners: an object of type {type(listener).__name__} has no on_event(event)"
+            )
     _instrumentor().instrument(
         config=Config.from_env() if config is None else config,
         strategy=strategy,

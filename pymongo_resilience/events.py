@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pymongo_resilience")
 retry_logger = logging.getLogger("pymongo_resilience.retry")
+DRIVER = frozenset({"pymongo", "bson", "gridfs"})
+"""Packages whose exceptions quote values of documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,44 @@ class Broadcast:
                         "the listener %s raised; further errors of it are not logged",
                         type(listener).__name__,
                     )
+
+
+class Unquoting(logging.Filter):
+    """Keeps the driver's texts out of our log lines: they quote documents.
+
+    An exception is logged without what it was raised from, or during: mostly that is the driver's.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            error = _unquoting(error)
+            record.exc_info = type(error), error, error.__traceback__
+        return True
+
+
+def _unquoting(error: BaseException) -> BaseException:
+    if _is_of_driver(error):
+        withheld = Exception(f"{type(error).__qualname__}: text withheld, it may quote documents")
+        return withheld.with_traceback(error.__traceback__)
+    if error.__cause__ is None and error.__context__ is None:
+        return error
+    try:
+        alone = type(error).__new__(type(error), *error.args)
+        vars(alone).update(vars(error))
+    except Exception:  # noqa: BLE001 - a class may be made in its own way
+        alone = Exception(type(error).__qualname__)
+    return alone.with_traceback(error.__traceback__)
+
+
+def _is_of_driver(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_of_driver, error.exceptions))
+    return any(cls.__module__.partition(".")[0] in DRIVER for cls in type(error).__mro__)
+
+
+logger.addFilter(Unquoting())
+retry_logger.addFilter(Unquoting())
 
 
 class DecisionLog:

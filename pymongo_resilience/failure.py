@@ -6,7 +6,7 @@ Nothing here knows the driver: the instrumentation states the facts, the engine 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
 RETRYABLE = "RetryableError"
@@ -70,8 +70,8 @@ class RetryReason(enum.Enum):
 class Failure:
     """The facts of one failed attempt. Immutable."""
 
-    error: Exception
-    """The exception as the driver raised it."""
+    error: Exception = field(repr=False)
+    """The exception as the driver raised it. Not shown: its text may quote documents."""
     stage: Stage
     reason: RetryReason
     carried_txn_number: bool = False

@@ -51,8 +51,8 @@ class Operation:
     deadline: Deadline | None = None
     retry_window: Deadline | None = None
     """With ``timeout_ms=0``: no deadline, but repeating ends here."""
-    data: Mapping[str, Any] = field(default_factory=lambda: NO_DATA)
-    """The caller's own facts, for the strategy."""
+    data: Mapping[str, Any] = field(default_factory=lambda: NO_DATA, repr=False)
+    """The caller's own facts, for the strategy; never shown, they may be confidential."""
 
     attempts: int = 0
     """Failed attempts of the command at hand."""

@@ -6,7 +6,7 @@ import functools
 import inspect
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ class Policy:
     idempotent: bool | None = None
     """The caller declares that repeating the block's writes does no harm."""
     strategy: RetryStrategy | None = None
-    data: Mapping[str, Any] | None = None
-    """The caller's own facts; the strategy sees them as ``operation.data``."""
+    data: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The caller's own facts; the strategy sees them as ``operation.data``, and nobody else."""
 
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""

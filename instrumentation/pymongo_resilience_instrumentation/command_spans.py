@@ -28,6 +28,14 @@ SENSITIVE = frozenset({
     "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
     "copydbgetnonce", "copydbsaslstart", "copydb",
 })  # fmt: skip
+NAMING_A_COLLECTION = frozenset({
+    "aggregate", "analyze", "collMod", "collStats", "compact", "convertToCapped", "count", "create",
+    "createIndexes", "createSearchIndexes", "delete", "distinct", "drop", "dropIndexes",
+    "dropSearchIndex", "find", "findAndModify", "findandmodify", "insert", "killCursors",
+    "listIndexes", "mapReduce", "mapreduce", "planCacheClear", "reIndex", "update",
+    "updateSearchIndex", "validate",
+})  # fmt: skip
+"""Others begin with a value: ``usersInfo`` with a user's name."""
 AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
 
 
@@ -106,8 +114,10 @@ def _is_sensitive(event: CommandStartedEvent) -> bool:
 def _collection(event: CommandStartedEvent) -> str | None:
     if event.database_name == "admin":
         return None
-    field = "collection" if event.command_name == "getMore" else event.command_name
-    value = event.command.get(field)
+    name = event.command_name
+    if name != "getMore" and name not in NAMING_A_COLLECTION:
+        return None
+    value = event.command.get("collection" if name == "getMore" else name)
     return value if isinstance(value, str) else None
 
 

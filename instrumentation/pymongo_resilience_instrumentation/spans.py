@@ -105,21 +105,30 @@ def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any
 
 def record_error(span: Span, error: BaseException) -> None:
     """The exception as attributes. The server's text carries document values, so it stays here:
-    class, code and code name go out, and the frames."""
+    class, code and code name go out, and the frames without their source."""
     if not span.is_recording():
         return
     message = safe_message(error)
-    frames = traceback.format_tb(error.__traceback__)
     span.set_attributes(
         {
             semconv.EXCEPTION_TYPE: qualified_name(error),
             semconv.EXCEPTION_MESSAGE: message,
             semconv.EXCEPTION_STACKTRACE: "".join(
-                ["Traceback (most recent call last):\n", *frames, message]
+                ["Traceback (most recent call last):\n", *_frames(error), message]
             ),
         }
     )
     span.set_status(Status(StatusCode.ERROR, message))
+
+
+def _frames(error: BaseException) -> list[str]:
+    """File, line and function: a line of the application may spell out a value."""
+    return traceback.StackSummary.from_list(
+        [
+            (frame.f_code.co_filename, line, frame.f_code.co_name, "")
+            for frame, line in traceback.walk_tb(error.__traceback__)
+        ]
+    ).format()
 
 
 def qualified_name(error: BaseException) -> str:
