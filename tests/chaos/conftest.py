@@ -1,0 +1,61 @@
+"""The fixtures and helpers of the integration tests, for long runs and for what they may leave.
+
+Imported, not moved one level up: the unit tests stay without a driver, and ``from conftest import``
+finds the same names whichever of the two folders pytest loaded last.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
+
+FIGURES: pytest.StashKey[list[str]] = pytest.StashKey()
+OPERATIONS = 700
+"""Enough to show a leak of 100 bytes each, and few enough for every run of the suite."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("chaos")
+    group.addoption(
+        "--operations",
+        type=int,
+        help=f"operations of each test of memory (default {OPERATIONS}; the long run: 200000)",
+    )
+
+
+@pytest.fixture(scope="session")
+def operations(pytestconfig: pytest.Config) -> int:
+    # Run from further up, pytest reads its options before it knows this file.
+    return pytestconfig.getoption("operations", None) or OPERATIONS
+
+
+@pytest.fixture(scope="module")
+def quick_census() -> Iterator[None]:
+    """What there is before a module's tests is none of their residue: not walked each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def figure(
+    pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
+) -> Callable[[str], None]:
+    """``figure(text)``: a measured figure, for the report and for the end of the run."""
+
+    def keep(text: str) -> None:
+        record_property("figure", text)
+        pytestconfig.stash.setdefault(FIGURES, []).append(text)
+
+    return keep
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for text in config.stash.get(FIGURES, []):
+        terminalreporter.write_line(text)

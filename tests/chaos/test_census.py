@@ -1,0 +1,221 @@
+"""The census sees what is left: one thing of each kind, left on purpose, fails it by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+import wrapt
+from conftest import SentCommands
+from opentelemetry import context
+from opentelemetry.sdk.trace import TracerProvider
+from pymongo import message, monitoring
+from pymongo.collection import Collection
+from pymongo_resilience_instrumentation import calls, clients, command_spans, listeners
+from residue import OpenSpans, ResidueError, no_residue, no_residue_async
+
+from pymongo_resilience import override
+
+pytestmark = pytest.mark.usefixtures("quick_census")
+
+Undo = ExitStack
+Leak = Callable[[Undo, OpenSpans], Any]
+
+
+def _thread(undo: Undo, spans: OpenSpans) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="forgotten")
+    thread.start()
+    undo.callback(thread.join)
+    undo.callback(stop.set)
+
+
+async def _for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def _task(undo: Undo, spans: OpenSpans) -> None:
+    loop = asyncio.new_event_loop()
+    undo.callback(loop.close)
+    task = loop.create_task(_for_ever(), name="forgotten")
+
+    @undo.callback
+    def _() -> None:
+        task.cancel()
+        loop.run_until_complete(asyncio.wait([task]))
+
+
+def _socket(undo: Undo, spans: OpenSpans) -> None:
+    undo.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+
+def _connection(undo: Undo, spans: OpenSpans) -> None:
+    for each in socket.socketpair():
+        undo.enter_context(each)
+
+
+def _file(undo: Undo, spans: OpenSpans) -> None:
+    undo.enter_context(Path(__file__).open())  # noqa: SIM115 - the stack closes it
+
+
+def _span(undo: Undo, spans: OpenSpans) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(spans)
+    undo.callback(provider.get_tracer("test").start_span("forgotten").end)
+
+
+def _global_listener(undo: Undo, spans: OpenSpans) -> None:
+    listener = SentCommands()
+    monitoring.register(listener)
+    undo.callback(monitoring._LISTENERS.command_listeners.remove, listener)
+
+
+def _wrapper(undo: Undo, spans: OpenSpans) -> None:
+    original = vars(Collection)["find_one"]
+    Collection.find_one = wrapt.FunctionWrapper(original, lambda w, _, a, k: w(*a, **k))  # type: ignore[method-assign]  # on purpose
+    undo.callback(setattr, Collection, "find_one", original)
+
+
+def _replacement(undo: Undo, spans: OpenSpans) -> None:
+    original = message._randint
+    message._randint = lambda: 4
+    undo.callback(setattr, message, "_randint", original)
+
+
+def _policy(undo: Undo, spans: OpenSpans) -> None:
+    undo.enter_context(override(idempotent=True))
+
+
+def _otel_context(undo: Undo, spans: OpenSpans) -> None:
+    undo.callback(context.detach, context.attach({"forgotten": True}))
+
+
+def _driver_timeout(undo: Undo, spans: OpenSpans) -> None:
+    undo.enter_context(pymongo.timeout(5))
+
+
+def _call(undo: Undo, spans: OpenSpans) -> Any:
+    return calls.Call(None, "forgotten", "db", "coll", acknowledged=True)
+
+
+def _registered_client(undo: Undo, spans: OpenSpans) -> Any:
+    known = clients.Clients()
+    return known, known.add(known)
+
+
+def _listener_of_a_client(undo: Undo, spans: OpenSpans) -> Any:
+    return listeners.Commands(None, None)  # type: ignore[arg-type]  # only that it is there counts
+
+
+def _span_by_request_id(undo: Undo, spans: OpenSpans) -> Any:
+    drawn = command_spans.CommandSpans(None)  # type: ignore[arg-type]  # as above
+    drawn._without_call[1] = None  # type: ignore[assignment]  # as above
+    return drawn
+
+
+def _module_entry(undo: Undo, spans: OpenSpans) -> None:
+    clients.forgotten = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
+    undo.callback(delattr, clients, "forgotten")
+
+
+def _cache_without_bound(undo: Undo, spans: OpenSpans) -> None:
+    clients.remembered = functools.cache(str)  # type: ignore[attr-defined]  # as above
+    clients.remembered(1)
+    undo.callback(delattr, clients, "remembered")
+
+
+OURS = "pymongo_resilience_instrumentation"
+LEAKS: dict[str, Leak] = {
+    "1 x thread: forgotten": _thread,
+    "1 x task: forgotten _for_ever": _task,
+    "1 x descriptor: socket .* to nobody": _socket,
+    "2 x descriptor: socket  to ": _connection,
+    "1 x descriptor: /.*test_census.py": _file,
+    "1 x open span: forgotten": _span,
+    "1 x listener: SentCommands, global": _global_listener,
+    "1 x replaced function: pymongo.synchronous.collection.Collection.find_one": _wrapper,
+    "1 x replaced function: pymongo.message._randint": _replacement,
+    "1 x context variable: pymongo_resilience_policy": _policy,
+    "1 x context variable: current_context": _otel_context,
+    "1 x context variable: TIMEOUT": _driver_timeout,
+    "1 x call in progress: forgotten db.coll": _call,
+    f"1 x object: {OURS}.clients.ClientState": _registered_client,
+    f"1 x entry: {OURS}.clients.Clients._clients": _registered_client,
+    f"1 x object: {OURS}.listeners.Commands": _listener_of_a_client,
+    f"1 x entry: {OURS}.command_spans.CommandSpans._without_call": _span_by_request_id,
+    f"1 x entry: {OURS}.clients.forgotten": _module_entry,
+    f"1 x entry: {OURS}.clients.remembered": _cache_without_bound,
+}
+
+
+@pytest.mark.parametrize("line", LEAKS)
+def test_what_is_left_is_named(line: str) -> None:
+    spans = OpenSpans()
+    with ExitStack() as undo, pytest.raises(ResidueError, match=rf"(?m)^  {line}"):
+        with no_residue(spans=spans, within=0.05):
+            kept = LEAKS[line](undo, spans)
+    del kept
+
+
+def test_a_variable_that_is_taken_away_is_missed() -> None:
+    token = context.attach({"of the application": True})
+    with pytest.raises(ResidueError, match="1 x lost context variable: current_context"):
+        with no_residue(within=0.05):
+            context.detach(token)
+
+
+def test_the_variables_are_those_of_the_context_given() -> None:
+    other = contextvars.copy_context()
+    with no_residue(within=0.05):
+        other.run(context.attach, {"forgotten": True})
+    with pytest.raises(ResidueError, match="context variable: current_context"):
+        with no_residue(within=0.05, context=other):
+            other.run(context.attach, {"forgotten": 2})
+
+
+def test_inside_of_a_loop_its_tasks_and_the_tasks_own_variables_count() -> None:
+    async def look() -> None:
+        async with no_residue_async(within=0.05):
+            kept = asyncio.create_task(_for_ever(), name="forgotten")
+            context.attach({"forgotten": True})
+        del kept
+
+    with pytest.raises(ResidueError) as caught:
+        asyncio.run(look())
+    assert "1 x task: forgotten _for_ever" in str(caught.value)
+    assert "1 x context variable: current_context" in str(caught.value)
+
+
+def test_what_ends_a_little_later_is_waited_for() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="slow to end")
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            stop.set()
+            thread.join()
+
+    with no_residue(pause=pause):
+        thread.start()
+    assert len(looks) == 3
+
+
+def test_the_error_of_the_block_itself_is_not_hidden() -> None:
+    def block(undo: Undo) -> None:
+        with no_residue(within=0.05):
+            _thread(undo, OpenSpans())
+            raise ZeroDivisionError
+
+    with ExitStack() as undo, pytest.raises(ZeroDivisionError):
+        block(undo)
