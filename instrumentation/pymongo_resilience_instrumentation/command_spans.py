@@ -132,9 +132,10 @@ def _of_this_command(event: CommandStartedEvent, call: calls.Call | None) -> dic
     if session_id is not None:
         attributes[semconv.LSID] = session_id
     txn_number = command.get("txnNumber")
-    if txn_number is not None:
+    # A generic command may carry anything.
+    if isinstance(txn_number, int):
         attributes[semconv.TXN_NUMBER] = int(txn_number)
-    if event.command_name == "getMore":
+    if event.command_name == "getMore" and isinstance(command["getMore"], int):
         attributes[semconv.CURSOR_ID] = int(command["getMore"])
     return attributes
 

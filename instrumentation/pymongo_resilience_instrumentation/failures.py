@@ -59,7 +59,9 @@ def describe(error: Exception, attempt: Attempt) -> Failure:
     cause = _cause(error)
     labels = _labels(cause)
     document = _document(cause)
-    code = document.get("code", getattr(cause, "code", None))
+    # An exception of the application, a codec's perhaps, may call anything its code.
+    own = getattr(cause, "code", None) if isinstance(cause, PyMongoError) else None
+    code = document.get("code", own)
     code = code if isinstance(code, int) and not isinstance(code, bool) else None
     name = document.get("codeName")
     return Failure(

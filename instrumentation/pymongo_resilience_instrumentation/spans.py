@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
+from pymongo.errors import PyMongoError
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls, semconv
@@ -140,14 +141,14 @@ def qualified_name(error: BaseException) -> str:
 
 def code_name(error: BaseException) -> str | None:
     """The server's name of its error code, where it gave one."""
-    details = getattr(error, "details", None)
+    details = getattr(error, "details", None) if isinstance(error, PyMongoError) else None
     name = details.get("codeName") if isinstance(details, dict) else None
     return name if isinstance(name, str) else None
 
 
 def safe_message(error: BaseException) -> str:
     """Class, code and code name: nothing that a server or a document wrote."""
-    code = getattr(error, "code", None)
+    code = getattr(error, "code", None) if isinstance(error, PyMongoError) else None
     name = code_name(error)
     text = type(error).__name__
     if isinstance(code, int):
