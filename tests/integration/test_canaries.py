@@ -1,0 +1,112 @@
+"""The search for canaries finds what it is for: without this, finding none would prove nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import pprint
+import urllib.parse
+import warnings
+from typing import Any
+
+import bson
+import pytest
+from bson import json_util
+from canaries import FORMS, MARK, PASSWORD, USER, document, leaks
+from canary_outputs import instrumented
+from conftest import Side, fail_command
+from opentelemetry import trace
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+from pymongo_resilience import Event
+
+DOCUMENT = document("a control")
+BSON = bson.encode(DOCUMENT)
+WRITTEN: dict[str, str] = {
+    "str": str(DOCUMENT),
+    "repr of a repr": repr(repr(DOCUMENT)),
+    "pretty": pprint.pformat(DOCUMENT, width=40),
+    "values": " ".join(map(str, DOCUMENT.values())),
+    "relaxed JSON": json_util.dumps(DOCUMENT, json_options=json_util.RELAXED_JSON_OPTIONS),
+    "canonical JSON": json_util.dumps(DOCUMENT, json_options=json_util.CANONICAL_JSON_OPTIONS),
+    "escaped JSON": json.dumps(json.dumps(json_util.dumps(DOCUMENT, indent=2))),
+    "upper case": json_util.dumps(DOCUMENT).upper(),
+    "BSON": repr(BSON),
+    "BSON as integers": str(list(BSON)),
+    "BSON in hex": BSON.hex(" "),
+    **{
+        f"BSON in base64 +{n}": base64.urlsafe_b64encode(bytes(n) + BSON).decode() for n in range(3)
+    },
+}
+"""One document as others write it, not as the search's own table does."""
+
+
+def found(written: str) -> set[str]:
+    return {line.split(": ")[1].split(" as ")[0] for line in leaks("control", [written])}
+
+
+@pytest.mark.parametrize("guise", WRITTEN)
+def test_every_canary_of_a_document_is_found(guise: str) -> None:
+    assert found(WRITTEN[guise]) == set(FORMS)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        PASSWORD,
+        repr(USER),
+        urllib.parse.quote(PASSWORD, safe=""),
+        json.dumps(PASSWORD),
+        base64.b64encode(f"n,,n={USER},r=nonce".encode()).decode(),
+    ],
+)
+def test_credentials_are_found(written: str) -> None:
+    assert found(written) == {"text"}
+
+
+@pytest.mark.parametrize("form", [f"{c}: {form}" for c, forms in FORMS.items() for form in forms])
+def test_each_canary_is_found_in_each_guise(form: str) -> None:
+    canary, guise = form.split(": ")
+    assert found(f"before {FORMS[canary][guise]} after") == {canary}
+
+
+def test_what_is_no_canary_is_not_found() -> None:
+    assert leaks("control", [json_util.dumps({"_id": bson.ObjectId(), "name": "canary"})]) == []
+
+
+class Talkative:
+    """A listener of an application that says too much, on each of the ways it has."""
+
+    def on_event(self, event: Event, /) -> None:
+        span = trace.get_current_span()
+        span.set_attribute("request", WRITTEN["canonical JSON"])
+        span.add_event("decided", {"by": DOCUMENT["text"]})
+        warnings.warn(DOCUMENT["text"], stacklevel=1)
+        logging.getLogger("pymongo_resilience.application").debug("%s", DOCUMENT)
+
+
+def test_a_canary_that_an_application_shows_is_found_in_its_channel(
+    side: Side, server: EmbeddedServer, database: str, control: Any
+) -> None:
+    with instrumented(listeners=[Talkative()]) as outputs:
+        coll = side.do(side.client, server.uri)[database].coll
+        with fail_command(control, "find", errorCode=6, times=1):
+            side.do(coll.find_one)
+    channels = outputs.channels()
+    assert found("\n".join(channels["spans"])) == set(FORMS)
+    assert found("\n".join(channels["log"])) == set(FORMS)
+    assert found("\n".join(channels["warnings"])) == {"text"}
+
+
+def test_a_canary_in_a_name_is_found_in_every_channel_of_ours(
+    side: Side, server: EmbeddedServer, database: str, control: Any
+) -> None:
+    """Names are shown, so this is what a leak of the library itself would look like."""
+    with instrumented() as outputs:
+        coll = side.do(side.client, server.uri)[database][f"{MARK}.coll"]
+        with fail_command(control, "find", errorCode=6, times=1):
+            side.do(coll.find_one)
+    channels = outputs.channels()
+    leaking = {name for name, texts in channels.items() if leaks(name, texts)}
+    assert leaking == {"spans", "metrics", "log", "reprs"}

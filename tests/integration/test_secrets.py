@@ -1,0 +1,236 @@
+"""No credential, document value or query value leaves in a span, metric, log line or ``repr``.
+
+Everything the library wraps runs once on each side, on a server with access control, with canaries
+wherever a value can be; then all that the library showed is searched for them. What is a name is no
+secret, and shown: of databases, collections and commands (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import canary_failures
+import canary_operations
+import canary_retries
+import pymongo
+import pymongo_resilience_instrumentation
+import pytest
+from canaries import MARK, PASSWORD, USER, leaks, matching
+from canary_operations import BESIDE, NOT_ON_THIS_SERVER, Place
+from canary_outputs import Outputs, instrumented, shows_itself
+from conftest import SentCommands, Side, fail_command
+from pymongo_resilience_instrumentation import operations
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import OperationTimeoutError
+
+CHANNELS = ("spans", "metrics", "log", "reprs", "warnings")
+TABLES = {
+    "Collection": (canary_operations.COLLECTION, operations.COLLECTION),
+    "Database": (canary_operations.DATABASE, operations.DATABASE),
+    "MongoClient": (canary_operations.CLIENT, operations.CLIENT),
+}
+LIVING_TOO_SHORT = {
+    # made and dropped between two decisions
+    "Part": "names of pymongo's private parts",
+    "Attempt": "the loop's facts, which the Failure made of them repeats",
+    "Ask": "has no fields",
+    # a base class, never made
+    "_Loop": "its subclasses are the executors",
+    # raised, and never alive while a decision is made
+    "ConfigurationError": "its text is about options of ours",
+    "OperationTimeoutError": "handed to the application, with the server's text",
+    "_TimedOutError": "the same",
+}
+"""Classes with a ``repr`` that no look at the living objects is sure to meet, and what it shows."""
+
+
+@dataclass
+class Run:
+    """What was done, and what the library showed of it."""
+
+    done: dict[str, set[str]] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    beside: set[str] = field(default_factory=set)
+    surprises: list[str] = field(default_factory=list)
+    channels: dict[str, list[str]] = field(default_factory=dict)
+    shown: set[str] = field(default_factory=set)
+    """Classes of ours whose objects were looked at."""
+    sent: set[str] = field(default_factory=set)
+    drawn: set[str] = field(default_factory=set)
+    """Commands by name: those the driver told of, and those with a span."""
+
+
+@pytest.fixture(scope="module")
+def vault() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(user=USER, password=PASSWORD) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def keeper(vault: EmbeddedServer) -> Iterator[pymongo.MongoClient[Any]]:
+    """Arms the failpoints of the server with access control."""
+    with pymongo.MongoClient(vault.uri, appname="control") as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def ran(request: pytest.FixtureRequest, vault: EmbeddedServer, keeper: Any) -> Run:
+    """Everything, once: instrumented before the first client, taken off before the first check."""
+    side = Side(request.param, asyncio.Runner() if request.param == "async" else None)
+    run = Run()
+    try:
+        with instrumented() as outputs:
+            sent = SentCommands()
+            client = side.do(side.client, vault.uri, event_listeners=[sent])
+            database = client[f"vault_{side.name}"]
+            place = Place(side, client, database, database.coll)
+            outputs.reprs.update(map(repr, (client, database, place.coll)))
+            canary_failures.prepare(place)
+            _operations(run, place, outputs)
+            _beside(run, place, sent)
+            _failures(run, place)
+            _troubles(run, place, outputs, keeper)
+            _refusals(run, place, outputs, vault)
+            if side.name == "async":
+                _cancellation(run, place, keeper)
+            run.sent = {event.command_name for event in sent.started_events}
+        run.channels = outputs.channels()
+        run.drawn = {str(span.attributes.get("db.command.name")) for span in outputs.spans()}
+        run.shown = {cls.__name__ for cls in outputs.shown}
+    finally:
+        side.close()
+    return run
+
+
+def _operations(run: Run, place: Place, outputs: Outputs) -> None:
+    """An operation counts as done once its span is there, under the name the library has for it."""
+    for owner, (calls, table) in TABLES.items():
+        run.done[owner] = set()
+        for method, call in calls.items():
+            before = len(outputs.spans())
+            try:
+                call(place)
+            except pymongo.errors.OperationFailure:
+                run.refused.add(method)
+            drawn = {span.attributes.get("db.operation.name") for span in outputs.spans()[before:]}
+            if table[method].name in drawn:
+                run.done[owner].add(method)
+
+
+def _beside(run: Run, place: Place, sent: SentCommands) -> None:
+    for name, (call, command) in BESIDE.items():
+        before = len(sent.named(command))
+        call(place)
+        if len(sent.named(command)) > before:
+            run.beside.add(name)
+
+
+def _failures(run: Run, place: Place) -> None:
+    for kind, failures in canary_failures.FAILURES.items():
+        for name, failure in failures.items():
+            try:
+                failure.call(place)
+            except Exception as error:  # noqa: BLE001 - compared, whatever it is
+                as_expected = (type(error), getattr(error, "code", None), MARK in str(error))
+                if as_expected != (failure.kind, failure.code, failure.quotes):
+                    run.surprises.append(f"{kind}, {name}: {error!r}")
+            else:
+                run.surprises.append(f"{kind}, {name}: no failure")
+
+
+def _troubles(run: Run, place: Place, outputs: Outputs, keeper: Any) -> None:
+    for name, trouble in canary_retries.TROUBLES.items():
+        outputs.events.clear()
+        ended: BaseException | None = None
+        try:
+            canary_retries.provoke(place, keeper, trouble)
+        except Exception as error:  # noqa: BLE001 - compared, whatever it is
+            ended = error
+        reason = outputs.events[0].reason if outputs.events else None
+        kind = type(None) if trouble.kind is None else trouble.kind
+        if not isinstance(ended, kind) or (MARK in str(ended)) != trouble.quotes:
+            run.surprises.append(f"{name}: {ended!r}")
+        elif reason is not trouble.reason:
+            run.surprises.append(f"{name}: {reason}")
+        elif isinstance(ended, OperationTimeoutError):
+            own_words = str(ended).replace(str(ended.__cause__), "")
+            run.surprises += leaks(name, [own_words])
+
+
+def _refusals(run: Run, place: Place, outputs: Outputs, vault: EmbeddedServer) -> None:
+    for name, client in canary_retries.refused_clients(place, vault.address).items():
+        outputs.reprs.add(repr(client))
+        code = 13 if name == "no credentials" else 18
+        for _ in range(2):
+            try:
+                place.do(client.db.coll.find_one, matching("a refused read"))
+            except pymongo.errors.OperationFailure as error:
+                if error.code != code:
+                    run.surprises.append(f"{name}: {error!r}")
+            else:
+                run.surprises.append(f"{name}: let in")
+
+
+def _cancellation(run: Run, place: Place, keeper: Any) -> None:
+    async def cancelled() -> None:
+        async with asyncio.timeout(0.05):
+            await place.coll.find_one(matching("a cancelled read"))
+
+    with fail_command(keeper, "find", blockConnection=True, blockTimeMS=200, times=1):
+        try:
+            place.do(cancelled)
+        except TimeoutError:
+            return
+    run.surprises.append("not cancelled")
+
+
+@pytest.mark.parametrize("owner", TABLES)
+def test_every_operation_the_library_wraps_was_done(ran: Run, owner: str) -> None:
+    assert ran.done[owner] == set(TABLES[owner][1])
+
+
+def test_the_server_refused_only_what_it_does_not_have(ran: Run) -> None:
+    assert ran.refused == NOT_ON_THIS_SERVER
+
+
+def test_what_enters_the_driver_in_other_ways_was_done(ran: Run) -> None:
+    assert ran.beside == set(BESIDE)
+
+
+def test_commands_with_credentials_have_no_span(ran: Run) -> None:
+    # Of a hello, which carries what saslStart would, the driver itself tells nobody.
+    assert ran.sent - ran.drawn == {"saslContinue", "createUser", "updateUser"}
+
+
+def test_every_failure_was_provoked_and_the_application_got_the_servers_text(ran: Run) -> None:
+    assert ran.surprises == []
+
+
+def test_every_object_that_shows_itself_was_looked_at(ran: Run) -> None:
+    classes = _classes_with_a_repr()
+    assert classes - ran.shown <= set(LIVING_TOO_SHORT) <= classes
+
+
+def _classes_with_a_repr() -> set[str]:
+    """Of both packages, but for the demo and the test bed, which have documents of their own."""
+    names = set()
+    for package in (pymongo_resilience, pymongo_resilience_instrumentation):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if ".demo" in module.name or ".testbed" in module.name:
+                continue
+            for each in vars(importlib.import_module(module.name)).values():
+                if isinstance(each, type) and each.__module__ == module.name and shows_itself(each):
+                    names.add(each.__name__)
+    return names
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_no_canary_left(ran: Run, channel: str) -> None:
+    assert leaks(channel, ran.channels[channel]) == []

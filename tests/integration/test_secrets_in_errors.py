@@ -1,0 +1,215 @@
+"""What the library says where something of its own, or of the application's, goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import canary_failures
+import pymongo
+import pytest
+from canaries import DATE, MARK, PASSWORD, USER, leaks, matching, text
+from canary_outputs import instrumented
+from conftest import Side, fail_command
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from pymongo.errors import DuplicateKeyError, WriteConcernError
+from pymongo_resilience_instrumentation import cli
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import Event, Failure, Operation, override
+from pymongo_resilience.strategy import Answer
+
+CHILD = Path(__file__).with_name("canary_child.py")
+URI = f"mongodb://{MARK}-user:{MARK}-password@127.0.0.1/"
+TAKEN = {"_id": text("a taken id")}
+
+
+class Broken(SpanProcessor):
+    """Raises while the library ends a span, which it does while the driver's error is handled."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise LookupError("no such exporter")
+
+
+class Audit:
+    """A listener that writes what it hears to the database; but it is there already."""
+
+    def __init__(self, coll: Any) -> None:
+        self._coll = coll
+
+    def on_event(self, event: Event, /) -> None:
+        # Its own failed write is a decision as well, and no reason to write again.
+        if event.operation == "update":
+            self._coll.insert_one(dict(TAKEN))
+
+
+class Gives:
+    """A strategy that raises something made of the error it was asked about."""
+
+    def __init__(self, made: Callable[[Exception], Exception]) -> None:
+        self._made = made
+
+    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:
+        raise self._made(failure.error)
+
+
+def _from(error: Exception) -> Exception:
+    made = LookupError("no such rule")
+    made.__cause__ = error
+    return made
+
+
+class Peculiar(Exception):  # noqa: N818 - what matters is how it is made
+    """Cannot be made again from its arguments."""
+
+    def __new__(cls, cause: Exception) -> Peculiar:
+        made = super().__new__(cls, "peculiar")
+        made.__cause__ = cause
+        return made
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__()
+
+
+def _broken_tracers() -> TracerProvider:
+    tracers = TracerProvider(shutdown_on_exit=False)
+    tracers.add_span_processor(Broken())
+    return tracers
+
+
+FAULTS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
+    # name: (what instrument() is given, made from a collection; what the log says of it)
+    "exporter": (
+        lambda _: {"tracer_provider": _broken_tracers()}, "LookupError: no such exporter",
+    ),
+    "listener": (
+        lambda c: {"listeners": [Audit(c)]}, "Exception: DuplicateKeyError: text withheld",
+    ),
+    "strategy, the same error": (
+        lambda _: {"strategy": Gives(lambda error: error)},
+        "Exception: WriteConcernError: text withheld",
+    ),
+    "strategy, from the error": (
+        lambda _: {"strategy": Gives(_from)}, "LookupError: no such rule",
+    ),
+    "strategy, a group": (
+        lambda _: {"strategy": Gives(lambda error: ExceptionGroup("several", [error]))},
+        "Exception: ExceptionGroup: text withheld",
+    ),
+    "strategy, a class of its own kind": (
+        lambda _: {"strategy": Gives(Peculiar)}, "Exception: Peculiar",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_logged_with_its_stack_and_without_the_drivers_text(
+    fault: str, side: Side, server: EmbeddedServer, database: str, control: Any
+) -> None:
+    make, words = FAULTS[fault]
+    coll = control[database].coll
+    coll.insert_one(dict(TAKEN))
+    concern = {"writeConcernError": {"code": 262, "errmsg": text("a write concern")}}
+    with instrumented(**make(coll)) as outputs:
+        ours = side.do(side.client, server.uri)[database].coll
+        with pytest.raises(DuplicateKeyError, match=MARK):
+            side.do(ours.insert_one, dict(TAKEN))
+        with (
+            fail_command(control, "update", **concern),
+            override(idempotent=True),
+            pytest.raises(WriteConcernError, match=MARK),
+        ):
+            side.do(ours.update_many, TAKEN, {"$set": {"a": 1}})
+        try:
+            raise LookupError(text("what the application is handling"))
+        except LookupError:
+            with pytest.raises(DuplicateKeyError):
+                side.do(ours.insert_one, dict(TAKEN))
+    log = outputs.channels()["log"]
+    assert any(words in each and "Traceback" in each for each in log)
+    assert leaks("log", log) == []
+
+
+def test_a_stack_in_a_span_has_no_source_of_the_application(
+    side: Side, server: EmbeddedServer, database: str, tmp_path: Path
+) -> None:
+    """A line of source may spell out a document, as this one does."""
+    path = tmp_path / "application.py"
+    path.write_text(f"def rows():\n    yield {{}}\n    raise LookupError('{MARK}')\n")
+    spec = importlib.util.spec_from_file_location("application", path)
+    application = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(application)
+    with instrumented() as outputs:
+        coll = side.do(side.client, server.uri)[database].coll
+        with pytest.raises(LookupError, match=MARK):
+            side.do(coll.insert_many, application.rows())
+    (span,) = outputs.spans()
+    lines = span.attributes["exception.stacktrace"].splitlines()
+    assert f'  File "{path}", line 3, in rows' in lines
+    assert lines[-1] == "LookupError"
+    assert leaks("spans", outputs.channels()["spans"]) == []
+
+
+@pytest.mark.parametrize("argument", ["config", "strategy", "listeners"])
+def test_what_is_given_by_mistake_is_not_quoted(argument: str) -> None:
+    given = [URI] if argument == "listeners" else URI
+    with pytest.raises(TypeError, match="of type str") as caught:
+        pymongo_resilience.instrument(**{argument: given})
+    assert leaks("error", [str(caught.value), repr(caught.value)]) == []
+
+
+def test_the_standard_error_of_a_process_with_default_logging(tmp_path: Path) -> None:
+    with EmbeddedServer(user=USER, password=PASSWORD) as server:
+        child = subprocess.run(
+            [sys.executable, "-W", "default", str(CHILD)],
+            input=server.uri,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    failures = sum(map(len, canary_failures.FAILURES.values()))
+    # Of each side: these, a read that was cut off twice, and four clients that were not let in.
+    assert int(child.stdout) == 2 * (failures + 1 + 4)
+    for said in ("not repeated: attempts", "the listener Audit raised", "1 client made before"):
+        assert said in child.stderr
+    assert leaks("standard error", [child.stderr]) == []
+
+
+def test_the_config_command_shows_options_of_ours_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "options.toml"
+    path.write_text(f'timeout_ms = 4711\npassword = "{PASSWORD}"\nseen = {DATE.isoformat()}\n')
+    monkeypatch.setenv("PYMONGO_RESILIENCE_CONFIG", str(path))
+    monkeypatch.setenv("PYMONGO_RESILIENCE_PASSWORD", PASSWORD)
+    monkeypatch.setenv("MONGODB_URI", URI)
+    assert cli.main(["config"]) == 0
+    out, err = capsys.readouterr()
+    assert "PYMONGO_RESILIENCE_TIMEOUT_MS = 4711" in out
+    assert leaks("config", [out, err]) == []
+
+
+def test_the_embedded_server_lets_its_one_user_in_and_nobody_else() -> None:
+    with EmbeddedServer(user=USER, password=PASSWORD) as server:
+        with pymongo.MongoClient(server.uri) as client:
+            assert client.db.coll.count_documents(matching("a count")) == 0
+        host, port = server.address
+        with (
+            pymongo.MongoClient(host, port) as client,
+            pytest.raises(pymongo.errors.OperationFailure, match="requires authentication"),
+        ):
+            client.db.coll.find_one()
+        assert leaks("repr", [repr(server), repr(vars(server)["_process"])]) == []
+
+
+@pytest.mark.parametrize("half", [{"user": USER}, {"password": PASSWORD}])
+def test_the_embedded_server_wants_both_user_and_password(half: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="go together") as caught:
+        EmbeddedServer(**half)
+    assert leaks("error", [str(caught.value)]) == []
