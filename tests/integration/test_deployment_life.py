@@ -93,8 +93,6 @@ def test_a_port_that_is_taken_is_one_error_that_leaves_nothing_behind() -> None:
         assert open_files() == before
         with pytest.raises(TestbedError, match="is not running"):
             deployment.server_address  # noqa: B018 (a property that raises)
-    with deployment:
-        assert ask(deployment.members[1].address, {"ping": 1})["ok"] == 1
 
 
 def open_files() -> list[str]:

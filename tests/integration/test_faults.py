@@ -1,42 +1,33 @@
-"""The test bed's own guarantees: what each fault does, seen by plain pymongo on a real server."""
+"""Faults of single commands: what each does to them, how often, and what it leaves alone."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import textwrap
 import time
-import uuid
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from bson import Binary, Int64
-from bson.binary import UUID_SUBTYPE
-from conftest import wait_until
+from bson import Int64
+from conftest import Side, wait_until
 from pymongo import InsertOne, MongoClient, UpdateOne, WriteConcern
-from pymongo.errors import AutoReconnect, NotPrimaryError, OperationFailure
+from pymongo.errors import AutoReconnect, NotPrimaryError, WriteConcernError
 from pymongo.monitoring import CommandListener, CommandStartedEvent
 from pymongo_resilience_instrumentation.testbed import (
+    Corrupt,
     CutAfter,
     CutAtHandshake,
     CutBefore,
     Election,
     EmbeddedServer,
+    Fail,
+    FailWriteConcern,
     NotPrimary,
-    Overload,
-    Refuse,
     ReplicaSet,
-    Slow,
     wire,
 )
+from raw import RawClient, ask, new_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pymongo.collection import Collection
 
@@ -114,64 +105,6 @@ def test_a_cut_aims_at_the_command_it_names(
     assert (orders.find_one({"_id": 1}) or {})["n"] == 1
 
 
-RETRYABLE_WRITES: dict[str, dict[str, Any]] = {
-    "insert": {"documents": [{}]},
-    "update": {"updates": [{"q": {"counter": True}, "u": {"$inc": {"n": 1}}, "upsert": True}]},
-    "findAndModify": {"query": {"counter": True}, "update": {"$inc": {"n": 1}}, "upsert": True},
-}
-
-
-@pytest.mark.parametrize("command", RETRYABLE_WRITES)
-def test_a_repeat_with_another_max_time_has_no_second_effect(
-    server: EmbeddedServer, client: MongoClient[dict[str, Any]], database: str, command: str
-) -> None:
-    """The control on which every ledger stands: the server knows a repeated txnNumber."""
-    with client.start_session() as session:
-        for limit in (5000, 4000):
-            client[database].command(
-                command,
-                "repeats",
-                **RETRYABLE_WRITES[command],
-                txnNumber=Int64(1),
-                maxTimeMS=limit,
-                session=session,
-            )
-    with MongoClient[dict[str, Any]](server.uri) as direct:
-        (document,) = direct[database].repeats.find()
-        assert document.get("n", 1) == 1
-
-
-def test_a_repeat_beside_the_first_has_no_second_effect(
-    control: MongoClient[dict[str, Any]], proxy: ReplicaSet, database: str
-) -> None:
-    session = {"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}
-    rounds, attempts = 20, 4
-
-    def attempt(number: int) -> None:
-        body: wire.Document = {"insert": "beside", "documents": [{}], "$db": database}
-        body |= {"lsid": session, "txnNumber": Int64(number)}
-        with socket.create_connection(proxy.address, timeout=10.0) as connection:
-            connection.sendall(wire.command(body).raw)
-            assert connection.recv(1)
-
-    with ThreadPoolExecutor(attempts) as pool:
-        for number in range(rounds):
-            list(pool.map(attempt, [number] * attempts))
-    assert control[database].beside.count_documents({}) == rounds
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_cut_handshake_is_the_applications(
-    server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]], times: int
-) -> None:
-    let_connections_age()
-    fault = CutAtHandshake(times)
-    proxy.inject(fault)
-    orders.insert_one({})
-    assert fault.injected == times
-    assert stored(server, orders) == 1
-
-
 def test_not_primary_carries_the_label_and_executes_nothing(
     server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
 ) -> None:
@@ -185,62 +118,12 @@ def test_not_primary_carries_the_label_and_executes_nothing(
 def test_a_step_down_is_a_gap_without_a_primary(
     server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
 ) -> None:
-    gap = 0.7
+    gap = 0.3
     fault = Election(gap)
     proxy.inject(fault)
     started = time.monotonic()
     orders.insert_one({})
     assert time.monotonic() - started >= gap
-    assert fault.injected == 1
-    assert stored(server, orders) == 1
-
-
-def test_a_secondary_serves_reads_that_allow_it(
-    server: EmbeddedServer, orders: Collection[dict[str, Any]]
-) -> None:
-    with (
-        ReplicaSet(server.address, members=2) as replica_set,
-        MongoClient[dict[str, Any]](
-            *replica_set.members[1].address, directConnection=True
-        ) as direct,
-    ):
-        with pytest.raises(NotPrimaryError):
-            direct.testbed.command("insert", orders.name, documents=[{}])
-        assert direct.testbed[orders.name].find_one({"warm": True}) is not None
-
-
-def test_overload_carries_both_labels_and_its_base_back_off(
-    server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
-) -> None:
-    proxy.inject(Overload("insert", times=3, base_backoff=0.001))
-    with pytest.raises(OperationFailure) as raised:
-        orders.insert_one({})
-    assert raised.value.code == 462
-    assert raised.value.has_error_label("SystemOverloadedError")
-    assert raised.value.has_error_label("RetryableError")
-    assert (raised.value.details or {})["baseBackoffMS"] == 1
-    assert stored(server, orders) == 0
-
-
-def test_a_slow_server_answers_late_until_cleared(
-    proxy: ReplicaSet, orders: Collection[dict[str, Any]]
-) -> None:
-    proxy.inject(Slow(0.2))
-    started = time.monotonic()
-    orders.find_one()
-    assert time.monotonic() - started >= 0.2
-    proxy.clear()
-    started = time.monotonic()
-    orders.find_one()
-    assert time.monotonic() - started < 0.2
-
-
-def test_a_refusing_member_comes_back(
-    server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
-) -> None:
-    fault = Refuse(0.3)
-    proxy.inject(fault)
-    orders.insert_one({})
     assert fault.injected == 1
     assert stored(server, orders) == 1
 
@@ -296,65 +179,178 @@ def test_pymongo_loses_writes_of_a_mixed_bulk_behind_a_cut_handshake(
         assert stored(server, orders) == 1
 
 
-def test_messages_survive_a_changed_body() -> None:
-    body = {"insert": "orders", "$db": "demo", "maxTimeMS": 5}
-    message = wire.command(body, request_id=7)
-    sequence = wire.parse(_with_sequence(message.raw))
-    assert sequence.sequences == (b"\x0e\0\0\0documents\0",)
-    changed = wire.parse(sequence.with_body({"insert": "orders", "$db": "demo"}).raw)
-    assert changed.body == {"insert": "orders", "$db": "demo"}
-    assert changed.sequences == sequence.sequences
-    assert changed.request_id == 7
+PING: dict[str, Any] = {"ping": 1}
+HELLO: dict[str, Any] = {"hello": 1}
 
 
-def test_a_checksum_is_dropped_with_the_bytes_it_covered() -> None:
-    raw = bytearray(wire.command({"ping": 1, "$db": "admin"}).raw + b"\1\2\3\4")
-    raw[0:4] = len(raw).to_bytes(4, "little")
-    raw[16] |= wire.CHECKSUM_PRESENT
-    message = wire.parse(bytes(raw))
-    assert message.body == {"ping": 1, "$db": "admin"}
-    assert message.with_body({"ping": 1}).flags & wire.CHECKSUM_PRESENT == 0
+@pytest.fixture
+def count(control: MongoClient[dict[str, Any]], database: str) -> Callable[[], int]:
+    """How many documents the command of ``insert`` has stored."""
+    return lambda: control[database].coll.count_documents({})
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x10\0\0\0", wire.command({"ping": 1}).raw[:-3]])
-def test_bytes_that_are_no_message_are_refused(raw: bytes) -> None:
-    with pytest.raises(wire.WireError):
-        wire.parse(raw)
+@pytest.fixture
+def insert(database: str) -> dict[str, Any]:
+    return {"insert": "coll", "documents": [{}], "$db": database}
 
 
-def _with_sequence(raw: bytes) -> bytes:
-    longer = bytearray(raw + b"\1" + b"\x0e\0\0\0documents\0")
-    longer[0:4] = len(longer).to_bytes(4, "little")
-    return bytes(longer)
+@pytest.mark.parametrize(("kind", "executed"), [(CutBefore, 0), (CutAfter, 2)])
+def test_a_cut_of_any_command_leaves_the_driver_s_own_alone(
+    proxy: ReplicaSet, insert: dict[str, Any], count: Any, kind: Any, executed: int
+) -> None:
+    fault = kind(times=2)
+    proxy.inject(fault)
+    for _ in range(2):
+        with RawClient(proxy.address) as client:
+            for own in (HELLO, {"isMaster": 1}, {"endSessions": [new_session()]}):
+                assert client.ask(own)["ok"] == 1
+            with pytest.raises(ConnectionError):
+                client.ask(insert)
+    assert (fault.injected, count()) == (2, executed)
+    assert ask(proxy.address, insert)["ok"] == 1
+    assert (fault.injected, count()) == (2, executed + 1)
 
 
-def test_the_server_ends_and_cleans_up_when_its_parent_is_killed() -> None:
-    program = """
-        import sys, time
-        from pymongo_resilience_instrumentation.testbed import EmbeddedServer
-        server = EmbeddedServer()
-        server.start()
-        print(server.address[1], server._directory, flush=True)
-        time.sleep(60)
-    """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+def test_fail_answers_what_it_was_told_and_executes_nothing(
+    proxy: ReplicaSet, insert: dict[str, Any], count: Any
+) -> None:
+    fault = Fail(
+        *("insert", 2),
+        code=8000,
+        name="Some",
+        text="said so",
+        labels=["One", "Two"],
+        more={"extra": 1},
     )
-    assert parent.stdout is not None
-    with parent.stdout:
-        port, directory = parent.stdout.readline().split()
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    wait_until(lambda: not _answers(int(port)))
-    wait_until(lambda: not Path(directory).exists())
+    proxy.inject(fault)
+    with RawClient(proxy.address) as client:
+        assert client.ask(PING)["ok"] == 1
+        for _ in range(2):
+            assert client.ask(insert) == {
+                "ok": 0.0,
+                "code": 8000,
+                "codeName": "Some",
+                "errmsg": "said so",
+                "errorLabels": ["One", "Two"],
+                "extra": 1,
+            }
+        assert (fault.injected, count()) == (2, 0)
+        assert client.ask(insert)["ok"] == 1
 
 
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+def test_fail_without_more_than_a_code(proxy: ReplicaSet) -> None:
+    proxy.inject(Fail(code=8000))
+    reply = ask(proxy.address, PING)
+    assert reply == {"ok": 0.0, "code": 8000, "errmsg": "the test bed answers code 8000"}
+
+
+@pytest.mark.parametrize("code", [91, 189, 10107, 11600, 13435])
+def test_an_error_about_the_member_s_state_is_news_to_those_who_await_it(
+    proxy: ReplicaSet, code: int
+) -> None:
+    with RawClient(proxy.address) as monitor:
+        known = monitor.ask(HELLO)["topologyVersion"]
+        monitor.send({**HELLO, "topologyVersion": known, "maxAwaitTimeMS": 10_000})
+        proxy.inject(Fail("ping", code=code))
+        started = time.monotonic()
+        told = ask(proxy.address, PING)["topologyVersion"]
+        assert told == {**known, "counter": known["counter"] + 1}
+        assert monitor.receive().body["topologyVersion"] == told
+        assert time.monotonic() - started < 1
+
+
+def test_not_primary_is_an_answer_while_hello_says_otherwise(
+    proxy: ReplicaSet, insert: dict[str, Any], count: Any
+) -> None:
+    fault = NotPrimary(times=2)
+    proxy.inject(fault)
+    for _ in range(2):
+        assert ask(proxy.address, insert)["codeName"] == "NotWritablePrimary"
+        assert ask(proxy.address, HELLO)["isWritablePrimary"] is True
+    assert (fault.injected, count()) == (2, 0)
+
+
+def test_a_write_concern_error_is_added_to_what_was_executed(
+    side: Side, proxy: ReplicaSet, database: str, count: Any
+) -> None:
+    coll = side.client(proxy.uri, retryWrites=False)[database].coll
+    fault = FailWriteConcern("insert", code=64, name="WriteConcernTimeout", labels=["Label"])
+    proxy.inject(fault)
+    with pytest.raises(WriteConcernError) as raised:
+        side.do(coll.insert_one, {})
+    assert (raised.value.code, raised.value.has_error_label("Label")) == (64, True)
+    assert (fault.injected, count()) == (1, 1)
+
+
+def test_a_corrupt_reply_is_what_was_made_of_it(
+    proxy: ReplicaSet, insert: dict[str, Any], count: Any
+) -> None:
+    replies: list[wire.Message] = []
+
+    def halved(reply: wire.Message) -> bytes:
+        replies.append(reply)
+        return reply.raw[: len(reply.raw) // 2] + b"\xff"
+
+    fault = Corrupt(halved, "insert")
+    proxy.inject(fault)
+    with RawClient(proxy.address) as client:
+        client.send(insert)
+        expected = len(replies[0].raw) // 2 if replies else None
+        received = client.socket.recv(65_536)
+        assert replies[0].body["n"] == 1
+        assert expected in {None, len(received) - 1}
+        assert received == halved(replies[0])
+    assert (fault.injected, count()) == (1, 1)
+
+
+def test_a_corrupt_hello_is_corrupted_by_name(side: Side, proxy: ReplicaSet) -> None:
+    """A driver marks the server unknown, and connects anew."""
+    client = side.client(proxy.uri)
+    side.do(client.admin.command, "ping")
+    fault = Corrupt(lambda reply: b"\x07\0\0\0" + reply.raw[4:], "hello", times=2)
+    proxy.inject(fault)
+    wait_until(lambda: side.do(client.admin.command, "ping") and fault.injected == 2)
+    assert side.do(client.admin.command, "ping")["ok"] == 1
+
+
+def test_the_fault_that_was_injected_first_acts_first(proxy: ReplicaSet) -> None:
+    first, second = Fail(code=1111), Fail(code=2222, times=2)
+    proxy.inject(first)
+    proxy.inject(second)
+    assert [ask(proxy.address, PING).get("code") for _ in range(4)] == [1111, 2222, 2222, None]
+    assert proxy.injected() == {"Fail": 3}
+
+
+def test_one_fault_for_several_members_counts_for_all_of_them(server: EmbeddedServer) -> None:
+    with ReplicaSet(server.address) as replica_set:
+        fault = Fail(code=1111, times=2)
+        replica_set.inject(fault)
+        addresses = [member.address for member in replica_set.members]
+        assert [ask(each, PING).get("code") for each in addresses] == [1111, 1111, None]
+        assert fault.injected == 2
+
+
+def test_a_fault_strikes_whom_it_is_aimed_at(server: EmbeddedServer) -> None:
+    with ReplicaSet(server.address) as replica_set:
+        addresses = [member.address for member in replica_set.members]
+        for on, struck in {"primary": [0], "secondary": [1, 2], 2: [2], "all": [0, 1, 2]}.items():
+            replica_set.inject(Fail(code=1111, times=3), on=on)
+            hit = [number for number in range(3) if "code" in ask(addresses[number], PING)]
+            assert hit == struck
+            replica_set.clear()
+
+
+def test_bytes_that_are_no_message_end_one_connection(proxy: ReplicaSet) -> None:
+    with RawClient(proxy.address) as good, RawClient(proxy.address) as bad:
+        bad.socket.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            bad.receive()
+        assert good.ask(PING)["ok"] == 1
+
+
+def test_a_transaction_number_without_a_session_is_the_server_s_to_judge(
+    proxy: ReplicaSet, insert: dict[str, Any]
+) -> None:
+    with RawClient(proxy.address) as client:
+        assert "ok" in client.ask({**insert, "txnNumber": Int64(1)})
+        assert client.ask(PING)["ok"] == 1

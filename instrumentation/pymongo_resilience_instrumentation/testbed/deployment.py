@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _STOP_TIMEOUT: Final = 5.0
 _MAX_PORT: Final = 65535
-_PAIR: Final = 2
 _NOT_RUNNING: Final = "the deployment is not running: use it in a with block"
 
 Target = Literal["all", "primary", "secondary"] | int
@@ -57,7 +56,7 @@ class Deployment(ABC):
         self._count = whole("members", wanted, most=self.most_members)
         last_first = _MAX_PORT - self._count + 1
         self._port = None if port is None else whole("port", port, most=last_first)
-        if server is not None and not (isinstance(server, tuple) and len(server) == _PAIR):
+        if server is not None and not _is_address(server):
             raise refused("server", server, "a host and a port, like EmbeddedServer.address")
         self._address = server
         self._embedded = EmbeddedServer() if server is None else None
@@ -244,6 +243,13 @@ class Deployment(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _is_address(server: object) -> bool:
+    match server:
+        case (str(), int()):
+            return True
+    return False
 
 
 async def _settled(task: asyncio.Task[None]) -> None:

@@ -50,7 +50,8 @@ def strike(
     Raises ``ValueError`` for arguments that the fault does not take.
     """
     made = Strike(kind, arguments, options, on)
-    if not (on in _ROLES if isinstance(on, str) else isinstance(on, int) and on >= 0):
+    is_index = isinstance(on, int) and not isinstance(on, bool) and on >= 0
+    if not is_index and on not in _ROLES:
         allowed = ", ".join(repr(role) for role in _ROLES)
         raise refused("on", on, f"{allowed}, or the index of a member")
     # Made once for nothing: a scenario must not end in its middle for a wrong argument.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote
 
 from pymongo_resilience_instrumentation.testbed import wire
+from pymongo_resilience_instrumentation.testbed.fault import positive
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -59,7 +60,7 @@ class EmbeddedServer:
     ) -> None:
         if (user is None) != (password is None):
             raise ValueError("user and password go together: give both, or neither")
-        self._startup_timeout = startup_timeout
+        self._startup_timeout = positive("startup_timeout", startup_timeout)
         self._credentials = None if user is None or password is None else (user, password)
         self._process: subprocess.Popen[str] | None = None
         self._directory: Path | None = None

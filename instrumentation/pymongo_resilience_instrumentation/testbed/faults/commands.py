@@ -201,6 +201,7 @@ class Corrupt(OnCommand):
 
 
 def _labelled(labels: Sequence[str]) -> Document:
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-        raise refused("labels", labels, "a sequence of texts")
+    several = isinstance(labels, list | tuple | set | frozenset)
+    if not several or not all(isinstance(label, str) for label in labels):
+        raise refused("labels", labels, "a list of texts")
     return {"errorLabels": list(labels)} if labels else {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.fault import Fault, number, positive
+from pymongo_resilience_instrumentation.testbed.fault import Fault, number, positive, refused
 from pymongo_resilience_instrumentation.testbed.interception import Interception
 from pymongo_resilience_instrumentation.testbed.replica_set import ReplicaSet
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.testbed.deployment import Deployment
     from pymongo_resilience_instrumentation.testbed.member import Member
     from pymongo_resilience_instrumentation.testbed.wire import Document
+
+_YEARS: Final = 10 * 365 * 86_400
 
 
 class Election(Fault):
@@ -116,7 +118,10 @@ class SkewedClock(Interception):
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        self._shift = timedelta(seconds=number("seconds", seconds))
+        # Dates must stay within those that hello can tell.
+        if abs(number("seconds", seconds)) > _YEARS:
+            raise refused("seconds", seconds, f"a number from {-_YEARS} to {_YEARS}")
+        self._shift = timedelta(seconds=seconds)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Begin, where there is replication."""

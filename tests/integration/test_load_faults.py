@@ -1,0 +1,133 @@
+"""Faults of load: overload, a rate limit whose rate is measured, and a server that is slow."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from conftest import Side, wait_until
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+from pymongo_resilience_instrumentation.testbed import (
+    Overload,
+    RateLimit,
+    ReplicaSet,
+    Slow,
+)
+from raw import RawClient, ask
+
+Document = dict[str, Any]
+HELLO: Document = {"hello": 1}
+PING: Document = {"ping": 1}
+
+
+@pytest.fixture
+def count(control: MongoClient[Any], database: str) -> Any:
+    return lambda: control[database].coll.count_documents({})
+
+
+def test_overload_carries_both_labels_and_its_base_back_off(
+    side: Side, proxy: ReplicaSet, database: str, count: Any
+) -> None:
+    coll = side.client(proxy.uri)[database].coll
+    fault = Overload("insert", times=3, base_backoff=0.001)
+    proxy.inject(fault)
+    with pytest.raises(OperationFailure) as raised:
+        side.do(coll.insert_one, {})
+    assert raised.value.code == 462
+    assert raised.value.has_error_label("SystemOverloadedError")
+    assert raised.value.has_error_label("RetryableError")
+    assert (raised.value.details or {})["baseBackoffMS"] == 1
+    assert (fault.injected, count()) == (3, 0)
+
+
+def test_overload_without_a_hint_gives_none(proxy: ReplicaSet) -> None:
+    proxy.inject(Overload())
+    assert "baseBackoffMS" not in ask(proxy.address, PING)
+
+
+def test_a_rate_limit_admits_its_rate_after_its_burst(proxy: ReplicaSet) -> None:
+    rate, burst, seconds = 200, 20, 0.5
+    fault = RateLimit(rate, burst, base_backoff=0.05)
+    proxy.inject(fault)
+    admitted, shed = 0, []
+    with RawClient(proxy.address) as client:
+        started = time.monotonic()
+        while time.monotonic() - started < seconds:
+            assert client.ask(HELLO)["ok"] == 1
+            reply = client.ask(PING)
+            if reply["ok"] == 1:
+                admitted += 1
+            else:
+                shed.append(reply)
+        elapsed = time.monotonic() - started
+    # A machine that stands still for a moment asks too rarely to be admitted as often as allowed.
+    assert burst + rate * elapsed * 0.7 <= admitted <= burst + rate * elapsed + 1
+    assert len(shed) == fault.injected > 0
+    for reply in shed:
+        assert (reply["code"], reply["baseBackoffMS"]) == (462, 50)
+        assert reply["errorLabels"] == ["SystemOverloadedError", "RetryableError"]
+
+
+def test_what_a_rate_limit_sheds_is_not_executed(
+    proxy: ReplicaSet, database: str, count: Any
+) -> None:
+    proxy.inject(RateLimit(0.01, burst=3))
+    insert = {"insert": "coll", "documents": [{}], "$db": database}
+    replies = [ask(proxy.address, insert)["ok"] for _ in range(6)]
+    assert (replies, count()) == ([1, 1, 1, 0, 0, 0], 3)
+
+
+def test_a_pause_fills_the_bucket_and_no_more(proxy: ReplicaSet) -> None:
+    proxy.inject(RateLimit(5, burst=2))
+    with RawClient(proxy.address) as client:
+        assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]
+        time.sleep(0.7)  # earns more than the bucket holds
+        assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]
+
+
+def test_less_than_one_in_a_second_is_a_rate(proxy: ReplicaSet) -> None:
+    proxy.inject(RateLimit(0.5))
+    assert [ask(proxy.address, PING)["ok"] for _ in range(2)] == [1, 0]
+
+
+def test_a_rate_limit_ends_and_begins_when_it_is_injected(proxy: ReplicaSet) -> None:
+    fault = RateLimit(0.01, seconds=0.2)
+    time.sleep(0.25)
+    proxy.inject(fault)
+    started = time.monotonic()
+    assert [ask(proxy.address, PING)["ok"] for _ in range(2)] == [1, 0]
+    wait_until(lambda: ask(proxy.address, PING)["ok"] == 1)
+    assert 0.2 <= time.monotonic() - started < 0.7
+
+
+def test_a_slow_server_answers_late_until_cleared(
+    side: Side, proxy: ReplicaSet, database: str
+) -> None:
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    fault = Slow(0.15)
+    proxy.inject(fault)
+    started = time.monotonic()
+    side.do(coll.find_one)
+    assert time.monotonic() - started >= 0.15
+    assert fault.injected == 1
+    proxy.clear()
+    started = time.monotonic()
+    side.do(coll.find_one)
+    assert time.monotonic() - started < 0.15
+
+
+def test_a_slow_server_s_hellos_are_fast_and_its_work_is_done_at_once(
+    proxy: ReplicaSet, database: str, count: Any
+) -> None:
+    proxy.inject(Slow(0.3))
+    with RawClient(proxy.address) as client, RawClient(proxy.address) as monitor:
+        started = time.monotonic()
+        client.send({"insert": "coll", "documents": [{}], "$db": database})
+        assert monitor.ask(HELLO)["ok"] == 1
+        wait_until(lambda: count() == 1)
+        assert time.monotonic() - started < 0.3
+        assert client.receive().body["ok"] == 1
+        assert time.monotonic() - started >= 0.3

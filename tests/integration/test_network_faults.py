@@ -1,0 +1,255 @@
+"""Faults of the network: refused, reset, swallowed, delayed; on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import Side, wait_until
+from pymongo import MongoClient
+from pymongo.monitoring import ConnectionPoolListener
+from pymongo_resilience_instrumentation.testbed import (
+    BlackHole,
+    CutAtHandshake,
+    Election,
+    EmbeddedServer,
+    Latency,
+    PoolClearingStorm,
+    Refuse,
+    ReplicaSet,
+    Reset,
+    wire,
+)
+from pymongo_resilience_instrumentation.testbed.interception import Connection, Delay
+from raw import RawClient, ask
+
+Document = dict[str, Any]
+HELLO: Document = {"hello": 1}
+PING: Document = {"ping": 1}
+IDLE_MS = 50
+
+
+@pytest.fixture
+def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address) as running:
+        yield running
+
+
+@pytest.fixture
+def insert(database: str) -> Document:
+    return {"insert": "coll", "documents": [{}], "$db": database}
+
+
+@pytest.fixture
+def count(control: MongoClient[Any], database: str) -> Any:
+    return lambda: control[database].coll.count_documents({})
+
+
+def turn(side: Side) -> None:
+    """Let the driver's own tasks of an async client run for a moment."""
+    if side.runner is not None:
+        side.do(asyncio.sleep, 0)
+
+
+def test_refuse_refuses_for_its_time_and_then_no_more(replica_set: ReplicaSet) -> None:
+    fault = Refuse(0.15)
+    with RawClient(replica_set.address) as open_before, RawClient(replica_set.address) as other:
+        assert open_before.ask(PING)["ok"] == other.ask(HELLO)["ok"] == 1
+        started = time.monotonic()
+        done = replica_set.inject(fault, on=0)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(replica_set.address, timeout=1)
+        for each in (open_before, other):
+            with pytest.raises(ConnectionResetError):
+                each.receive()
+    assert ask(replica_set.members[1].address, PING)["ok"] == 1
+    done.result(5)
+    assert 0.15 <= time.monotonic() - started < 0.65
+    assert ask(replica_set.address, PING)["ok"] == 1
+    # Out of reach for a moment is not out of office.
+    assert replica_set.primary is replica_set.members[0]
+    assert fault.injected == 1
+
+
+def test_pymongo_outlasts_a_refusal(
+    side: Side, proxy: ReplicaSet, database: str, count: Any
+) -> None:
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    proxy.inject(Refuse(0.3))
+    side.do(coll.insert_one, {})
+    assert count() == 2
+
+
+def test_reset_resets_once_whatever_is_under_way(replica_set: ReplicaSet) -> None:
+    clients = [RawClient(member.address) for member in replica_set.members for _ in range(2)]
+    try:
+        for each in clients:
+            assert each.ask(PING)["ok"] == 1
+        fault = Reset()
+        replica_set.inject(fault).result(1)
+        for each in clients:
+            with pytest.raises(ConnectionResetError):
+                each.receive()
+    finally:
+        for each in clients:
+            each.socket.close()
+    assert fault.injected == 3
+    assert [ask(member.address, PING)["ok"] for member in replica_set.members] == [1, 1, 1]
+
+
+class Cleared(ConnectionPoolListener):
+    """How often the pool of each server was cleared."""
+
+    def __init__(self) -> None:
+        self.addresses: list[Any] = []
+
+    def pool_cleared(self, event: Any) -> None:
+        self.addresses.append(event.address)
+
+    def ignore(self, event: Any) -> None: ...
+
+    pool_created = pool_ready = pool_closed = ignore
+    connection_created = connection_ready = connection_closed = ignore
+    connection_check_out_started = connection_check_out_failed = ignore
+    connection_checked_out = connection_checked_in = ignore
+
+
+def test_a_storm_clears_the_pool_each_time(side: Side, replica_set: ReplicaSet) -> None:
+    cleared = Cleared()
+    client = side.client(replica_set.uri, event_listeners=[cleared], serverMonitoringMode="auto")
+    side.do(client.admin.command, "ping")
+    fault = PoolClearingStorm(times=3, every=0.15)
+    started = time.monotonic()
+    done = replica_set.inject(fault, on="primary")
+    wait_until(lambda: (turn(side), done.done())[1])
+    assert 0.3 <= time.monotonic() - started < 0.8
+    wait_until(lambda: (turn(side), len(cleared.addresses) == 3)[1])
+    assert cleared.addresses == [replica_set.address] * 3
+    assert fault.injected == 3
+    side.do(client.admin.command, "ping")
+    side.do(client.close)
+
+
+def test_a_black_hole_swallows_and_executes_nothing(
+    replica_set: ReplicaSet, insert: Document, count: Any
+) -> None:
+    fault = BlackHole(0.3)
+    with RawClient(replica_set.address) as busy, RawClient(replica_set.address) as monitor:
+        assert busy.ask(PING)["ok"] == 1
+        started = time.monotonic()
+        replica_set.inject(fault, on=0)
+        busy.send(insert)
+        monitor.send(HELLO)
+        with RawClient(replica_set.address) as late:
+            late.send(PING)
+            late.socket.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                late.receive()
+            late.socket.settimeout(5)
+            for each in (busy, monitor, late):
+                with pytest.raises(ConnectionError):
+                    each.receive()
+    assert 0.3 <= time.monotonic() - started < 0.8
+    assert (fault.injected, count()) == (3, 0)
+    assert ask(replica_set.address, insert)["ok"] == 1
+    assert (fault.injected, count()) == (3, 1)
+
+
+def test_a_black_hole_begins_when_it_is_injected(replica_set: ReplicaSet) -> None:
+    fault = BlackHole(0.2)
+    time.sleep(0.25)
+    replica_set.inject(fault)
+    with pytest.raises(ConnectionError):
+        ask(replica_set.address, PING)
+
+
+def test_a_streaming_monitor_finds_a_black_hole_and_its_end(
+    side: Side, replica_set: ReplicaSet
+) -> None:
+    client = side.client(
+        replica_set.uri,
+        serverMonitoringMode="auto",
+        heartbeatFrequencyMS=100,
+        connectTimeoutMS=100,
+    )
+
+    def kinds() -> list[str]:
+        turn(side)
+        servers = client.topology_description.server_descriptions()
+        return [servers[each.address].server_type_name for each in replica_set.members]
+
+    side.do(client.admin.command, "ping")
+    wait_until(lambda: kinds() == ["RSPrimary", "RSSecondary", "RSSecondary"])
+    replica_set.inject(BlackHole(0.8), on=2)
+    wait_until(lambda: kinds() == ["RSPrimary", "RSSecondary", "Unknown"])
+    # What the others have to say is heard as ever.
+    replica_set.inject(Election(0.01))
+    wait_until(lambda: kinds() == ["RSSecondary", "RSPrimary", "Unknown"])
+    wait_until(lambda: kinds() == ["RSSecondary", "RSPrimary", "RSSecondary"])
+    side.do(client.close)
+
+
+def test_latency_delays_hellos_and_commands_within_its_bounds(replica_set: ReplicaSet) -> None:
+    fault = Latency(0.03, jitter=0.03, seed=1)
+    replica_set.inject(fault, on=0)
+    with RawClient(replica_set.address) as client:
+        for command in (HELLO, PING) * 3:
+            started = time.monotonic()
+            assert client.ask(command)["ok"] == 1
+            assert 0.03 <= time.monotonic() - started < 0.06 + 0.25
+    assert fault.injected == 6
+    with RawClient(replica_set.members[1].address) as client:
+        fastest = min(_duration(client, PING) for _ in range(5))
+    assert fastest < 0.03
+    replica_set.clear()
+    with RawClient(replica_set.address) as client:
+        assert min(_duration(client, PING) for _ in range(5)) < 0.03
+
+
+def _duration(client: RawClient, command: Document) -> float:
+    started = time.monotonic()
+    assert client.ask(command)["ok"] == 1
+    return time.monotonic() - started
+
+
+def test_jitter_is_the_same_for_the_same_seed() -> None:
+    def delays(seed: int) -> list[float]:
+        fault = Latency(0.1, jitter=0.5, seed=seed)
+        connection = Connection(siblings=[])
+        verdicts = [fault.on_request(wire.command(PING), connection) for _ in range(50)]
+        return [each.seconds for each in verdicts if isinstance(each, Delay)]
+
+    first = delays(7)
+    assert first == delays(7) != delays(8)
+    assert len(set(first)) == 50
+    assert 0.1 <= min(first) < 0.2
+    assert 0.5 < max(first) <= 0.6
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_cut_handshake_is_the_applications(
+    side: Side, proxy: ReplicaSet, database: str, count: Any, times: int
+) -> None:
+    client = side.client(proxy.uri, maxIdleTimeMS=IDLE_MS)
+    side.do(client[database].coll.insert_one, {})
+    time.sleep(2 * IDLE_MS / 1000)  # the pool opens a new connection for the next operation
+    fault = CutAtHandshake(times)
+    proxy.inject(fault)
+    side.do(client[database].coll.insert_one, {})
+    assert (fault.injected, count()) == (times, 2)
+
+
+def test_a_handshake_is_not_cut_where_no_monitor_is_connected(proxy: ReplicaSet) -> None:
+    fault = CutAtHandshake()
+    proxy.inject(fault)
+    with RawClient(proxy.address) as monitor:
+        assert monitor.ask(HELLO)["ok"] == 1
+        with pytest.raises(ConnectionError):
+            ask(proxy.address, HELLO)
+        assert ask(proxy.address, HELLO)["ok"] == 1
+    assert fault.injected == 1

@@ -1,0 +1,128 @@
+"""Scenarios: written or thrown from a seed, told, and played."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutBefore,
+    Election,
+    EmbeddedServer,
+    Refuse,
+    ReplicaSet,
+    Reset,
+    RollingRestart,
+    Scenario,
+    ShardedCluster,
+    SkewedClock,
+)
+from pymongo_resilience_instrumentation.testbed.menus import FAILOVER, NETWORK, SERVER
+from raw import ask
+
+MENU = (*NETWORK, *FAILOVER, *SERVER)
+PING = {"ping": 1}
+
+
+@pytest.fixture
+def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address) as running:
+        yield running
+
+
+def dice(seed: int) -> random.Random:
+    return random.Random(seed)  # noqa: S311 (no secret)
+
+
+def test_the_same_seed_throws_the_same_scenario() -> None:
+    first, again = (Scenario.random(7, 30.0, MENU) for _ in range(2))
+    assert first.steps == again.steps
+    assert str(first) == str(again)
+    assert Scenario.random(8, 30.0, MENU).steps != first.steps
+    # Longer is the same and then more.
+    assert Scenario.random(7, 60.0, MENU).steps[: len(first.steps)] == first.steps
+
+
+def test_a_thrown_scenario_keeps_its_time_and_its_pace() -> None:
+    scenario = Scenario.random(1, 100.0, MENU, every=0.5)
+    pauses = [pause for pause, _ in scenario.steps]
+    assert 0.25 <= min(pauses) <= max(pauses) <= 0.75
+    assert 90 < sum(pauses) < 100
+    assert 150 < len(pauses) < 250
+    assert {strike.kind.__name__ for _, strike in scenario.steps} == {
+        recipe(dice(1)).kind.__name__ for recipe in MENU
+    }
+
+
+def test_a_scenario_tells_itself_line_by_line() -> None:
+    scenario = (
+        Scenario()
+        .after(1.0, CutAfter, "update", times=3, on="primary")
+        .after(2.0, Election, gap=12.0)
+        .after(20.25, RollingRestart, on=2)
+    )
+    assert str(scenario) == (
+        "   1.000 s  CutAfter('update', times=3) on primary\n"
+        "   3.000 s  Election(gap=12.0) on all\n"
+        "  23.250 s  RollingRestart() on 2"
+    )
+    assert str(Scenario()) == ""
+
+
+def test_a_scenario_is_not_changed_by_going_on() -> None:
+    short = Scenario().after(1.0, Reset)
+    assert (len(short.after(1.0, Reset).steps), len(short.steps)) == (2, 1)
+
+
+def test_a_scenario_strikes_in_its_order_and_time_on_each_deployment(
+    server: EmbeddedServer, replica_set: ReplicaSet
+) -> None:
+    scenario = (
+        Scenario()
+        .after(0.05, CutBefore, "ping", times=1, on=1)
+        .after(0.05, Reset)
+        .after(0, Refuse, 0.1, on="secondary")
+    )
+    with ReplicaSet(server.address, members=2) as other:
+        started = time.monotonic()
+        played = [each.play(scenario) for each in (replica_set, other)]
+        assert replica_set.injected() == {}
+        for each in played:
+            each.result(5)
+        # Until the last fault has run its course.
+        assert 0.2 <= time.monotonic() - started < 1
+        for deployment in (replica_set, other):
+            with pytest.raises(ConnectionError):
+                ask(deployment.members[1].address, PING)
+            assert ask(deployment.members[1].address, PING)["ok"] == 1
+        assert replica_set.injected() == {"CutBefore": 1, "Reset": 3, "Refuse": 2}
+        assert other.injected() == {"CutBefore": 1, "Reset": 2, "Refuse": 1}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "sentence"),
+    [
+        (Scenario().after(0, Reset, on=7), "^on is 7, but must be "),
+        (Scenario().after(0, SkewedClock, 1), "^SkewedClock strikes a ReplicaSet alone"),
+    ],
+)
+def test_a_scenario_that_does_not_fit_the_deployment_says_so(
+    server: EmbeddedServer, scenario: Scenario, sentence: str
+) -> None:
+    with ShardedCluster(server.address) as cluster:
+        with pytest.raises(ValueError, match=sentence):
+            cluster.play(scenario).result(5)
+
+
+@pytest.mark.parametrize("recipe", MENU, ids=lambda recipe: recipe.__name__)
+def test_every_recipe_strikes_a_replica_set(replica_set: ReplicaSet, recipe: Any) -> None:
+    for seed in range(5):
+        thrown = recipe(dice(seed))
+        replica_set.inject(thrown.fault(), thrown.on)
+        replica_set.clear()
+    assert replica_set.primary is not None
+    assert [ask(each.address, PING)["ok"] for each in replica_set.members] == [1, 1, 1]
