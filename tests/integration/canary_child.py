@@ -11,6 +11,7 @@ from typing import Any
 
 import canary_failures
 import canary_retries
+import pymongo.common
 from canaries import document, matching
 from canary_operations import Place
 from conftest import Side, fail_command
@@ -32,6 +33,8 @@ class Audit:
 
 
 def main() -> None:
+    # As for the tests: the driver would wait half a second after each network error.
+    pymongo.common.MIN_HEARTBEAT_INTERVAL = 0.02
     uri = sys.stdin.read()
     caught = 0
     control: Any = MongoClient(uri, appname="control")

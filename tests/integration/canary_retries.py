@@ -26,12 +26,12 @@ from pymongo_resilience.strategy import Answer
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
 NOT_PRIMARY = {"errorCode": 10107, "errorLabels": ["RetryableWriteError"]}
 CUT = {"closeConnection": True}
-LATE = {"blockConnection": True, "blockTimeMS": 300}
+LATE = {"blockConnection": True, "blockTimeMS": 1200}
 
 
-def _concern(code: int) -> dict[str, Any]:
+def _concern(code: int, **info: Any) -> dict[str, Any]:
     """The write was made; its write concern failed, and the server's words hold a canary."""
-    words = {"errmsg": text("a write concern"), "errInfo": {"number": NUMBER, MARK: 1}}
+    words = {"errmsg": text("a write concern"), "errInfo": {"number": NUMBER, MARK: 1, **info}}
     return {"writeConcernError": {"code": code, **words}}
 
 
@@ -116,15 +116,11 @@ TROUBLES = {
     ),
     "a timeout in flight": Trouble(
         ("find",), LATE, _read, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, OperationTimeoutError,
-        around=lambda: pymongo.timeout(0.1),
+        around=lambda: pymongo.timeout(0.4),
     ),
-    # An update that may be applied again: to SecantusDB 0.7.0b3 a repetition with another maxTimeMS
-    # is another write, so an insert would end as a duplicate of its own first attempt.
     "a timeout with the server's text": Trouble(
-        ("update",), _concern(262),
-        lambda p: p.do(p.coll.update_one, matching("a late update"), {"$set": {"x": NUMBER}}),
-        RetryReason.TEMPORARILY_UNAVAILABLE,
-        OperationTimeoutError, times=None, quotes=True, around=lambda: pymongo.timeout(0.3),
+        ("insert",), _concern(64, wtimeout=True), _write, RetryReason.UNKNOWN,
+        OperationTimeoutError, quotes=True, around=lambda: pymongo.timeout(10),
     ),
     "the application's own facts": Trouble(
         ("find",), {"errorCode": 6}, _read, RetryReason.TEMPORARILY_UNAVAILABLE,
