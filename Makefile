@@ -2,6 +2,7 @@
 #
 #   make demo ARGS="--seconds 30"   one workload through scripted faults, three sides compared
 #   make test                       every check of the project
+#   make chaos SEED=7 DURATION=60   the ledger, failover and memory runs at full length, in seconds
 #   make clean                      remove what the other targets made
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ WHEEL := .venv-wheel
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test clean
+.PHONY: help demo test chaos clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -23,6 +24,13 @@ demo: $(MAIN)/demo.stamp
 
 test:
 	@.ci/steps
+
+# A seed that is not given is thrown; every run prints its own.
+chaos: $(MAIN)/dev.stamp
+	@seed=$(or $(SEED),$$($(MAIN)/bin/python -c 'import secrets; print(secrets.randbelow(100000))')); \
+	  echo "seed $$seed: repeat it with make chaos SEED=$$seed"; \
+	  CHAOS_SEED=$$seed CHAOS_SECONDS=$(or $(DURATION),60) CHAOS_JSON="$(JSON)" \
+	  $(MAIN)/bin/pytest tests/chaos
 
 clean:
 	rm -rf $(MAIN) $(OLDEST) $(WHEEL) build dist .hypothesis .import_linter_cache .mypy_cache \

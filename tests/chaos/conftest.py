@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 
 import pytest
+import report
 from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
 
 FIGURES: pytest.StashKey[list[str]] = pytest.StashKey()
@@ -59,3 +60,6 @@ def pytest_terminal_summary(
 ) -> None:
     for text in config.stash.get(FIGURES, []):
         terminalreporter.write_line(text)
+    for text in report.tables():
+        terminalreporter.write_line(text)
+    report.write_json()

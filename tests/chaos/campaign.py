@@ -1,0 +1,134 @@
+"""One run: a workload through a scenario, on one side of pymongo, and its balance."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import pymongo
+from ledger import Balance, found_in
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Scenario
+from workload import DATABASE, DEADLINE, Journal, outcome_of_the_last_span, run_tasks, run_threads
+
+import pymongo_resilience
+from pymongo_resilience import Config
+
+THREADS: Final = 8
+TASKS: Final = 200
+CLIENT: Final = {
+    # A member that hears and says nothing is noticed within two seconds, not twenty.
+    "connectTimeoutMS": 1000,
+    "heartbeatFrequencyMS": 1000,
+    # Everybody has a connection, and they are made again quickly after they were reset: who waits
+    # for one in pymongo's asynchronous pool is overtaken by whoever returns one and takes it back.
+    "maxPoolSize": 250,
+    "maxConnecting": 16,
+}
+
+
+class Side(StrEnum):
+    """Who retries."""
+
+    OURS = "ours"
+    PLAIN = "plain"
+
+
+class Api(StrEnum):
+    """Which of pymongo's two interfaces, and how many use it at once."""
+
+    THREADS = "8 threads"
+    TASKS = "200 tasks"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How soon a new primary was made use of, in seconds since its election."""
+
+    first: float
+    """Until the first operation that had waited for it ended."""
+    last: float
+    """Until the last of those that had waited ended."""
+
+
+@dataclass
+class Result:
+    """What came of one run."""
+
+    title: str
+    side: Side
+    api: Api
+    journal: Journal
+    balance: Balance
+    faults: dict[str, int]
+    recovery: Recovery | None
+    """From the last election, if an operation waited for it."""
+
+
+class Outcomes(SpanProcessor):
+    """Tells the workload how its last operation ended, in the thread or task that ran it."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        outcome = (span.attributes or {}).get("pymongo_resilience.outcome")
+        if outcome is not None:
+            outcome_of_the_last_span.set(str(outcome))
+
+
+@contextlib.contextmanager
+def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
+    """Instrument, or leave it; gives the client's options, with the same deadline for both."""
+    if side is Side.PLAIN:
+        yield {**CLIENT, "timeoutMS": int(DEADLINE * 1000)}
+        return
+    tracer_provider = TracerProvider(shutdown_on_exit=False)
+    tracer_provider.add_span_processor(Outcomes())
+    pymongo_resilience.instrument(
+        Config(timeout_ms=int(DEADLINE * 1000)),
+        tracer_provider=tracer_provider,
+        meter_provider=MeterProvider(shutdown_on_exit=False),
+    )
+    try:
+        yield dict(CLIENT)
+    finally:
+        pymongo_resilience.uninstrument()
+
+
+def run(
+    title: str, side: Side, api: Api, scenario: Scenario, *, seconds: float, seed: int
+) -> Result:
+    """Play the scenario while the workload writes, then compare; on a server of its own."""
+    journal = Journal()
+    with EmbeddedServer() as server:
+        with ReplicaSet(server.address) as replica_set, side_in_force(side) as options:
+            played = replica_set.play(scenario)
+            if api is Api.THREADS:
+                with pymongo.MongoClient[Any](replica_set.uri, **options) as client:
+                    run_threads(
+                        client, threads=THREADS, seconds=seconds, seed=seed, journal=journal
+                    )
+            else:
+                asyncio.run(_tasks(replica_set.uri, options, seconds, seed, journal))
+            played.result(timeout=seconds)
+            faults = replica_set.injected()
+            recovery = _recovery(journal, replica_set.elected_at)
+        # Past the members, and after their end: nothing that was held back arrives any more.
+        with pymongo.MongoClient[Any](server.uri) as direct:
+            balance = journal.ledger.balance(found_in(direct[DATABASE]))
+    return Result(title, side, api, journal, balance, dict(faults), recovery)
+
+
+def _recovery(journal: Journal, elected_at: float) -> Recovery | None:
+    waited = [ended - elected_at for began, ended in journal.spans if began < elected_at < ended]
+    return Recovery(min(waited), max(waited)) if waited else None
+
+
+async def _tasks(
+    uri: str, options: dict[str, Any], seconds: float, seed: int, journal: Journal
+) -> None:
+    async with pymongo.AsyncMongoClient[Any](uri, **options) as client:
+        await run_tasks(client, tasks=TASKS, seconds=seconds, seed=seed, journal=journal)

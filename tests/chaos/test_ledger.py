@@ -1,0 +1,131 @@
+"""Nothing lost, nothing applied twice: the database equals the ledger of what was acknowledged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import pytest
+import report
+from campaign import Api, Result, Side, run
+from ledger import Balance, Kind, Ledger, Operation
+from lengths import EVERY, GAP, SECONDS, SEED
+from pymongo_resilience_instrumentation.testbed import Election, RollingRestart, Scenario
+from pymongo_resilience_instrumentation.testbed.menus import FAILOVER, NETWORK, SERVER
+
+RUNS: Final = {
+    "1: network, failover": (*NETWORK, *FAILOVER),
+    "2: and overload, errors": (*NETWORK, *FAILOVER, *SERVER),
+}
+MIN_HEARTBEAT_INTERVAL: Final = 0.5
+GIVEN_UP: Final = ("attempts_exhausted", "budget", "deadline")
+
+
+@pytest.fixture(autouse=True)
+def real_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the driver has them; other tests shorten this."""
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", MIN_HEARTBEAT_INTERVAL)
+
+
+def played(title: str, side: Side, api: Api, scenario: Scenario, seconds: float) -> Result:
+    result = run(title, side, api, scenario, seconds=seconds, seed=SEED)
+    report.RESULTS.append(result)
+    assert len(result.journal.ledger) > 0
+    assert sum(result.faults.values()) > 0
+    return result
+
+
+def assert_exact(result: Result) -> None:
+    assert result.balance.is_exact, result.balance
+    kinds = {operation.kind for operation in result.journal.ledger.acknowledged}
+    assert kinds == set(Kind)
+
+
+def assert_no_error(result: Result) -> None:
+    assert not result.journal.errors, (dict(result.journal.errors), result.journal.samples)
+
+
+@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("title", RUNS)
+def test_ledger(title: str, api: Api) -> None:
+    scenario = Scenario.random(SEED, SECONDS, RUNS[title], every=EVERY)
+    result = played(title, Side.OURS, api, scenario, SECONDS)
+    assert_exact(result)
+    if title.startswith("1"):
+        assert_no_error(result)
+    assert all(error.startswith(GIVEN_UP) for error in result.journal.errors), (
+        dict(result.journal.errors),
+        result.journal.samples,
+    )
+
+
+@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("title", RUNS)
+def test_ledger_of_plain_pymongo(title: str, api: Api) -> None:
+    """Printed beside ours. It may lose and it may raise; what it repeats is never doubled."""
+    scenario = Scenario.random(SEED, SECONDS, RUNS[title], every=EVERY)
+    result = played(title, Side.PLAIN, api, scenario, SECONDS)
+    assert not result.balance.doubled
+
+
+@pytest.mark.parametrize("api", Api)
+def test_failover(api: Api) -> None:
+    """No primary for a while, under load: no error, and back within a second."""
+    scenario = Scenario().after(1.0, Election, gap=GAP)
+    result = played("failover", Side.OURS, api, scenario, GAP + 3.0)
+    assert_exact(result)
+    assert_no_error(result)
+    assert result.recovery is not None
+    assert result.recovery.first < 1.0
+
+
+@pytest.mark.parametrize("api", Api)
+def test_rolling_restart(api: Api) -> None:
+    """All members, one after the other, under load: no error."""
+    scenario = Scenario().after(0.5, RollingRestart, downtime=0.5, pause=0.5)
+    result = played("rolling restart", Side.OURS, api, scenario, 5.0)
+    assert_exact(result)
+    assert_no_error(result)
+    assert result.faults["RollingRestart"] == 3
+
+
+class TestTheLedgerItself:
+    """A check that cannot fail proves nothing."""
+
+    @pytest.fixture
+    def ledger(self) -> Ledger:
+        ledger = Ledger()
+        for kind in Kind:
+            ledger.acknowledged.append(Operation(kind, f"done {kind}", "account"))
+            ledger.raised.append(Operation(kind, f"raised {kind}", "account"))
+        return ledger
+
+    @pytest.fixture
+    def found(self, ledger: Ledger) -> Counter[str]:
+        return Counter(effect for each in ledger.acknowledged for effect in each.effects)
+
+    def test_is_exact_without_what_raised(self, ledger: Ledger, found: Counter[str]) -> None:
+        assert ledger.balance(found) == Balance()
+
+    def test_is_exact_with_what_raised(self, ledger: Ledger, found: Counter[str]) -> None:
+        found.update(effect for each in ledger.raised for effect in each.effects)
+        assert ledger.balance(found) == Balance(applied_though_raised=len(Kind))
+
+    def test_knows_what_is_lost(self, ledger: Ledger, found: Counter[str]) -> None:
+        del found["done bulk write/second"]
+        assert ledger.balance(found) == Balance(lost=["done bulk write/second"])
+
+    @pytest.mark.parametrize("effect", ["done update/updated", "raised update/updated"])
+    def test_knows_what_is_doubled(self, ledger: Ledger, found: Counter[str], effect: str) -> None:
+        found[effect] = 2
+        assert ledger.balance(found).doubled == [effect]
+
+    def test_knows_a_torn_transaction(self, ledger: Ledger, found: Counter[str]) -> None:
+        found["raised transaction/inserted"] = 1
+        balance = ledger.balance(found)
+        assert (balance.torn, balance.is_exact) == (["raised transaction"], False)
+
+    def test_knows_what_nobody_asked_for(self, ledger: Ledger, found: Counter[str]) -> None:
+        found["count of account"] = 1
+        balance = ledger.balance(found)
+        assert (balance.unknown, balance.is_exact) == (["count of account"], False)
