@@ -41,6 +41,11 @@ class ClientState:
         self._servers: dict[Address, Server] = {}
         self._lock = threading.Lock()
 
+    def start_afresh(self) -> None:
+        """In a forked child: pymongo opens the client anew, and tells which servers it has."""
+        self._lock = threading.Lock()
+        self._servers = {}
+
     def refresh(self) -> None:
         """Ask the client for the types of its servers: nothing tells when they change."""
         client = self._client()
@@ -106,6 +111,12 @@ class Clients:
     def __init__(self) -> None:
         self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self._lock = threading.Lock()
+
+    def start_afresh(self) -> None:
+        """In a forked child: a thread that is no more may have held the lock."""
+        self._lock = threading.Lock()
+        for client in self.alive():
+            client.start_afresh()
 
     def add(self, client: Any) -> ClientState:
         state = ClientState(client)

@@ -20,7 +20,7 @@ from pymongo_resilience.events import Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError, MongoDBSpecification
-from pymongo_resilience_instrumentation import driver, self_check
+from pymongo_resilience_instrumentation import driver, forks, monkey_patching, self_check
 from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.metrics import (
@@ -66,11 +66,18 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if self.is_instrumented_by_opentelemetry:
             logger.warning("pymongo is instrumented already: this call changes nothing")
             return
-        config = kwargs.pop("config", None) or _from_environment()
-        if config.enabled:
-            super().instrument(config=config, **kwargs)
-        else:
+        given = kwargs.pop("config", None)
+        config = given or _from_environment()
+        if not config.enabled:
             logger.info("pymongo-resilience is switched off by its configuration")
+            return
+        refusal = monkey_patching.refusal()
+        if refusal is None:
+            super().instrument(config=config, **kwargs)
+        elif given is None:
+            _stay_off(ConfigurationError([refusal]))
+        else:
+            raise ConfigurationError([refusal])
 
     def _instrument(self, **kwargs: Any) -> None:
         config: Config = kwargs["config"]
@@ -92,6 +99,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             provider = kwargs.get("meter_provider")
             self._gauges = server_metrics(_meter(provider), provider)
             self._gauges.show(runtime.clients)
+        forks.watch(runtime)
         switch.current = runtime.switch
         runtime.switch.on = True
         if Feature.EXISTING_CLIENTS not in lacking:
@@ -99,6 +107,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def _uninstrument(self, **_: Any) -> None:
         switch.current.on = False
+        forks.watch(None)
         if self._gauges is not None:
             self._gauges.show(None)
             self._gauges = None
@@ -112,8 +121,12 @@ def _from_environment() -> Config:
     try:
         return Config.from_env()
     except ConfigurationError as error:
-        logger.error("%s\n  pymongo-resilience stays switched off", error)  # noqa: TRY400 - for people
+        _stay_off(error)
         return Config(enabled=False)
+
+
+def _stay_off(error: ConfigurationError) -> None:
+    logger.error("%s\n  pymongo-resilience stays switched off", error)
 
 
 def _self_check() -> dict[Feature, list[str]]:

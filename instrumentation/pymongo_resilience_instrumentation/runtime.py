@@ -7,13 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pymongo
 from opentelemetry import context
 
 from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import calls, driver, monkey_patching
 from pymongo_resilience_instrumentation.attempts import Attempts
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, DefaultTimeout
 from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class Runtime:
         return call
 
     def _enter(self, call: Call) -> None:
-        self._disinherit()
+        self.disinherit()
         call.started = time.perf_counter()
         call.timeout, call.deadline = self._deadline(call.client)
         calls.enter(call)
@@ -154,10 +153,11 @@ class Runtime:
         default = self.config.timeout_ms
         if own is not None or default is None:
             return own, NO_DEADLINE
-        return default / 1000, pymongo.timeout(default / 1000)
+        return default / 1000, DefaultTimeout(default / 1000)
 
-    def _disinherit(self) -> None:
-        """A task that was started inside of a call outlives it: its span and deadline end there."""
+    def disinherit(self) -> None:
+        """What was started inside of a call outlives it, a task or a forked child: the call's span
+        and deadline end there."""
         call = calls.inherited()
         if call is None:
             return
@@ -168,9 +168,22 @@ class Runtime:
         if ours and driver.timeout_in_force() == call.timeout:
             driver.forget_timeout()
 
+    def _may_act(self) -> bool:
+        """False once the process was monkey-patched after ``instrument()``: then it is all off.
+
+        Asked when a client is made, since the patching itself tells nobody.
+        """
+        refusal = monkey_patching.refusal()
+        if refusal is not None:
+            self.switch.on = False
+            logger.error("%s; pymongo-resilience is switched off from here on", refusal)
+        return refusal is None
+
     def equip(self, client: Any, listeners: Sequence[Any]) -> list[Any]:
         """The listeners of a client that is being made: its own, and ours once."""
         own = [each for each in listeners if not isinstance(each, OurListener)]
+        if not self._may_act():
+            return own
         state = self.clients.add(client)
         metrics = self.operation_metrics is not None
         return own + listeners_of(state, self.command_spans, self.switch, metrics=metrics)

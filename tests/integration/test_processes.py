@@ -1,0 +1,218 @@
+"""Forked and spawned children, green threads, and the end of the interpreter.
+
+Each test runs a program of ``tests/programs``, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import Instrument
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+
+import pymongo_resilience
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+HANGS_AFTER = 30
+"""Seconds a program has; each takes one or two."""
+EXITS_WITHIN = 5
+"""Seconds from the end of a program's own work to the end of its process."""
+
+LOADER = {
+    "OTEL_PYTHON_CONFIGURATOR": "none",  # the programs set the SDK up
+    "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "pymongo",  # would draw every command twice
+}
+
+RETRIED_WRITE = {
+    "attempts": 4,
+    "outcome": "retried_ok",
+    "commands": 4,
+    "txn_numbers": 1,
+    "root": True,
+}
+READ = {"attempts": 1, "outcome": "ok", "commands": 1, "txn_numbers": 0, "root": True}
+
+
+def _run(
+    name: str, *arguments: str, prefix: tuple[str | Path, ...] = (), **variables: str
+) -> tuple[Any, str]:
+    """The program's answer, and what it wrote to standard error."""
+    status, output, errors = _ended(
+        [*prefix, sys.executable, PROGRAMS / f"{name}.py", *arguments], variables
+    )
+    assert status == 0, errors
+    assert "Traceback" not in errors, errors
+    return json.loads(output), errors
+
+
+def _ended(command: list[str | Path], variables: dict[str, str]) -> tuple[int, str, str]:
+    """Status, output and errors of a program, without what would configure the library here."""
+    prefixes = ("PYMONGO_RESILIENCE_", "OTEL_")
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(prefixes)
+    }
+    with subprocess.Popen(
+        command,
+        env=environment | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as program:
+        try:
+            output, errors = program.communicate(timeout=HANGS_AFTER)
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)  # its children may hang as well
+            raise
+    return program.returncode, output, errors
+
+
+def test_children_forked_from_a_busy_process_are_fresh_and_the_parent_goes_on(
+    server: EmbeddedServer, database: str
+) -> None:
+    answer, _ = _run("fork_under_load", server.uri, database)
+    assert answer["errors"] == []
+    assert answer["updates"] == [RETRIED_WRITE]
+    assert len(answer["children"]) == 4
+    for child in answer["children"]:
+        assert child == {
+            # The parent's client is the parent's to show, until the child uses it.
+            "servers before": [],
+            "connections before": [],
+            "counts": [1, 1],
+            "updates": [RETRIED_WRITE, RETRIED_WRITE],
+            "calls": {"runCommand": 2, "update": 2, "find": 2},
+            "retries": {"update": 6},
+            "spans once uninstrumented": 0,
+        }
+
+
+def test_no_lock_of_the_library_stays_locked_in_a_forked_child(
+    server: EmbeddedServer, database: str
+) -> None:
+    answer, _ = _run("fork_holding_every_lock", server.uri, database)
+    assert answer["locks"] >= 2
+    assert answer["child"] == {"finds": 3, "connections": {"idle": 2, "used": 0}}
+
+
+@pytest.mark.parametrize("kind", ["MongoClient", "AsyncMongoClient"])
+def test_a_child_forked_inside_of_a_call_has_neither_its_span_nor_its_deadline(
+    kind: str, server: EmbeddedServer, database: str
+) -> None:
+    answer, _ = _run("fork_inside_a_call", server.uri, database, kind)
+    assert answer["lived on"] == {"current span": False, "finds": [READ, READ]}
+    # What the fork left behind in the child is the parent's to end and to count.
+    assert answer["unwound"] == {"spans": 0, "counted": False}
+    assert [each["outcome"] for each in answer["insert"]] == ["ok"]
+    assert answer["find"] == [READ]
+
+
+def test_a_spawned_child_instruments_itself(server: EmbeddedServer, database: str) -> None:
+    answer, _ = _run("spawn", server.uri, database)
+    assert answer["parent"] is False
+    assert answer["child"] == {
+        "instrumented from the start": False,
+        "inserts": [RETRIED_WRITE],
+        "retries": {"insert": 3},
+    }
+
+
+def test_a_spawned_child_is_instrumented_by_the_environment_alone(
+    server: EmbeddedServer, database: str
+) -> None:
+    # OpenTelemetry's loader leaves itself in PYTHONPATH for the children (seen with 0.66b2).
+    answer, _ = _run(
+        "spawn",
+        server.uri,
+        database,
+        prefix=(Path(sys.executable).with_name("opentelemetry-instrument"),),
+        PYMONGO_RESILIENCE_TIMEOUT_MS="20000",
+        **LOADER,
+    )
+    assert answer["parent"] is True
+    assert answer["child"] == {
+        "instrumented from the start": True,
+        "inserts": [RETRIED_WRITE],
+        "retries": {"insert": 3},
+    }
+
+
+REFUSAL = "gevent has monkey-patched this process, which is not supported"
+
+
+def test_gevent_is_refused_with_an_error_that_says_so(
+    server: EmbeddedServer, database: str
+) -> None:
+    answer, stderr = _run("monkey_patched", server.uri, database, "before")
+    assert REFUSAL in answer.pop("error")
+    assert answer == {"inserted": 2, "instrumented": False, "spans": 0}
+    assert stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("when", "consequence"), [("loader", "stays switched off"), ("after", "is switched off")]
+)
+def test_gevent_is_refused_in_one_line_where_an_error_would_keep_the_application_from_running(
+    when: str, consequence: str, server: EmbeddedServer, database: str
+) -> None:
+    answer, stderr = _run("monkey_patched", server.uri, database, when, **LOADER)
+    assert answer == {"error": None, "inserted": 2, "instrumented": False, "spans": 0}
+    assert stderr.count(REFUSAL) == 1
+    assert stderr.count(consequence) == 1
+
+
+def test_gevent_that_is_only_imported_is_none_of_our_business(
+    server: EmbeddedServer, database: str
+) -> None:
+    answer, stderr = _run("monkey_patched", server.uri, database, "never")
+    assert answer == {"error": None, "inserted": 2, "instrumented": True, "spans": 10}
+    assert stderr == ""
+
+
+def test_eventlet_is_refused_as_well(
+    instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The answer of eventlet 0.41.3 after monkey_patch(thread=False). Eventlet itself is deprecated
+    # and no dependency of the tests.
+    patcher = SimpleNamespace(is_monkey_patched=lambda name: name == "socket")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+    with pytest.raises(pymongo_resilience.ConfigurationError, match="eventlet has monkey-patched"):
+        instrument()
+    assert not pymongo_resilience.is_instrumented()
+
+
+OPERATION = {"find", "find exits.coll", "db.client.operation.duration"}
+EXITS = {
+    "an_open_client": (0, OPERATION),
+    "sys_exit_among_threads": (3, OPERATION | {"pymongo_resilience.server.state"}),
+    "a_daemon_thread_in_its_back_off": (0, {"find", "pymongo_resilience.retries"}),
+    "an_open_async_client": (0, OPERATION),
+    "a_pending_task": (0, {"find", "pymongo_resilience.retries"}),
+    "uninstrumented": (0, OPERATION),
+}
+
+
+@pytest.mark.parametrize("way", EXITS)
+def test_the_interpreter_exits_at_once_quietly_and_with_everything_exported(
+    way: str, server: EmbeddedServer
+) -> None:
+    status, exported = EXITS[way]
+    command = [sys.executable, PROGRAMS / "exits.py", server.uri, way]
+    returned, output, errors = _ended(command, {})
+    now = time.monotonic()
+    assert errors == ""
+    assert returned == status
+    _, _, rest = output.partition("end ")
+    ended, *names = rest.splitlines()
+    assert now - float(ended) < EXITS_WITHIN
+    assert exported <= set(names)
+    assert "find exits.other" not in names  # by then it was uninstrumented
