@@ -1,0 +1,212 @@
+"""Event loops that come and go, and uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pymongo
+import pytest
+import uvloop
+from conftest import POLLING, Instrument, Side, fail_command, wait_until
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, EmbeddedServer, Slow
+
+import pymongo_resilience
+from pymongo_resilience import Config, Failure, Operation, OperationTimeoutError, RetryAction
+
+
+def _complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    ours = ("pymongo_resilience", "opentelemetry", "asyncio")
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith(ours) and record.levelname in ("WARNING", "ERROR")
+    ]
+
+
+def test_one_event_loop_after_the_other_each_with_a_client_of_its_own(
+    proxy: Any, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    caplog.clear()
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri, **POLLING) as client:
+            await client.admin.command("ping")
+            proxy.inject(CutBefore("insert", times=3))
+            await client[database].coll.insert_one({})
+
+    for _ in range(3):
+        asyncio.run(main())
+    operations = telemetry.operations(f"insert {database}.coll")
+    assert [len(telemetry.commands_of(operation)) for operation in operations] == [4, 4, 4]
+    ((_, retries),) = telemetry.points("pymongo_resilience.retries")
+    assert retries.value == 9
+    assert telemetry.points("db.client.connection.count") == []
+    assert _complaints(caplog) == []
+
+
+class OpenSpans(SpanProcessor):
+    """The names of the spans that have started and not ended."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.names: list[str] = []
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        self.started += 1
+        self.names.append(span.name)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.names.remove(span.name)
+
+
+@pytest.mark.filterwarnings("ignore:.*AsyncMongoClient:ResourceWarning")  # that is the point
+def test_a_loop_closed_over_an_open_client_and_a_running_operation_leaves_no_span_open(
+    proxy: Any, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    spans, reader = OpenSpans(), InMemoryMetricReader()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(spans)
+    pymongo_resilience.instrument(
+        Config(timeout_ms=20_000),
+        tracer_provider=provider,
+        meter_provider=MeterProvider([reader], shutdown_on_exit=False),
+    )
+    caplog.clear()
+    in_flight: list[Any] = []
+
+    async def main() -> Any:
+        client: Any = pymongo.AsyncMongoClient(proxy.uri, **POLLING)
+        await client[database].coll.insert_one({})
+        slow = Slow(60)
+        proxy.inject(slow)
+        in_flight.append(asyncio.create_task(client[database].coll.find_one()))
+        await asyncio.to_thread(wait_until, lambda: slow.injected)
+        return client
+
+    for _ in range(2):
+        client = asyncio.run(main())
+        proxy.clear()
+        assert spans.names == []
+        assert in_flight.pop().cancelled()
+        # Asked about a client whose loop is gone.
+        assert reader.get_metrics_data() is not None
+        del client
+        gc.collect()
+        assert reader.get_metrics_data() is not None
+    assert spans.started == 8
+    assert _complaints(caplog) == []
+
+
+class LongBackoff:
+    """A strategy whose delay no test waits for."""
+
+    def retry_after(self, operation: Operation, failure: Failure) -> RetryAction:
+        return RetryAction(60.0)
+
+
+def test_a_task_left_behind_in_its_back_off_ends_quietly_where_it_is_collected(
+    proxy: Any, database: str, instrument: Instrument
+) -> None:
+    # With a timeout of ours in force in a context that is gone by then. What is raised in a
+    # destructor fails the test: see the filters in pyproject.toml.
+    telemetry = instrument(strategy=LongBackoff(), timeout_ms=120_000)
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri, **POLLING) as client:
+            await client.admin.command("ping")
+            proxy.inject(CutBefore("find"))
+            left_behind.append(asyncio.create_task(client[database].coll.find_one()))
+            await asyncio.to_thread(wait_until, lambda: telemetry.decisions.events)
+
+    left_behind: list[Any] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    del loop
+    left_behind.clear()
+    gc.collect()
+    (operation,) = telemetry.operations(f"find {database}.coll")
+    assert operation.attributes["exception.type"] == "GeneratorExit"
+
+
+@pytest.fixture
+def on_uvloop(proxy: Any) -> Iterator[Side]:
+    side = Side("uvloop", asyncio.Runner(loop_factory=uvloop.new_event_loop))
+    assert side.runner is not None
+    assert isinstance(side.runner.get_loop(), uvloop.Loop)
+    yield side
+    side.close()
+
+
+def test_on_uvloop_lost_replies_are_retried_and_applied_once(
+    on_uvloop: Side, proxy: Any, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    coll = on_uvloop.do(on_uvloop.client, proxy.uri)[database].coll
+
+    async def many() -> None:
+        await asyncio.gather(
+            *(coll.update_one({"_id": n}, {"$inc": {"n": 1}}, upsert=True) for n in range(20))
+        )
+
+    on_uvloop.do(many)
+    proxy.inject(CutAfter("update", times=3))
+    on_uvloop.do(many)
+    assert [each["n"] for each in on_uvloop.documents(coll.find())] == [2] * 20
+    operations = telemetry.operations(f"update {database}.coll")
+    assert len(operations) == 40
+    sent = [
+        [span.attributes["db.mongodb.txn_number"] for span in telemetry.commands_of(operation)]
+        for operation in operations
+    ]
+    assert sum(map(len, sent)) >= 43
+    assert [len(set(numbers)) for numbers in sent] == [1] * 40
+
+
+def test_on_uvloop_a_deadline_ends_an_operation_on_time(
+    on_uvloop: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=300)
+    coll = on_uvloop.do(on_uvloop.client, server.uri)[database].coll
+    with fail_command(control, "find", errorCode=6), pytest.raises(OperationTimeoutError) as caught:
+        on_uvloop.do(coll.find_one)
+    assert caught.value.attempts > 3
+    assert 0.2 < caught.value.elapsed_s < 1.0
+    (operation,) = telemetry.operations(f"find {database}.coll")
+    assert operation.attributes["pymongo_resilience.outcome"] == "deadline"
+
+
+@pytest.mark.parametrize("where", ["in flight", "in its back-off"])
+def test_on_uvloop_cancelling_is_immediate_and_ends_the_spans(
+    where: str, on_uvloop: Side, proxy: Any, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(strategy=LongBackoff(), timeout_ms=120_000)
+    coll = on_uvloop.do(on_uvloop.client, proxy.uri)[database].coll
+    fault: Any = Slow(60) if where == "in flight" else CutBefore("find")
+
+    async def cancelled() -> float:
+        await coll.database.client.admin.command("ping")
+        proxy.inject(fault)
+        task = asyncio.create_task(coll.find_one())
+        has_come = fault if where == "in flight" else telemetry.decisions
+        attribute = "injected" if where == "in flight" else "events"
+        await asyncio.to_thread(wait_until, lambda: getattr(has_come, attribute))
+        began = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return time.monotonic() - began
+
+    assert on_uvloop.do(cancelled) < 1.0
+    (operation,) = telemetry.operations(f"find {database}.coll")
+    assert operation.attributes["exception.type"] == "asyncio.exceptions.CancelledError"
+    assert len(telemetry.commands_of(operation)) == 1
