@@ -1,4 +1,4 @@
-"""The command ``pymongo-resilience``: show what the library does, and how it is configured."""
+"""The command ``pymongo-resilience``: what the library does, a test bed, and the options."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ _DEMO_MODULES: Final = (
     "secantus",
     "tenacity",
 )
+_TESTBED_MODULES: Final = ("secantus",)
 _SHORTEST_DEMO: Final = 1.0
 _LONGEST_DEMO: Final = 3600.0
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "config":
         return _config()
+    if options.command == "testbed":
+        return _testbed(options)
     return _demo(options)
 
 
@@ -72,6 +75,40 @@ def _parser() -> argparse.ArgumentParser:
         help="send our side's spans and metrics to this OTLP/HTTP collector, for example "
         "http://127.0.0.1:4318",
     )
+    testbed = commands.add_parser(
+        "testbed",
+        help="start a deployment to try an application on, with faults if you like",
+        description="Starts a real server on this machine with a deployment in front of it, and "
+        "prints the URI to connect to: one line on standard output, nothing else. Runs until "
+        "Ctrl-C or SIGTERM, then ends with exit status 0. The data is gone then.",
+    )
+    testbed.add_argument(
+        "--topology",
+        choices=("replica-set", "sharded", "standalone"),
+        default="replica-set",
+        help="what it presents (default: replica-set)",
+    )
+    testbed.add_argument(
+        "--members",
+        type=int,
+        metavar="N",
+        help="how many members the replica set has (default: 3), or routers the cluster (default: "
+        "2)",
+    )
+    testbed.add_argument(
+        "--port",
+        type=int,
+        metavar="P",
+        help="of the first member; the others follow it (default: free ones)",
+    )
+    testbed.add_argument(
+        "--chaos",
+        action="store_true",
+        help="strike it with random faults for ever, each told on standard error",
+    )
+    testbed.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="of the dice of --chaos (default: 1)"
+    )
     commands.add_parser("config", help="show every option, its legal range and its present value")
     return parser
 
@@ -103,13 +140,9 @@ def _endpoint(text: str) -> str:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    missing = [name for name in _DEMO_MODULES if not _is_installed(name)]
+    missing = _missing("demo", _DEMO_MODULES)
     if missing:
-        return _complain(
-            f"the demo needs what is not installed here ({', '.join(missing)}): "
-            'pip install "pymongo-resilience[demo]"',
-            USAGE,
-        )
+        return _complain(missing, USAGE)
     from pymongo_resilience_instrumentation.demo.company import DemoError  # noqa: PLC0415 - an extra
     from pymongo_resilience_instrumentation.demo.run import Options, run  # noqa: PLC0415 - an extra
     from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415 - an extra
@@ -127,6 +160,38 @@ def _demo(options: argparse.Namespace) -> int:
         return INTERRUPTED
     except (DemoError, TestbedError, OSError) as exc:
         return _complain(str(exc), FAILURE)
+
+
+def _testbed(options: argparse.Namespace) -> int:
+    missing = _missing("testbed", _TESTBED_MODULES)
+    if missing:
+        return _complain(missing, USAGE)
+    from pymongo_resilience_instrumentation.testbed import TestbedError, command  # noqa: PLC0415 - an extra
+
+    wanted = command.Options(
+        topology=options.topology,
+        members=options.members,
+        port=options.port,
+        chaos=options.chaos,
+        seed=options.seed,
+    )
+    try:
+        command.run(wanted)
+    except ValueError as exc:
+        return _complain(str(exc), USAGE)
+    except (TestbedError, OSError) as exc:
+        return _complain(str(exc), FAILURE)
+    return 0
+
+
+def _missing(extra: str, modules: Sequence[str]) -> str | None:
+    missing = [name for name in modules if not _is_installed(name)]
+    if not missing:
+        return None
+    return (
+        f"the {extra} needs what is not installed here ({', '.join(missing)}): "
+        f'pip install "pymongo-resilience[{extra}]"'
+    )
 
 
 def _is_installed(module: str) -> bool:

@@ -179,7 +179,7 @@ def test_what_is_allowed_is_said() -> None:
         lambda: ReplicaSet(
             port=65_535
         ): "port is 65535, but must be a whole number from 1 to 65533",
-        lambda: Standalone(members=2): "members is 2, but must be a whole number from 1 to 1",
+        lambda: Standalone(members=2): "members is 2, but must be 1",
         lambda: CutAfter(three): "command is 3, but must be the name of a command, or None for any",
     }.items():
         with pytest.raises(ValueError, match="must be") as raised:

@@ -60,7 +60,7 @@ def whole(name: str, value: int, *, least: int = 1, most: int | None = None) -> 
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
     if not valid or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise refused(name, value, f"a whole number {bounds}")
+        raise refused(name, value, str(least) if most == least else f"a whole number {bounds}")
     return value
 
 

@@ -1,0 +1,118 @@
+"""The command ``pymongo-resilience testbed``: a deployment for as long as somebody wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import sys
+import threading
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo_resilience_instrumentation.testbed.fault import whole
+from pymongo_resilience_instrumentation.testbed.menus import FAILOVER, NETWORK, SERVER, restart
+from pymongo_resilience_instrumentation.testbed.replica_set import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.scenario import Scenario
+from pymongo_resilience_instrumentation.testbed.sharded_cluster import ShardedCluster
+from pymongo_resilience_instrumentation.testbed.standalone import Standalone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+    from pymongo_resilience_instrumentation.testbed.scenario import Strike
+
+TOPOLOGIES: Final[dict[str, type[Deployment]]] = {
+    "replica-set": ReplicaSet,
+    "sharded": ShardedCluster,
+    "standalone": Standalone,
+}
+_EVERY: Final = 1.0
+"""Seconds between two strikes, on average."""
+_ROUND: Final = 60.0
+"""Seconds of each of the scenarios that are played one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    topology: str
+    members: int | None = None
+    port: int | None = None
+    chaos: bool = False
+    seed: int = 1
+
+
+def run(options: Options) -> None:
+    """Serve until SIGINT or SIGTERM; to be called in the main thread.
+
+    Prints the URI on standard output, on a line of its own and nothing else; what a person wants to
+    know goes to standard error. Raises ``ValueError`` for options that do not go together and
+    :class:`TestbedError` if a port is taken or the server does not start.
+    """
+    whole("seed", options.seed, least=0)
+    deployment = TOPOLOGIES[options.topology](members=options.members, port=options.port)
+    with _told_to_end() as told, deployment:
+        sys.stdout.write(f"{deployment.uri}\n")
+        sys.stdout.flush()
+        _say("Ctrl-C ends it; the data is gone then")
+        if options.chaos:
+            _play(deployment, options.seed, told)
+        told.wait()
+
+
+def strikes(deployment: Deployment, seed: int) -> Iterator[tuple[float, Strike]]:
+    """Endless: the seconds since the strike before, and a strike that fits the deployment."""
+    if isinstance(deployment, ReplicaSet):
+        menu = (*NETWORK, *FAILOVER, *SERVER)
+    else:
+        menu = (*NETWORK, *SERVER, restart)
+    for number in itertools.count(seed):
+        for pause, strike in Scenario.random(number, _ROUND, menu, every=_EVERY).steps:
+            yield pause, replace(strike, on=_fitting(strike.on, deployment))
+
+
+def _fitting(on: Any, deployment: Deployment) -> Any:
+    """The menus mean a replica set of three; elsewhere every member does what a primary does."""
+    count = len(deployment.members)
+    if isinstance(on, int):
+        return on % count
+    if on == "all" or on in deployment.roles:
+        return on
+    return "all" if on == "primary" else count - 1
+
+
+def _play(deployment: Deployment, seed: int, told: threading.Event) -> None:
+    _say(f"faults from seed {seed}, about one in {_EVERY:g} s:")
+    for pause, strike in strikes(deployment, seed):
+        if told.wait(pause):
+            return
+        deployment.inject(strike.fault(), strike.on)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        _say(f"{now}  {strike}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
+    told = threading.Event()
+
+    def end(number: int, frame: object) -> None:
+        del frame
+        told.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

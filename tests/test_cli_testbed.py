@@ -1,0 +1,280 @@
+"""``pymongo-resilience testbed``, run as a person or a script runs it: a process and its output."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo_resilience_instrumentation import cli
+from pymongo_resilience_instrumentation.testbed import (
+    Election,
+    EmbeddedServer,
+    ReplicaSet,
+    ShardedCluster,
+    Standalone,
+)
+from pymongo_resilience_instrumentation.testbed.command import strikes
+
+import pymongo_resilience
+from pymongo_resilience import Config
+
+PROGRAM = [
+    sys.executable,
+    "-c",
+    "import sys; from pymongo_resilience_instrumentation.cli import main; sys.exit(main())",
+]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+TIMEOUT = 30.0
+
+
+@dataclass
+class Running:
+    """The command, the first line it printed, and what it has told since."""
+
+    process: subprocess.Popen[str]
+    uri: str
+    told: list[str] = field(default_factory=list)
+    told_at: list[float] = field(default_factory=list)
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+
+    def listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self.arrived:
+                self.told.append(line)
+                self.told_at.append(time.monotonic())
+                self.arrived.notify_all()
+
+    def wait_for(self, text: str) -> tuple[str, float]:
+        """The first line with ``text`` in it, and when it came."""
+        with self.arrived:
+            assert self.arrived.wait_for(
+                lambda: any(text in line for line in self.told), TIMEOUT
+            ), self.told
+            lines = zip(self.told, self.told_at, strict=True)
+            return next((line, came) for line, came in lines if text in line)
+
+
+@contextmanager
+def running(*arguments: str, end: signal.Signals = signal.SIGTERM, **variables: str) -> Any:
+    """The command while it runs; afterwards it was told to end, and did so in good order."""
+    process = subprocess.Popen(
+        [*PROGRAM, "testbed", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT | variables,
+        start_new_session=True,
+    )
+    guard = threading.Timer(TIMEOUT, process.kill)
+    guard.start()
+    try:
+        with process:
+            assert process.stdout is not None
+            found = Running(process, process.stdout.readline().rstrip("\n"))
+            listener = threading.Thread(target=found.listen)
+            listener.start()
+            try:
+                yield found
+            finally:
+                process.send_signal(end)
+                rest = process.stdout.read()
+                status = process.wait()
+                listener.join()
+            assert (status, rest) == (0, ""), found.told
+            assert "Traceback" not in "".join(found.told)
+    finally:
+        guard.cancel()
+
+
+def ports(uri: str) -> list[int]:
+    return [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", uri)]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """The first of three that follow each other, below those that the system gives to anybody."""
+    for first in range(15_000 + os.getpid() % 4000, 20_000, 3):
+        with contextmanager(_all_free)(range(first, first + 3)) as free:
+            if free:
+                return first
+    raise AssertionError("no free ports")
+
+
+def _all_free(several: range) -> Iterator[bool]:
+    sockets = [socket.socket() for _ in several]
+    try:
+        for each, port in zip(sockets, several, strict=True):
+            each.bind(("127.0.0.1", port))
+        yield True
+    except OSError:
+        yield False
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_what_it_prints_until_it_is_told_to_end(
+    end: signal.Signals, tmp_path: Path
+) -> None:
+    with running(end=end, TMPDIR=str(tmp_path)) as testbed:
+        assert re.fullmatch(
+            r"mongodb://(127\.0\.0\.1:\d+,){2}127\.0\.0\.1:\d+/\?replicaSet=rs0", testbed.uri
+        )
+        with MongoClient[dict[str, Any]](testbed.uri) as client:
+            client.shop.orders.insert_one({"_id": 1})
+            assert client.shop.orders.find_one() == {"_id": 1}
+        assert list(tmp_path.glob("pymongo-resilience-*"))
+        assert "data is gone" in testbed.wait_for("Ctrl-C ends it")[0]
+        (port, *_) = ports(testbed.uri)
+    assert not list(tmp_path.glob("pymongo-resilience-*"))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+    assert len(testbed.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count", "topology"),
+    [
+        (("--topology", "sharded"), 2, "Sharded"),
+        (("--topology", "standalone", "--port", "{port}"), 1, "Single"),
+        (("--members", "2", "--port", "{port}"), 2, "ReplicaSetWithPrimary"),
+    ],
+)
+def test_topology_members_and_port_are_what_was_asked_for(
+    free_port: int, arguments: tuple[str, ...], count: int, topology: str
+) -> None:
+    with running(*(each.format(port=free_port) for each in arguments)) as testbed:
+        found = ports(testbed.uri)
+        assert len(found) == count
+        if "--port" in arguments:
+            assert found == list(range(free_port, free_port + count))
+        with MongoClient[dict[str, Any]](testbed.uri) as client:
+            client.shop.orders.insert_one({})
+            assert client.topology_description.topology_type_name == topology
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as started:
+        yield started
+
+
+def thrown(server: EmbeddedServer, kind: Any, seed: int, count: int = 200) -> list[Any]:
+    with kind(server.address) as deployment:
+        return list(itertools.islice(strikes(deployment, seed), count))
+
+
+def test_an_insert_goes_through_an_election_in_the_chaos(server: EmbeddedServer) -> None:
+    def begins_with_a_long_election(seed: int) -> bool:
+        ((_, first),) = thrown(server, ReplicaSet, seed, 1)
+        return first.kind is Election and first.options["gap"] >= 1
+
+    seed = next(filter(begins_with_a_long_election, range(1000)))
+    pymongo_resilience.instrument(Config(timeout_ms=20_000))
+    try:
+        with (
+            running("--chaos", "--seed", str(seed), end=signal.SIGINT) as testbed,
+            MongoClient[dict[str, Any]](testbed.uri) as client,
+        ):
+            client.shop.orders.insert_one({"_id": 1})
+            told, began = testbed.wait_for("Election(")
+            client.shop.orders.insert_one({"_id": 2})
+            # Not before there was a primary again; the line takes a moment to arrive.
+            assert time.monotonic() - began > 0.7
+            assert client.shop.orders.count_documents({}) == 2
+    finally:
+        pymongo_resilience.uninstrument()
+    assert f"seed {seed}" in testbed.told[1]
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.+]+  Election\(gap=[\d.]+\) on all\n", told)
+
+
+@pytest.mark.parametrize("kind", [ReplicaSet, ShardedCluster, Standalone])
+def test_the_chaos_of_a_seed_is_the_same_and_fits_its_deployment(
+    server: EmbeddedServer, kind: Any
+) -> None:
+    first = thrown(server, kind, 1)
+    assert first == thrown(server, kind, 1) != thrown(server, kind, 2)
+    pauses = [pause for pause, _ in first]
+    assert 0.5 <= min(pauses) <= max(pauses) <= 1.5
+    with kind(server.address, members=1) as deployment:
+        for _, strike in itertools.islice(strikes(deployment, 1), 100):
+            deployment.inject(strike.fault(), strike.on)
+            deployment.clear()
+        struck = set(deployment.injected())
+    assert {"Refuse", "Restart", "PoolClearingStorm"} <= struck
+    assert ("Election" in struck) is (kind is ReplicaSet)
+
+
+def test_a_port_that_is_taken_is_one_error(free_port: int, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", free_port + 2)):
+        done = subprocess.run(
+            [*PROGRAM, "testbed", "--port", str(free_port)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            env=ENVIRONMENT | {"TMPDIR": str(tmp_path)},
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (cli.FAILURE, "")
+    assert done.stderr == (
+        f"{cli.PROGRAM}: error: cannot listen on 127.0.0.1:{free_port + 2}: "
+        "Address already in use\n"
+    )
+    assert not list(tmp_path.glob("pymongo-resilience-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--members", "0"), "members is 0, but must be a whole number of at least 1"),
+        (("--topology", "standalone", "--members", "2"), "members is 2, but must be 1"),
+        (("--port", "0"), "port is 0, but must be a whole number from 1 to 65533"),
+        (("--members", "1", "--port", "65536"), "must be a whole number from 1 to 65535"),
+        (("--chaos", "--seed", "-1"), "seed is -1, but must be a whole number of at least 0"),
+    ],
+)
+def test_options_that_cannot_be_are_one_sentence(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["testbed", *arguments]) == cli.USAGE
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"{cli.PROGRAM}: error: ")
+    assert sentence in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_topology_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        cli.main(["testbed", "--topology", "mesh"])
+    assert raised.value.code == cli.USAGE
+    assert "invalid choice: 'mesh'" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_is_installed", lambda module: module != "secantus")
+    assert cli.main(["testbed"]) == cli.USAGE
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        f"{cli.PROGRAM}: error: the testbed needs what is not installed here (secantus): "
+        'pip install "pymongo-resilience[testbed]"\n'
+    )
