@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 from pymongo_resilience_instrumentation.testbed import wire
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
-
-_ENDS_TRANSACTION: Final = frozenset({"abortTransaction", "commitTransaction"})
 
 
 class Session:
@@ -47,7 +45,7 @@ class Session:
         self.number = request.body["txnNumber"]
         if request.body.get("startTransaction"):
             self.in_transaction = True
-        elif request.command_name in _ENDS_TRANSACTION or "autocommit" not in request.body:
+        elif request.command_name in wire.ENDS_TRANSACTION or "autocommit" not in request.body:
             self.in_transaction = False
 
 

@@ -187,8 +187,7 @@ def _not_primary(
         # With it, drivers know whether the error tells them anything that hello did not.
         "topologyVersion": member.version,
     }
-    ends_transaction = request.command_name in {"abortTransaction", "commitTransaction"}
-    if "autocommit" in request.body and not ends_transaction:
+    if request.is_inside_transaction:
         error["errorLabels"] = ["TransientTransactionError"]
     elif "txnNumber" in request.body:
         error["errorLabels"] = ["RetryableWriteError"]

@@ -27,6 +27,8 @@ CHECKSUM_PRESENT: Final = 1 << 0
 MORE_TO_COME: Final = 1 << 1
 EXHAUST_ALLOWED: Final = 1 << 16
 
+ENDS_TRANSACTION: Final = frozenset({"abortTransaction", "commitTransaction"})
+
 _HEADER = struct.Struct("<iiii")
 _INT32 = struct.Struct("<i")
 _UINT32 = struct.Struct("<I")
@@ -52,7 +54,7 @@ class Message:
     response_to: int
     opcode: int
     flags: int
-    body: Document
+    body: Document = field(repr=False)
     """The command or the reply, without the document sequences of ``OP_MSG``."""
     raw: bytes = field(repr=False)
     """The whole message as it was read, header included."""
@@ -75,6 +77,11 @@ class Message:
     def exhaust_allowed(self) -> bool:
         """The client accepts several replies to this one request."""
         return self.opcode == OP_MSG and bool(self.flags & EXHAUST_ALLOWED)
+
+    @property
+    def is_inside_transaction(self) -> bool:
+        """A request that belongs to a transaction and does not end it."""
+        return "autocommit" in self.body and self.command_name not in ENDS_TRANSACTION
 
     def with_body(self, body: Document) -> Message:
         """The same message around another document; a checksum is left out, being optional."""

@@ -34,14 +34,6 @@ DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
 """What a driver sends on its own account, and what arms the server's own failpoints."""
 
 
-def is_inside_transaction(request: Message) -> bool:
-    """It belongs to a transaction, and does not end it."""
-    return "autocommit" in request.body and request.command_name not in {
-        "abortTransaction",
-        "commitTransaction",
-    }
-
-
 class OnCommand(Interception):
     """Acts a number of times on commands of one name, or on all that an application sends.
 
@@ -128,7 +120,7 @@ class Fail(OnCommand):
     def verdict(self, request: Message) -> Verdict:
         """Answer with the error."""
         labels = self.document.get("errorLabels", ())
-        if "RetryableWriteError" not in labels or not is_inside_transaction(request):
+        if "RetryableWriteError" not in labels or not request.is_inside_transaction:
             return Answer(self.document)
         inside = [
             "TransientTransactionError" if each == "RetryableWriteError" else each
