@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from pymongo_resilience_instrumentation.testbed import (
     SkewedClock,
     Slow,
     Standalone,
+    faults,
 )
 from pymongo_resilience_instrumentation.testbed.menus import NETWORK
 
@@ -185,6 +187,11 @@ def test_what_is_allowed_is_said() -> None:
         with pytest.raises(ValueError, match="must be") as raised:
             make()
         assert str(raised.value) == sentence
+
+
+def test_every_fault_is_in_the_readme() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    assert [name for name in faults.__all__ if f"`{name}`" not in text] == []
 
 
 def test_the_least_and_the_greatest_that_are_allowed() -> None:
