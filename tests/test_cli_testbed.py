@@ -37,7 +37,10 @@ PROGRAM = [
     "-c",
     "import sys; from pymongo_resilience_instrumentation.cli import main; sys.exit(main())",
 ]
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+}
 TIMEOUT = 30.0
 
 

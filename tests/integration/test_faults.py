@@ -244,6 +244,17 @@ def test_fail_without_more_than_a_code(proxy: ReplicaSet) -> None:
     assert reply == {"ok": 0.0, "code": 8000, "errmsg": "the test bed answers code 8000"}
 
 
+def test_an_error_inside_of_a_transaction_has_the_transaction_s_label(proxy: ReplicaSet) -> None:
+    proxy.inject(Fail(times=3, code=6, labels=["One", "RetryableWriteError"]))
+    transaction = {"lsid": new_session(), "txnNumber": Int64(1), "autocommit": False}
+    for body, label in [
+        ({"insert": "coll", "documents": [{}], **transaction}, "TransientTransactionError"),
+        ({"commitTransaction": 1, **transaction}, "RetryableWriteError"),
+        ({"insert": "coll", "documents": [{}]}, "RetryableWriteError"),
+    ]:
+        assert ask(proxy.address, body)["errorLabels"] == ["One", label]
+
+
 @pytest.mark.parametrize("code", [91, 189, 10107, 11600, 13435])
 def test_an_error_about_the_member_s_state_is_news_to_those_who_await_it(
     proxy: ReplicaSet, code: int
