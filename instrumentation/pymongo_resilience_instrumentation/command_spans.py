@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
+import threading
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +60,11 @@ def _attributes(
 
 
 class CommandSpans:
-    """Thread- and task-safe: a span in flight is kept on its call, or by its request id."""
+    """Thread- and task-safe: a span in flight is kept on its call, or for its thread or task."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._without_call: dict[int, Span] = {}
+        self._without_call: dict[tuple[str, int], dict[int, Span]] = {}
 
     def start(self, event: CommandStartedEvent) -> None:
         call = calls.current()
@@ -102,8 +104,29 @@ class CommandSpans:
             _record_failure(span, event)
         span.end()
 
+    def leave_connection(self) -> None:
+        """The caller sends no more over its connection: without a call, this is what ends a
+        command that was interrupted (a cursor's or a client's ``close()`` sends such commands)."""
+        if not self._without_call or calls.current() is not None:
+            return
+        error = sys.exc_info()[1]
+        for span in self._without_call.pop(_thread_or_task(), {}).values():
+            if error is not None:
+                record_error(span, error)
+            span.end()
+
     def _spans(self, call: calls.Call | None) -> dict[int, Span]:
-        return self._without_call if call is None else call.command_spans
+        if call is not None:
+            return call.command_spans
+        return self._without_call.setdefault(_thread_or_task(), {})
+
+
+def _thread_or_task() -> tuple[str, int]:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        task = None
+    return ("thread", threading.get_ident()) if task is None else ("task", id(task))
 
 
 def _is_sensitive(event: CommandStartedEvent) -> bool:

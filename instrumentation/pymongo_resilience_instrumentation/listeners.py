@@ -117,6 +117,10 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     A server has a pool as long as the client knows it, so its pool tells when it comes and goes.
     """
 
+    def __init__(self, client: ClientState, spans: CommandSpans | None, switch: Switch) -> None:
+        super().__init__(client, switch)
+        self._spans = spans
+
     @_harmless
     def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
         self._client.server(event.address)
@@ -143,6 +147,8 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     @_harmless
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
         self._client.connection(event.address, event.connection_id, IDLE)
+        if self._spans is not None:
+            self._spans.leave_connection()
 
     @_harmless
     def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
@@ -179,5 +185,5 @@ def listeners_of(
     if metrics:
         chosen.append(Heartbeats(client, switch))
     # The pool tells which connection a command went over, so spans need it too.
-    chosen.append(Pools(client, switch))
+    chosen.append(Pools(client, spans, switch))
     return chosen

@@ -17,8 +17,8 @@ import pymongo
 import pytest
 from conftest import fail_command
 from pymongo import InsertOne
-from pymongo_resilience_instrumentation.testbed import CutAfter, Slow
-from scene import STOPPED, AuditLog, Interrupter, Patient, Scene
+from pymongo_resilience_instrumentation.testbed import CutAfter
+from scene import AuditLog, Scene
 
 from pymongo_resilience import override
 
@@ -68,30 +68,6 @@ def deadline(scene: Scene) -> None:
                     scene.do(work, {"_id": 1})
                 assert caught.value.timeout
     assert scene.heard[-1] == "RetryDeclined"
-
-
-def stopped_in_an_attempt(scene: Scene) -> None:
-    with scene.documents(event_listeners=[Interrupter()]) as coll:
-        scene.proxy.inject(Slow(0.5))
-        with pytest.raises(STOPPED):
-            scene.do(coll.find_one)
-        scene.proxy.clear()
-    assert scene.heard == []
-
-
-def stopped_in_a_back_off(scene: Scene) -> None:
-    def find() -> Any:
-        with override(strategy=Patient()):
-            return coll.find_one()
-
-    async def find_async() -> Any:
-        with override(strategy=Patient()):
-            return await coll.find_one()
-
-    with scene.documents() as coll, fail_command(scene.control, "find", closeConnection=True):
-        with pytest.raises(STOPPED):
-            scene.do(find_async if scene.is_async else find)
-    assert scene.heard == ["RetryScheduled"]
 
 
 def abandoned_cursor(scene: Scene) -> None:
@@ -237,8 +213,6 @@ PLAYS = (
     given_up,
     refused,
     deadline,
-    stopped_in_an_attempt,
-    stopped_in_a_back_off,
     abandoned_cursor,
     generator_closed_early,
     transaction_left_by_an_exception,

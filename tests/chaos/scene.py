@@ -1,11 +1,10 @@
-"""Where a play takes place: one of pymongo's two APIs, its clients, and how one interrupts it."""
+"""Where a play takes place: one of pymongo's two APIs, with a server and clients."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,18 +13,6 @@ from typing import Any
 import pymongo
 from conftest import POLLING, Side
 from pymongo import monitoring
-
-from pymongo_resilience import RetryAction
-
-SOON = 0.02
-"""Seconds from a command's start to the interruption: the reply takes much longer."""
-
-
-class Interrupted(BaseException):
-    """What Ctrl-C is to a thread, cancellation is to a task."""
-
-
-STOPPED = (Interrupted, asyncio.CancelledError)
 
 
 @dataclass
@@ -81,29 +68,6 @@ class Scene(Side):
         self.heard.append(type(event).__name__)
 
 
-def interrupt_soon() -> None:
-    """The thread or task that calls this is interrupted a moment later."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        signal.setitimer(signal.ITIMER_REAL, SOON)
-    else:
-        assert task is not None
-        task.get_loop().call_later(SOON, task.cancel)
-
-
-class Interrupter(monitoring.CommandListener):
-    """Interrupts the operation while its ``find`` is under way."""
-
-    def started(self, event: Any) -> None:
-        if event.command_name == "find":
-            interrupt_soon()
-
-    def succeeded(self, event: Any) -> None: ...
-
-    def failed(self, event: Any) -> None: ...
-
-
 class AuditLog(monitoring.CommandListener):
     """Writes down every insert through another client; an async one, in a task of its own."""
 
@@ -121,11 +85,3 @@ class AuditLog(monitoring.CommandListener):
     def succeeded(self, event: Any) -> None: ...
 
     def failed(self, event: Any) -> None: ...
-
-
-class Patient:
-    """A strategy that waits for the application to lose its patience."""
-
-    def retry_after(self, operation: Any, failure: Any) -> RetryAction:
-        interrupt_soon()
-        return RetryAction(60)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from interruptions import INTERRUPTIONS, Interrupted
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -19,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from plays import PLAYS
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from residue import OpenSpans, no_residue, no_residue_async
-from scene import Interrupted, Scene
+from scene import Scene
 
 import pymongo_resilience
 from pymongo_resilience import Config
@@ -86,7 +87,7 @@ def spans(scene: Scene) -> Iterator[OpenSpans]:
     pymongo_resilience.uninstrument()
 
 
-@pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.__name__)
+@pytest.mark.parametrize("play", PLAYS + INTERRUPTIONS, ids=lambda play: play.__name__)
 def test_nothing_is_left_after(
     play: Callable[[Scene], None], scene: Scene, spans: OpenSpans
 ) -> None:
