@@ -4,7 +4,7 @@ Two bounds, the same for any number of operations:
 
 - What Python allocated for the library, the driver and OpenTelemetry, as tracemalloc counts it
   after a collection, depends on the moment (a heartbeat in between, an exemplar more, a count that
-  became a longer integer). Seen were up to 10 KiB after 700 operations, 14 after 40,000 and 27
+  became a longer integer). Seen were up to 16 KiB after 700 operations, 14 after 40,000 and 27
   after 200,000; 64 are allowed. So 700 show a leak of 94 bytes each, 200,000 one of a third of a
   byte.
 - What the process occupies also grows where allocators fill their arenas unevenly: 5 MiB are
