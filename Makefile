@@ -2,7 +2,7 @@
 #
 #   make demo ARGS="--seconds 30"   one workload through scripted faults, three sides compared
 #   make test                       every check of the project
-#   make chaos SEED=7 DURATION=60   the ledger, failover and memory runs at full length, in seconds
+#   make chaos SEED=7               ledger, failover, memory and hostile input at full length
 #   make clean                      remove what the other targets made
 
 PYTHON ?= python3
@@ -25,12 +25,15 @@ demo: $(MAIN)/demo.stamp
 test:
 	@.ci/steps
 
-# A seed that is not given is thrown; every run prints its own.
+# A seed that is not given is thrown; every run prints its own. One part alone: ARGS="-k ledger".
+SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(100000))')
+DURATION ?= 60
+OPERATIONS ?= 200000
+chaos: SEED := $(SEED)
 chaos: $(MAIN)/dev.stamp
-	@seed=$(or $(SEED),$$($(MAIN)/bin/python -c 'import secrets; print(secrets.randbelow(100000))')); \
-	  echo "seed $$seed: repeat it with make chaos SEED=$$seed"; \
-	  CHAOS_SEED=$$seed CHAOS_SECONDS=$(or $(DURATION),60) CHAOS_JSON="$(JSON)" \
-	  $(MAIN)/bin/pytest tests/chaos
+	@echo "seed $(SEED): make chaos SEED=$(SEED) repeats it"
+	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(DURATION) CHAOS_OPERATIONS=$(OPERATIONS) \
+	  HYPOTHESIS_PROFILE=chaos $(MAIN)/bin/pytest tests/chaos $(ARGS)
 
 clean:
 	rm -rf $(MAIN) $(OLDEST) $(WHEEL) build dist .hypothesis .import_linter_cache .mypy_cache \

@@ -14,23 +14,6 @@ import report
 from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
 
 FIGURES: pytest.StashKey[list[str]] = pytest.StashKey()
-OPERATIONS = 700
-"""Enough to show a leak of 100 bytes each, and few enough for every run of the suite."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("chaos")
-    group.addoption(
-        "--operations",
-        type=int,
-        help=f"operations of each test of memory (default {OPERATIONS}; the long run: 200000)",
-    )
-
-
-@pytest.fixture(scope="session")
-def operations(pytestconfig: pytest.Config) -> int:
-    # Run from further up, pytest reads its options before it knows this file.
-    return pytestconfig.getoption("operations", None) or OPERATIONS
 
 
 @pytest.fixture(scope="module")

@@ -13,3 +13,5 @@ EVERY: Final = 1.5 if IS_LONG else 0.5
 """Seconds between two faults, on average; more of them where there is little time."""
 GAP: Final = 12.0 if IS_LONG else 2.0
 """Seconds without a primary."""
+OPERATIONS: Final = int(os.environ.get("CHAOS_OPERATIONS", "700"))
+"""Of each test of memory: enough to show a leak of 100 bytes each."""

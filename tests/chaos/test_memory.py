@@ -30,6 +30,7 @@ import pymongo
 import pymongo_resilience_instrumentation
 import pytest
 from conftest import Side, fail_command
+from lengths import OPERATIONS
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -200,16 +201,16 @@ def growth(load: Load, operations: int) -> Footprint:
     return Footprint.now().since(before)
 
 
-def test_memory_is_flat(load: Load, operations: int, figure: Callable[[str], None]) -> None:
-    grown = growth(load, operations)
+def test_memory_is_flat(load: Load, figure: Callable[[str], None]) -> None:
+    grown = growth(load, OPERATIONS)
     figure(
-        f"memory after {operations} operations, {load.side.name}: "
+        f"memory after {OPERATIONS} operations, {load.side.name}: "
         f"traced {grown.traced:+,} bytes, resident {grown.rss / KIB:+,.0f} KiB"
     )
     grown.check()
     assert list(load.spans) == []
-    assert load.spans.ended > 2 * operations
-    retried = operations // 50
+    assert load.spans.ended > 2 * OPERATIONS
+    retried = OPERATIONS // 50
     assert load.decisions["RetryScheduled"] >= retried
     assert load.decisions["RetryDeclined"] >= retried
 
