@@ -35,7 +35,7 @@ def overload(
 
     Source: Client Backpressure, "Overload retry policy", rule 3.
     """
-    return random() * min(limit, _doubled(base, attempt - 1))
+    return random() * max(0.0, min(limit, _doubled(base, attempt - 1)))
 
 
 def controlled(attempt: int) -> float:

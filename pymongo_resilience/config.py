@@ -24,6 +24,8 @@ PREFIX = "PYMONGO_RESILIENCE_"
 FILE_VARIABLE = PREFIX + "CONFIG"
 STRATEGIES = ("fast_fail", "best_effort", "mongodb", "driver")
 LONGEST_MS = 2_147_483_647
+LARGEST_FILE = 1024 * 1024
+"""Bytes; a device that never ends would be read for ever."""
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -61,7 +63,12 @@ def _integer(low: int, high: int, *, optional: bool = False) -> Kind:
 
 
 def _one_of(names: tuple[str, ...]) -> Kind:
-    return Kind("name", "one of " + ", ".join(names), str, lambda value: value in names)
+    return Kind(
+        "name",
+        "one of " + ", ".join(names),
+        str,
+        lambda value: isinstance(value, str) and value in names,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,7 @@ class Config:
 
     def __post_init__(self) -> None:
         problems = [
-            f"{option.name}={getattr(self, option.name)!r}: expected {option.kind.allowed}"
+            f"{option.name}={_shown(getattr(self, option.name))}: expected {option.kind.allowed}"
             for option in OPTIONS
             if not option.kind.legal(getattr(self, option.name))
         ]
@@ -180,8 +187,7 @@ class Config:
 
 def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            document = tomllib.load(file)
+        document = tomllib.loads(_content(path))
     except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path}: expected a readable TOML file: {error}")
         return {}
@@ -194,8 +200,24 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
         elif option.kind.legal(value):
             values[name] = value
         else:
-            problems.append(f"{path}: {name} = {value!r}: expected {option.kind.allowed}")
+            problems.append(f"{path}: {name} = {_shown(value)}: expected {option.kind.allowed}")
     return values
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise ValueError("it is larger than 1 MiB")
+    return content.decode()
+
+
+def _shown(value: Any) -> str:
+    # Python refuses to write a number of thousands of digits, which TOML can give in hexadecimal.
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a keyword may be anything, with a __repr__ of its own
+        return f"<{type(value).__name__} that cannot be printed>"
 
 
 def _warn_unknown(name: str, what: str, known: Iterable[str]) -> None:

@@ -32,7 +32,8 @@ class Deadline:
         return self.expires_at - self.clock.now()
 
     def expired(self) -> bool:
-        return self.remaining() <= 0
+        # As written: a timeout of NaN, which the driver accepts, has expired, or nothing would end.
+        return not self.remaining() > 0
 
     def allows(self, delay: float) -> bool:
         """Whether a wait of ``delay`` seconds ends before the deadline."""

@@ -110,9 +110,12 @@ class _Loop:
 
     def _checked(self, answer: Answer) -> Answer:
         """``answer``, if it is one: a strategy need not be type-checked code."""
-        if answer is not None and not isinstance(answer, RetryAction):
+        if answer is None:
+            return None
+        if not isinstance(answer, RetryAction):
             raise TypeError(f"expected a RetryAction or None, not {type(answer).__name__}")
-        return answer
+        # Made anew, and so checked: a subclass need not have done that.
+        return RetryAction(answer.delay)
 
     def _no_answer(self, operation: Operation, error: Exception) -> None:
         logger.error(

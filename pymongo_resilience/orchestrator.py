@@ -150,8 +150,9 @@ class Orchestrator:
         """Rule 6 for delays that are not an overloaded server's: shortened, not refused."""
         if operation.time_limit is None:
             return Retry(delay)
-        room = operation.time_limit.remaining() - failure.min_rtt
-        if room <= 0:
+        # As written: NaN leaves no room, and takes none as a round-trip time.
+        room = operation.time_limit.remaining() - max(0.0, failure.min_rtt)
+        if not room > 0:
             return GiveUp(_out_of_time(operation))
         return Retry(min(delay, room))
 

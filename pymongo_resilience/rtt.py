@@ -6,6 +6,7 @@ Timeout, "Minimum round trip time".
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 ALPHA = 0.2
@@ -25,8 +26,8 @@ class RoundTripTime:
         self.minimum: float | None = None
 
     def add(self, sample: float) -> None:
-        """Take one measured round trip. Negative values and NaN are not measurements: ignored."""
-        if not sample >= 0:
+        """Take one measured round trip. What is negative, infinite or NaN is none: ignored."""
+        if not 0 <= sample < math.inf:
             return
         self._recent.append(sample)
         self.minimum = min(self._recent) if len(self._recent) >= SAMPLES_NEEDED else None

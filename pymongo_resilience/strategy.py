@@ -28,12 +28,15 @@ NOT_IN_THE_TEXTS = TERMINAL | {RetryReason.WRITE_CONFLICT, RetryReason.LOCK_TIME
 class RetryAction:
     """Repeat the attempt after ``delay`` seconds; a negative delay is none.
 
-    Raises ValueError where ``delay`` is longer than a day or not a number.
+    Raises TypeError where ``delay`` is neither float nor int (a Decimal cannot be slept), and
+    ValueError where it is longer than a day or NaN.
     """
 
     delay: float = 0.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.delay, (float, int)):
+            raise TypeError(f"delay={self.delay!r}: expected seconds as a float")
         if not self.delay <= LONGEST_DELAY:
             raise ValueError(f"delay={self.delay!r}: expected seconds, at most {LONGEST_DELAY:g}")
 

@@ -9,7 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import AutoReconnect, ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import (
+    AutoReconnect,
+    ConnectionFailure,
+    OperationFailure,
+    ProtocolError,
+    PyMongoError,
+)
 
 from pymongo_resilience import policy
 from pymongo_resilience.deadline import Deadline
@@ -183,7 +189,7 @@ class Attempts:
         if before is None or before is failure.error:
             return failure.error
         of_the_driver = isinstance(failure.error, PyMongoError) and not isinstance(
-            failure.error, (ConnectionFailure, OperationFailure)
+            failure.error, (ConnectionFailure, OperationFailure, ProtocolError)
         )
         out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
         if failure.no_writes_performed:

@@ -82,9 +82,13 @@ class CommandSpans:
             kind=SpanKind.CLIENT,
             attributes=_attributes(name, database, _collection(event), event.connection_id),
         )
+        in_flight = self._spans(call)
+        unfinished = in_flight.pop(event.request_id, None)
+        if unfinished is not None:
+            unfinished.end()
+        in_flight[event.request_id] = span
         if span.is_recording():
             span.set_attributes(_of_this_command(event, call))
-        self._spans(call)[event.request_id] = span
 
     def succeed(self, event: CommandSucceededEvent) -> None:
         span = self._spans(calls.current()).pop(event.request_id, None)
@@ -146,21 +150,28 @@ def _collection(event: CommandStartedEvent) -> str | None:
 
 def _of_this_command(event: CommandStartedEvent, call: calls.Call | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
-    if event.server_connection_id is not None:
-        attributes[semconv.SERVER_CONNECTION_ID] = event.server_connection_id
+    # The server's word, as the cursor's id further down: what is no number is left out.
+    server_connection_id = _number(event.server_connection_id)
+    if server_connection_id is not None:
+        attributes[semconv.SERVER_CONNECTION_ID] = server_connection_id
     if call is not None and call.driver_connection_id is not None:
         attributes[semconv.DRIVER_CONNECTION_ID] = call.driver_connection_id
     command = event.command
     session_id = _session_id(command.get("lsid"))
     if session_id is not None:
         attributes[semconv.LSID] = session_id
-    txn_number = command.get("txnNumber")
-    # A generic command may carry anything.
-    if isinstance(txn_number, int):
-        attributes[semconv.TXN_NUMBER] = int(txn_number)
-    if event.command_name == "getMore" and isinstance(command["getMore"], int):
-        attributes[semconv.CURSOR_ID] = int(command["getMore"])
+    txn_number = _number(command.get("txnNumber"))
+    if txn_number is not None:
+        attributes[semconv.TXN_NUMBER] = txn_number
+    cursor_id = _number(command.get("getMore"))
+    if cursor_id is not None:
+        attributes[semconv.CURSOR_ID] = cursor_id
     return attributes
+
+
+def _number(value: Any) -> int | None:
+    """A plain int, of an Int64 too."""
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _session_id(lsid: Any) -> str | None:
@@ -174,8 +185,7 @@ def _session_id(lsid: Any) -> str | None:
 
 def _open_cursor(reply: Any) -> int | None:
     cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
-    value = cursor.get("id") if hasattr(cursor, "get") else None
-    return int(value) if isinstance(value, int) else None
+    return _number(cursor.get("id")) if hasattr(cursor, "get") else None
 
 
 def _record_failure(span: Span, event: CommandFailedEvent) -> None:
@@ -185,6 +195,6 @@ def _record_failure(span: Span, event: CommandFailedEvent) -> None:
         record_error(span, error)
     else:
         span.set_status(Status(StatusCode.ERROR))
-    code = event.failure.get("code")
-    if isinstance(code, int):
+    code = _number(event.failure.get("code")) if hasattr(event.failure, "get") else None
+    if code is not None:
         span.set_attribute(semconv.DB_RESPONSE_STATUS_CODE, str(code))

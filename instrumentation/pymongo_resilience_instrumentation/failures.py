@@ -5,6 +5,7 @@ Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Cou
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from pymongo.errors import (
     BulkWriteError,
     ClientBulkWriteException,
     ConnectionFailure,
+    ExecutionTimeout,
     NotPrimaryError,
     OperationFailure,
     PyMongoError,
@@ -41,6 +43,10 @@ REASON_BY_CODE: Mapping[int, RetryReason] = {
     13: RetryReason.ACCESS_ERROR,
 }
 """Server error codes; every other code is the application's own concern."""
+LONGEST_BASE_MS = 1e12
+"""Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
+
+logger = logging.getLogger("pymongo_resilience")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +61,33 @@ class Attempt:
 
 
 def describe(error: Exception, attempt: Attempt) -> Failure:
-    """The facts. Anything malformed in the server's document counts as absent."""
+    """The facts. Anything malformed in the server's document counts as absent.
+
+    Never raises: of an error that cannot be read at all nothing is known, so nothing is repeated.
+    """
+    try:
+        return _describe(error, attempt)
+    except Exception:
+        logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
+        return Failure(
+            error=error,
+            stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
+            reason=RetryReason.UNKNOWN,
+            carried_txn_number=attempt.carried_txn_number,
+            server=attempt.server,
+            min_rtt=attempt.min_rtt,
+        )
+
+
+def _describe(error: Exception, attempt: Attempt) -> Failure:
     cause = _cause(error)
-    labels = _labels(cause)
     document = _document(cause)
-    # An exception of the application, a codec's perhaps, may call anything its code.
-    own = getattr(cause, "code", None) if isinstance(cause, PyMongoError) else None
-    code = document.get("code", own)
-    code = code if isinstance(code, int) and not isinstance(code, bool) else None
+    labels = _labels(cause, document)
+    code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
     return Failure(
         error=error,
-        stage=_stage(document, attempt),
+        stage=_stage(cause, document, attempt),
         reason=_reason(cause, labels, code, attempt),
         carried_txn_number=attempt.carried_txn_number,
         code=code,
@@ -76,18 +97,43 @@ def describe(error: Exception, attempt: Attempt) -> Failure:
         base_backoff=_base_backoff(document),
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
-        timed_out=isinstance(cause, PyMongoError) and cause.timeout,
+        timed_out=isinstance(cause, PyMongoError) and bool(attribute(cause, "timeout")),
     )
 
 
+def _code(said: Any) -> int | None:
+    """A double that is a whole number is one, as for the driver."""
+    if isinstance(said, float) and said.is_integer():
+        return int(said)
+    return said if isinstance(said, int) and not isinstance(said, bool) else None
+
+
+def attribute(error: BaseException, name: str) -> Any:
+    """Of an error of the driver; None also where its property stumbles over what the server sent.
+
+    An exception of the application, a codec's perhaps, may call anything its code.
+    """
+    if not isinstance(error, PyMongoError):
+        return None
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001 - the property may be anybody's
+        return None
+
+
 def _cause(error: Exception) -> Exception:
-    if isinstance(error, ClientBulkWriteException) and isinstance(error.error, PyMongoError):
-        return error.error
+    if isinstance(error, ClientBulkWriteException):
+        cause = attribute(error, "error")
+        if isinstance(cause, PyMongoError):
+            return cause
     return error
 
 
-def _labels(error: Exception) -> frozenset[str]:
+def _labels(error: Exception, document: Mapping[str, Any]) -> frozenset[str]:
     if not isinstance(error, PyMongoError):
+        return frozenset()
+    if not isinstance(document.get("errorLabels", []), (list, tuple)):
+        # The driver takes whatever it can iterate over, the keys of a document for example.
         return frozenset()
     return frozenset(label for label in LABELS if error.has_error_label(label))
 
@@ -96,7 +142,7 @@ def _document(error: Exception) -> Mapping[str, Any]:
     """The server's error document; of a bulk, its last write concern error."""
     if not isinstance(error, (NotPrimaryError, OperationFailure)):
         return {}
-    details = error.details
+    details = attribute(error, "details")
     if not isinstance(details, Mapping):
         return {}
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
@@ -106,15 +152,20 @@ def _document(error: Exception) -> Mapping[str, Any]:
     return details
 
 
-def _stage(document: Mapping[str, Any], attempt: Attempt) -> Stage:
-    if not attempt.reached_connection or _refused_by_driver(document):
+def _stage(error: Exception, document: Mapping[str, Any], attempt: Attempt) -> Stage:
+    if not attempt.reached_connection or _refused_by_driver(error, document):
         return Stage.NOT_SENT
     return Stage.ANSWERED if document else Stage.IN_FLIGHT
 
 
-def _refused_by_driver(document: Mapping[str, Any]) -> bool:
-    """The driver gives its own refusal, for want of time, the shape of a server's error."""
-    text = document.get("errmsg")
+def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
+    """The driver gives its own refusal, for want of time, the shape of a server's error.
+
+    The whole shape, since a server may write the same text: that one has received the command.
+    """
+    if not isinstance(error, ExecutionTimeout) or document.keys() != {"ok", "errmsg", "code"}:
+        return False
+    text = document["errmsg"]
     return isinstance(text, str) and text.startswith("operation would exceed time limit")
 
 
@@ -144,5 +195,5 @@ def _reason(
 def _base_backoff(document: Mapping[str, Any]) -> float | None:
     value = document.get("baseBackoffMS")
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
-        return value / 1000
+        return min(value, LONGEST_BASE_MS) / 1000
     return None

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
-from pymongo.errors import PyMongoError
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import namespace_text
+from pymongo_resilience_instrumentation.failures import attribute
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 KNOWN_NAMES = 1024
 """Operations on more collections than this are drawn just as well, only without the cache."""
+LONGEST_CODE_NAME = 100
+"""Characters; the longest of mongod's own has about half as many."""
 
 
 @functools.lru_cache(maxsize=KNOWN_NAMES)
@@ -140,15 +142,17 @@ def qualified_name(error: BaseException) -> str:
 
 
 def code_name(error: BaseException) -> str | None:
-    """The server's name of its error code, where it gave one."""
-    details = getattr(error, "details", None) if isinstance(error, PyMongoError) else None
+    """The server's name of its error code, where it gave one: any other text stays here."""
+    details = attribute(error, "details")
     name = details.get("codeName") if isinstance(details, dict) else None
-    return name if isinstance(name, str) else None
+    if isinstance(name, str) and len(name) <= LONGEST_CODE_NAME and name.isidentifier():
+        return name
+    return None
 
 
 def safe_message(error: BaseException) -> str:
     """Class, code and code name: nothing that a server or a document wrote."""
-    code = getattr(error, "code", None) if isinstance(error, PyMongoError) else None
+    code = attribute(error, "code")
     name = code_name(error)
     text = type(error).__name__
     if isinstance(code, int):

@@ -1,0 +1,202 @@
+"""Replies that no server would send: the application sees what pymongo alone would show it.
+
+Every example runs one operation of the public API against the same hostile replies: with plain
+pymongo, with the library watching only (strategy ``driver``), and with the library's own retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from damage import Damage, damages
+from differential import Hostile, Laboratory, Run, instead, raised_by_us
+from hypothesis import event, given, note
+from hypothesis import strategies as st
+from operations_under_attack import OPERATIONS, SEEDS, Operation
+from pymongo.errors import PyMongoError
+from strategies import (
+    BOTH_OVERLOAD_LABELS,
+    bson_values,
+    cluster_times,
+    error_documents,
+    examples,
+    inner_errors,
+    likely_errors,
+    write_errors,
+)
+
+from pymongo_resilience import OperationTimeoutError
+from pymongo_resilience.failure import RetryReason
+
+
+@pytest.fixture
+def laboratory(side: Any, proxy: Any, database: str, control: Any, instrument: Any) -> Laboratory:
+    control[database].seeds.insert_many(SEEDS)
+    control[database].target.insert_one({"_id": 1, "n": 0})
+    control[database].create_collection("inserted")
+    return Laboratory(side, proxy, database, instrument)
+
+
+counts = st.integers(0, 5) | bson_values
+cursors = (
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "id": st.just(0) | bson_values,
+            "ns": st.just("db.seeds") | bson_values,
+            "firstBatch": st.lists(st.dictionaries(st.just("_id"), bson_values), max_size=2)
+            | bson_values,
+            "nextBatch": st.lists(st.dictionaries(st.just("_id"), bson_values), max_size=2)
+            | bson_values,
+        },
+    )
+    | bson_values
+)
+garbage = st.fixed_dictionaries(
+    {},
+    optional={
+        "ok": st.just(1.0) | bson_values,
+        "n": counts,
+        "nModified": counts,
+        "nInserted": counts,
+        "nErrors": counts,
+        "upserted": write_errors,
+        "value": bson_values,
+        "values": bson_values,
+        "lastErrorObject": bson_values,
+        "cursor": cursors,
+        "writeErrors": write_errors,
+        "writeConcernError": inner_errors | bson_values,
+        "$clusterTime": cluster_times,
+        "operationTime": bson_values,
+        "recoveryToken": bson_values,
+    },
+)
+"""Results of any command, and none of them."""
+successes = garbage.map(lambda document: {"ok": 1.0} | document)
+documents = st.one_of(likely_errors, likely_errors, error_documents, garbage, successes)
+
+
+def check_watching(plain: Run, watched: Run) -> None:
+    """Whoever only watches changes nothing at all."""
+    assert watched == plain
+
+
+def check_retrying(operation: Operation, plain: Run, ours: Run, scheduled: list[Any]) -> None:
+    """Where nothing else was repeated than the driver repeats, nothing else is seen."""
+    error = ours.attacked.raised
+    if error is not None:
+        assert not raised_by_us(error), "an error of the library's own"
+        if not scheduled and ours.attempts >= plain.attempts:
+            assert type(error) is type(plain.attacked.raised)
+        assert not isinstance(error, OperationTimeoutError), "there is no deadline"
+    event(f"{plain.attempts} attempts without the library, {ours.attempts} with it")
+    if ours.attempts == plain.attempts == 1:
+        assert ours == plain
+    elif ours.attempts == plain.attempts:
+        # Which of two errors is raised, and which is its cause, a label says that may be malformed.
+        assert ours.but_for_the_cause() == plain.but_for_the_cause()
+    elif ours.attempts > plain.attempts:
+        assert scheduled, "more was sent, and no word of it"
+    if not operation.safe:
+        assert {each.reason for each in scheduled} <= {RetryReason.OVERLOADED}
+
+
+def say_both_labels(document: Any) -> bool:
+    """Somewhere in the reply both labels stand in one list, where the driver looks for them."""
+    if isinstance(document, dict):
+        labels = document.get("errorLabels")
+        both = isinstance(labels, list) and all(label in labels for label in BOTH_OVERLOAD_LABELS)
+        return both or any(map(say_both_labels, document.values()))
+    return isinstance(document, list) and any(map(say_both_labels, document))
+
+
+def check(
+    laboratory: Laboratory, operation: Operation, hostile: Callable[[], Hostile]
+) -> tuple[Run, Run]:
+    """What holds for any reply; the run without the library, and the one with its retries."""
+    plain = laboratory.plain(operation, hostile)
+    event("succeeds" if plain.attacked.error is None else plain.attacked.error[0].__name__)
+    watched = laboratory.with_library(operation, hostile, "driver")
+    check_watching(plain, watched)
+    ours = laboratory.with_library(operation, hostile, "fast_fail")
+    scheduled = laboratory.scheduled(operation)
+    note(f"{plain}\n{ours}\n{scheduled}")
+    check_retrying(operation, plain, ours, scheduled)
+    return plain, ours
+
+
+def says(document: Any, test: Callable[[Any], bool]) -> bool:
+    """Whether ``errorLabels`` somewhere in the reply are such as ``test`` says."""
+    if isinstance(document, dict):
+        here = "errorLabels" in document and test(document["errorLabels"])
+        return here or any(says(each, test) for each in document.values())
+    return isinstance(document, list) and any(says(each, test) for each in document)
+
+
+def are_both(labels: Any) -> bool:
+    return isinstance(labels, list) and all(label in labels for label in BOTH_OVERLOAD_LABELS)
+
+
+def are_no_list(labels: Any) -> bool:
+    return not isinstance(labels, list)
+
+
+@examples(20)
+@given(
+    operation=st.sampled_from(OPERATIONS),
+    document=documents,
+    times=st.sampled_from([1, 2, 8]),
+)
+def test_any_document_as_a_reply(
+    operation: Operation, document: dict[str, Any], times: int, laboratory: Laboratory
+) -> None:
+    def hostile() -> Hostile:
+        return Hostile(laboratory.proxy, operation.command, instead(document), times, closes=False)
+
+    plain, ours = check(laboratory, operation, hostile)
+    assert ours.attempts >= plain.attempts or says(document, are_no_list)
+    if not operation.safe and not says(document, are_both):
+        assert laboratory.scheduled(operation) == []
+
+
+@examples(10)
+@given(operation=st.sampled_from(OPERATIONS), damage=damages, times=st.sampled_from([1, 2, 8]))
+def test_any_bytes_as_a_reply(
+    operation: Operation, damage: Damage, times: int, laboratory: Laboratory
+) -> None:
+    def hostile() -> Hostile:
+        return Hostile(laboratory.proxy, operation.command, damage, times, closes=damage.closes)
+
+    event(damage.name.split()[0])
+    plain, ours = check(laboratory, operation, hostile)
+    assert ours.attempts >= plain.attempts
+    if not operation.safe:
+        assert laboratory.scheduled(operation) == []
+
+
+@examples(6)
+@given(
+    operation=st.sampled_from(OPERATIONS),
+    document=likely_errors,
+    timeout_ms=st.sampled_from([1, 20]),
+)
+def test_any_error_until_the_deadline(
+    operation: Operation, document: dict[str, Any], timeout_ms: int, laboratory: Laboratory
+) -> None:
+    """Nothing to compare with: how often the driver repeats in so many milliseconds is chance."""
+
+    def hostile() -> Hostile:
+        return Hostile(laboratory.proxy, operation.command, instead(document), 10**6, closes=False)
+
+    ours = laboratory.with_library(operation, hostile, "fast_fail", timeout_ms=timeout_ms)
+    for error in (ours.attacked.raised, ours.after.raised):
+        if isinstance(error, OperationTimeoutError):
+            assert isinstance(error, PyMongoError)
+            assert error.timeout
+            assert isinstance(error.__cause__, PyMongoError)
+            assert not raised_by_us(error.__cause__)
+        elif error is not None:
+            assert not raised_by_us(error)

@@ -1,0 +1,47 @@
+"""Whether the library, or OpenTelemetry in its place, had to complain about a fault of ours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pymongo_resilience_instrumentation import listeners
+
+LISTENED_TO = {"pymongo_resilience": logging.ERROR, "opentelemetry": logging.WARNING}
+
+
+class Complaints(logging.Handler):
+    """Faults of its own that the library logs, and values that OpenTelemetry cannot take."""
+
+    def __init__(self, level: int, texts: list[str]) -> None:
+        super().__init__(level)
+        self._texts = texts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._texts.append(record.getMessage())
+
+
+@contextmanager
+def no_complaints() -> Iterator[None]:
+    """Fails where there was one inside of the block."""
+    texts: list[str] = []
+    handlers = {name: Complaints(level, texts) for name, level in LISTENED_TO.items()}
+    forget_what_was_logged()
+    for name, handler in handlers.items():
+        logging.getLogger(name).addHandler(handler)
+    try:
+        yield
+    finally:
+        for name, handler in handlers.items():
+            logging.getLogger(name).removeHandler(handler)
+    assert texts == []
+
+
+def forget_what_was_logged() -> None:
+    """A listener logs its first fault alone; each example needs to hear of its own."""
+    for cls in (listeners.Commands, listeners.LastServer, listeners.Heartbeats, listeners.Pools):
+        for method in vars(cls).values():
+            free = getattr(getattr(method, "__code__", None), "co_freevars", ())
+            if "logged" in free:
+                method.__closure__[free.index("logged")].cell_contents = False

@@ -1,0 +1,196 @@
+"""Any environment and any file: a legal Config, or one error that names all that is wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from strategies import examples
+
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config
+from pymongo_resilience.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+VARIABLES = [option.variable for option in OPTIONS]
+RANGES = {option.variable: option.kind.allowed for option in OPTIONS}
+INTEGERS = {
+    "PYMONGO_RESILIENCE_TIMEOUT_MS": range(2_147_483_648),
+    "PYMONGO_RESILIENCE_MAX_RETRIES": range(1001),
+    "PYMONGO_RESILIENCE_BASE_BACKOFF_MS": range(1, 60_001),
+    "PYMONGO_RESILIENCE_MAX_BACKOFF_MS": range(1, 600_001),
+}
+STRATEGIES = {"fast_fail", "best_effort", "mongodb", "driver"}
+WORDS = {"1", "true", "yes", "on", "0", "false", "no", "off"}
+ODD = (
+    *("", " ", "\t\n", "\0", "5\0", "\ufeff5", "5\r\n", " 5 ", "+5", "-0", "005", "1_000", "1__0"),
+    *("\u0663", "\uff15", "\u00b2", "1e3", "inf", "nan", "0x10", "5.0", "9" * 5000, "\udcff", "%s"),
+    *("TRUE", "\u212aes", "oN", "ye\u017f", "'true'", '"mongodb"', "mongodb ", "MongoDB", "None"),
+)
+values = (
+    st.sampled_from(ODD)
+    | st.text(max_size=6)
+    | st.integers(-2, 2**31).map(str)
+    | st.sampled_from(sorted(STRATEGIES | WORDS))
+)
+
+
+def outcome(make: Callable[[], Config]) -> Config | ConfigurationError:
+    """What ``make`` gives or raises; any other exception fails the test."""
+    try:
+        return make()
+    except ConfigurationError as error:
+        return error
+
+
+def is_legal(variable: str, text: str) -> bool:
+    """The table of options in other words."""
+    text = text.strip()
+    if not text:
+        return True  # as if it were unset
+    if variable in INTEGERS:
+        digits = text.lstrip("+-")
+        plausible = len(digits) < 20 and text.count("-") + text.count("+") <= 1
+        try:
+            return plausible and int(text) in INTEGERS[variable]
+        except ValueError:
+            return False
+    if variable == "PYMONGO_RESILIENCE_STRATEGY":
+        return text in STRATEGIES
+    return text.lower() in WORDS
+
+
+@examples(100)
+@given(environ=st.dictionaries(st.sampled_from(VARIABLES), values, max_size=9))
+def test_exactly_the_bad_variables_are_named(environ: dict[str, str]) -> None:
+    made = outcome(lambda: Config.from_env(environ))
+    bad = [name for name, text in environ.items() if not is_legal(name, text)]
+    if isinstance(made, Config):
+        assert bad == []
+        assert all(option.kind.legal(getattr(made, option.name)) for option in OPTIONS)
+    else:
+        assert list(made.problems) == [
+            f"{name}={environ[name]!r}: expected {RANGES[name]}" for name in bad
+        ]
+
+
+@examples(50)
+@given(
+    name=st.text(max_size=30) | st.sampled_from(VARIABLES).map(lambda name: name.lower()),
+    text=values,
+)
+def test_an_unknown_variable_is_never_an_error(name: str, text: str) -> None:
+    assume(PREFIX + name not in {*VARIABLES, FILE_VARIABLE})
+    assert Config.from_env({PREFIX + name: text}) == Config()
+
+
+toml_values = st.one_of(
+    st.integers().map(str),
+    st.sampled_from(
+        [
+            *("true", "false", "inf", "-inf", "nan", "+nan", "1_000", "1e3", "0x10", "0b11", "0o7"),
+            *(
+                "{}",
+                "1979-05-27",
+                "07:32:00",
+                "'mongodb'",
+                '"""mongodb"""',
+                "'\u0663'",
+                '"\\u0000"',
+            ),
+            *("0x" + "f" * 5000, "-1", "[[[[]]]]", "[]", "{a = {b = 0}}", "1.0", "''"),
+        ]
+    ),
+)
+lines = st.builds(
+    "{} = {}".format,
+    st.sampled_from([option.name for option in OPTIONS])
+    | st.sampled_from(["'\u0000'", '""', '"a\\nb"', "a.b.c", "\u0663"]),
+    toml_values,
+)
+sections = st.sampled_from(["[a]", "[[a]]", "[timeout_ms]", "[strategy.driver]", "# comment", ""])
+contents = st.builds(
+    lambda start, texts, newline: (start + newline.join(texts)).encode(errors="replace"),
+    st.sampled_from(["", "", "", "\ufeff"]),
+    st.lists(lines | sections, max_size=5),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+)
+
+
+@examples(80)
+@given(content=contents | st.binary(max_size=40))
+def test_any_file_is_legal_or_one_error(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "resilience.toml"
+    file.write_bytes(content)
+    made = outcome(lambda: Config.from_toml(file))
+    assert type(outcome(lambda: Config.from_env({FILE_VARIABLE: str(file)}))) is type(made)
+    if isinstance(made, Config):
+        assert all(option.kind.legal(getattr(made, option.name)) for option in OPTIONS)
+    else:
+        assert made.problems
+        assert all(problem.startswith(f"{file}: ") for problem in made.problems)
+
+
+@pytest.mark.parametrize("digits", [4_000, 5_000, 100_000])
+def test_a_number_too_long_to_print_is_a_bad_value(digits: int, tmp_path: Path) -> None:
+    """Python reads a hexadecimal number of any length, and refuses to write it as a decimal."""
+    file = tmp_path / "resilience.toml"
+    file.write_text(f"timeout_ms = 0x{'f' * digits}\nstrategy = 'luck'\n")
+    with pytest.raises(ConfigurationError) as caught:
+        Config.from_toml(file)
+    number, strategy = caught.value.problems
+    assert number.startswith(f"{file}: timeout_ms = ")
+    assert number.endswith(": expected an integer from 0 to 2147483647")
+    assert "luck" in strategy
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise LookupError("a user's class with a mistake")
+
+    __eq__ = __hash__ = __bool__ = __repr__  # type: ignore[assignment]  # on purpose
+
+
+@pytest.mark.parametrize("name", [option.name for option in OPTIONS])
+@pytest.mark.parametrize(
+    "value", [Unprintable(), 16**5000, [16**5000]], ids=["object", "number", "list"]
+)
+def test_a_value_that_cannot_be_printed_is_a_bad_value(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}=.*: expected "):
+        Config(**{name: value})
+
+
+def test_a_loop_of_links_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to(tmp_path / "two")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    with pytest.raises(ConfigurationError, match=os.strerror(errno.ELOOP)):
+        Config.from_env({FILE_VARIABLE: str(tmp_path / "one")})
+
+
+def test_a_file_without_end_is_a_configuration_error() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"^.*\n  /dev/zero: expected a readable TOML file: .* 1 MiB"
+    ):
+        Config.from_env({FILE_VARIABLE: "/dev/zero"})
+
+
+def test_a_large_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "resilience.toml"
+    file.write_text("timeout_ms = 5\n" + "#" * (1024 * 1024 - 15))
+    assert Config.from_toml(file).timeout_ms == 5
+    with file.open("a") as more:
+        more.write("#")
+    with pytest.raises(ConfigurationError, match="1 MiB"):
+        Config.from_toml(file)
+
+
+@pytest.mark.parametrize("path", ["\udcff", "a\0b", "\ud800/x", "~/missing", "%s", "\n"])
+def test_a_path_of_any_text_is_a_configuration_error(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a readable TOML file"):
+        Config.from_env({FILE_VARIABLE: path})

@@ -1,0 +1,179 @@
+"""What the driver tells its listeners, in any order and with anything inside."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from bson import Binary
+from complaints import no_complaints
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pymongo import monitoring
+from pymongo_resilience_instrumentation import calls, listeners
+from pymongo_resilience_instrumentation.clients import Clients, pools_of
+from pymongo_resilience_instrumentation.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.metrics import ServerMetrics
+from pymongo_resilience_instrumentation.spans import OperationSpans
+from strategies import bson_values, error_documents, examples, strange_floats
+
+from pymongo_resilience.switch import Switch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+ADDRESSES = [("db1.example", 27017), ("db2.example", 27017), ("/tmp/mongodb.sock", None)]  # noqa: S108 - a name, never opened
+addresses = st.sampled_from(ADDRESSES)
+request_ids = st.integers(1, 3)
+numbers = st.floats() | strange_floats | st.none()
+documents = st.dictionaries(
+    st.sampled_from(["cursor", "ok", "code", "id", "n"]),
+    bson_values | st.fixed_dictionaries({"id": bson_values, "firstBatch": bson_values}),
+    max_size=3,
+)
+commands = st.fixed_dictionaries(
+    {"getMore": bson_values},
+    optional={"collection": bson_values, "lsid": bson_values, "txnNumber": bson_values},
+) | st.fixed_dictionaries(
+    {"find": bson_values},
+    optional={
+        "lsid": st.fixed_dictionaries({"id": st.just(Binary(bytes(16), 4)) | bson_values}),
+        "txnNumber": bson_values,
+    },
+)
+
+
+def started(command: Any, request_id: int, address: Any, connection: Any) -> Any:
+    return monitoring.CommandStartedEvent(
+        command, "shop", request_id, address, request_id, None, connection
+    )
+
+
+def succeeded(reply: Any, request_id: int, address: Any) -> Any:
+    return monitoring.CommandSucceededEvent(
+        timedelta(), reply, "find", request_id, address, request_id
+    )
+
+
+def failed(failure: Any, request_id: int, address: Any) -> Any:
+    return monitoring.CommandFailedEvent(
+        timedelta(), failure, "find", request_id, address, request_id
+    )
+
+
+command_events = st.one_of(
+    st.tuples(
+        st.just("started"), st.builds(started, commands, request_ids, addresses, bson_values)
+    ),
+    st.tuples(
+        st.just("succeeded"), st.builds(succeeded, documents | bson_values, request_ids, addresses)
+    ),
+    st.tuples(
+        st.just("failed"),
+        st.builds(failed, documents | error_documents | bson_values, request_ids, addresses),
+    ),
+)
+
+
+@examples(40)
+@given(events=st.lists(st.tuples(st.booleans(), command_events), max_size=8))
+def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
+    """Started twice, ended twice, never ended: each span ends once, at the latest with its call."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    spans = CommandSpans(provider.get_tracer("test"))
+    listener = listeners.Commands(spans, Switch(on=True))
+    call = calls.Call(None, "find", "shop", "orders", acknowledged=True)
+    begun = 0
+    with no_complaints():
+        for in_the_call, (kind, event) in events:
+            begun += kind == "started"
+            if in_the_call:
+                calls.enter(call)
+            getattr(listener, kind)(event)
+            calls.forget()
+        OperationSpans(provider.get_tracer("test")).end(call, None)
+    drawn: list[ReadableSpan] = list(exporter.get_finished_spans())
+    assert len({span.context.span_id for span in drawn}) == len(drawn)
+    unfinished = sum(map(len, spans._without_call.values()))
+    assert len(drawn) + unfinished == begun
+
+
+class Gone:
+    """A client that is collected at once: what is kept of it must do without it."""
+
+
+@examples(40)
+@given(
+    durations=st.lists(numbers, max_size=12),
+    awaited=st.booleans(),
+    known=st.booleans(),
+)
+def test_heartbeats_of_any_duration(
+    durations: list[float | None], awaited: bool, known: bool
+) -> None:
+    client = Clients().add(Gone())
+    if known:
+        client.server(ADDRESSES[0])
+    listener = listeners.Heartbeats(client, Switch(on=True))
+    with no_complaints():
+        for duration in durations:
+            listener.succeeded(
+                monitoring.ServerHeartbeatSucceededEvent(duration, None, ADDRESSES[0], awaited)
+            )
+            listener.failed(
+                monitoring.ServerHeartbeatFailedEvent(duration, None, ADDRESSES[1], awaited)
+            )
+    for server in client.servers().values():
+        assert server.rtt.average is None or 0 <= server.rtt.average < math.inf
+
+
+def _pool_event(method: str, event: Callable[..., Any], *fields: Any) -> Any:
+    return st.tuples(st.just(method), st.builds(event, addresses, *fields))
+
+
+connection_ids = st.integers(1, 3)
+pool_events = st.one_of(
+    _pool_event("pool_created", monitoring.PoolCreatedEvent, st.just({})),
+    _pool_event("pool_closed", monitoring.PoolClosedEvent),
+    _pool_event("connection_created", monitoring.ConnectionCreatedEvent, connection_ids),
+    _pool_event("connection_ready", monitoring.ConnectionReadyEvent, connection_ids, numbers),
+    _pool_event(
+        "connection_checked_out", monitoring.ConnectionCheckedOutEvent, connection_ids, numbers
+    ),
+    _pool_event("connection_checked_in", monitoring.ConnectionCheckedInEvent, connection_ids),
+    _pool_event(
+        "connection_closed", monitoring.ConnectionClosedEvent, connection_ids, st.just("error")
+    ),
+)
+
+
+@examples(40)
+@given(events=st.lists(pool_events, max_size=20))
+def test_pools_in_any_order(events: list[Any]) -> None:
+    """Never fewer connections than none, or more than were named; none once the pool is gone."""
+    clients = Clients()
+    state = clients.add(Gone())
+    listener = listeners.Pools(state, None, Switch(on=True))
+    reader = InMemoryMetricReader()
+    gauges = ServerMetrics(MeterProvider([reader], shutdown_on_exit=False).get_meter("test"))
+    gauges.show(clients)
+    with no_complaints():
+        for method, event in events:
+            getattr(listener, method)(event)
+        reader.collect()
+        for states in pools_of(clients.alive()).values():
+            assert all(count >= 0 for count in states.values())
+            assert sum(states.values()) <= 3
+        for address in ADDRESSES:
+            listener.pool_closed(monitoring.PoolClosedEvent(address))
+    assert pools_of(clients.alive()) == {}

@@ -1,0 +1,208 @@
+"""Any exception with anything inside: described, never believed further than it can be read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bson import Int64
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pymongo.errors import (
+    BulkWriteError,
+    ExecutionTimeout,
+    OperationFailure,
+    PyMongoError,
+)
+from pymongo_resilience_instrumentation import failures, semconv, spans, timeouts
+from pymongo_resilience_instrumentation.metrics import error_type
+from strategies import (
+    BOTH_OVERLOAD_LABELS,
+    error_documents,
+    examples,
+    labels,
+    likely_errors,
+    strange_floats,
+)
+
+from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.failure import Failure, RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.orchestrator import GiveUp, Orchestrator
+from pymongo_resilience.strategy import BestEffort
+
+from .any_exception import built, exceptions, filled, made, nasty_children, others
+
+pytestmark = pytest.mark.oldest
+
+attempts = st.builds(
+    failures.Attempt,
+    reached_connection=st.booleans(),
+    carried_txn_number=st.booleans(),
+    server=st.none() | st.just("db1.example:27017"),
+    min_rtt=st.floats(0, 10) | strange_floats,
+)
+
+
+@examples(150)
+@given(error=exceptions, attempt=attempts)
+def test_every_exception_is_described(error: Exception, attempt: failures.Attempt) -> None:
+    failure = failures.describe(error, attempt)
+    assert type(failure) is Failure
+    assert failure.error is error
+    assert isinstance(failure.stage, Stage)
+    assert isinstance(failure.reason, RetryReason)
+    assert failure.code is None or isinstance(failure.code, int)
+    assert not isinstance(failure.code, bool)
+    assert failure.code_name is None or isinstance(failure.code_name, str)
+    assert failure.labels <= set(failures.LABELS)
+    assert failure.base_backoff is None or 0 <= failure.base_backoff < math.inf
+    assert type(failure.selection) is type(failure.timed_out) is bool
+    if not attempt.reached_connection:
+        assert failure.stage is Stage.NOT_SENT
+
+
+MANY = Operation("update", "shop.orders", Kind.WRITE, BestEffort())
+"""A write that nobody recognises when it comes again: an update of many documents."""
+SENT = failures.Attempt(
+    reached_connection=True, carried_txn_number=False, server="db1.example:27017", min_rtt=0.0
+)
+
+
+def _labels_are_there(error: Exception) -> bool:
+    """Both overload labels, in any container: such an error was rejected at the door."""
+    errors = [error, error.__dict__.get("_OperationFailure__details")]
+    if isinstance(errors[1], dict):
+        errors.append(errors[1].get("error"))
+    return any(
+        all(
+            label in getattr(each, "__dict__", {}).get("_error_labels", ())
+            for label in BOTH_OVERLOAD_LABELS
+        )
+        for each in errors
+    )
+
+
+@examples(150)
+@given(error=built | nasty_children | others)
+def test_no_error_makes_an_unsafe_write_be_repeated(error: Exception) -> None:
+    """Unsure whether it was sent: it was. Unsure whether it may be repeated: it may not."""
+    assume(not _labels_are_there(error))
+    failure = failures.describe(error, SENT)
+    assert not failure.retryable_overload
+    assert isinstance(Orchestrator().screen(replace(MANY, attempts=1), failure), GiveUp)
+
+
+@examples(60)
+@given(document=likely_errors | error_documents, said=labels)
+def test_labels_count_as_strings_in_a_list_alone(document: dict[str, Any], said: Any) -> None:
+    document["errorLabels"] = said
+    error = made(lambda: OperationFailure("hostile", 6, document))
+    assume(isinstance(error, OperationFailure))
+    strings = {each for each in said if isinstance(each, str)} if isinstance(said, list) else set()
+    failure = failures.describe(error, SENT)
+    assert failure.labels == strings & set(failures.LABELS)
+    assert failure.retryable_overload is (strings >= BOTH_OVERLOAD_LABELS)
+
+
+TEXT_OF_A_REFUSAL = "operation would exceed time limit, remaining timeout:0.01 <= 0.02"
+
+
+@pytest.mark.parametrize(
+    ("error", "stage"),
+    [
+        (ExecutionTimeout, Stage.NOT_SENT),
+        (OperationFailure, Stage.ANSWERED),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"codeName": "HostUnreachable"}, {"errorLabels": []}])
+def test_a_server_cannot_say_that_the_driver_refused(
+    error: type[OperationFailure], stage: Stage, more: dict[str, Any]
+) -> None:
+    document = {"ok": 0, "errmsg": TEXT_OF_A_REFUSAL, "code": 50, **more}
+    failure = failures.describe(error(TEXT_OF_A_REFUSAL, 50, document), SENT)
+    assert failure.stage is (Stage.ANSWERED if more else stage)
+
+
+def test_the_rest_of_a_stumbling_error_is_still_read() -> None:
+    """The driver repeats it, so what its property makes of the document must not be the end."""
+    concern = {"code": 91, "errmsg": "shutting down", "errInfo": "no document"}
+    error = BulkWriteError({"writeErrors": [], "writeConcernErrors": [concern]})
+    with pytest.raises(AttributeError):
+        _ = error.timeout
+    failure = failures.describe(error, SENT)
+    assert (failure.reason, failure.code) == (RetryReason.NOT_PRIMARY, 91)
+    assert not failure.timed_out
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [(6, 6), (6.0, 6), (Int64(6), 6), (6.5, None), (math.nan, None), (math.inf, None), ("6", None),
+     (True, None), (None, None), ([6], None), ({}, None)],
+)  # fmt: skip
+def test_a_code_is_a_whole_number(said: Any, code: int | None) -> None:
+    failure = failures.describe(OperationFailure("hostile", said, {"ok": 0, "code": said}), SENT)
+    assert failure.code == code
+    assert type(failure.code) in (int, Int64, type(None))
+    assert failure.reason is (
+        RetryReason.UNKNOWN if code is None else RetryReason.TEMPORARILY_UNAVAILABLE
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [(50, 0.05), (0.5, 0.0005), (10**400, 1e9), (-1, None), (0, None), (True, None), ("50", None),
+     (math.nan, None), (math.inf, None), (None, None), ({}, None)],
+)  # fmt: skip
+def test_the_base_of_the_back_off_is_a_positive_number(said: Any, seconds: float | None) -> None:
+    error = OperationFailure("overloaded", 462, {"ok": 0, "baseBackoffMS": said})
+    assert failures.describe(error, SENT).base_backoff == seconds
+
+
+@examples(60)
+@given(error=exceptions)
+def test_every_exception_can_be_shown(error: Exception) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with provider.get_tracer("test").start_as_current_span("find") as span:
+        spans.record_error(span, error)
+    (shown,) = exporter.get_finished_spans()
+    assert shown.attributes is not None
+    assert shown.attributes[semconv.EXCEPTION_TYPE] == spans.qualified_name(error)
+    assert str(shown.attributes[semconv.EXCEPTION_MESSAGE]).startswith(type(error).__name__)
+    assert isinstance(error_type(error), str)
+
+
+@examples(60)
+@given(error=built | filled)
+def test_every_error_of_the_driver_can_run_out_of_time(error: Exception) -> None:
+    assume(isinstance(error, PyMongoError))
+    late = timeouts.timed_out(error, timeout_s=1.0, elapsed_s=1.5, attempts=2, server=None)
+    assert isinstance(late, type(error))
+    assert isinstance(late, OperationTimeoutError)
+    assert late.timeout is True
+    assert late.__cause__ is error
+    assert str(error) in str(late)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("HostUnreachable", "HostUnreachable"),
+        ('E11000 dup key: { email: "ada@example.org" }', None),
+        ("x" * 101, None),
+        ("", None),
+        (7, None),
+    ],
+)
+def test_only_a_name_leaves_as_the_name_of_a_code(said: Any, shown: str | None) -> None:
+    """It becomes an attribute of metrics, too: not any text of a server's."""
+    error = OperationFailure("hostile", 6, {"ok": 0, "code": 6, "codeName": said})
+    assert spans.code_name(error) == shown
+    assert error_type(error) == (shown or "pymongo.errors.OperationFailure")

@@ -1,0 +1,169 @@
+"""Numbers that are none: NaN, infinite, negative. No wait lasts for ever, and no loop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import repeat
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from strategies import examples, strange_floats
+
+from pymongo_resilience import backoff
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.failure import (
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    Failure,
+    RetryReason,
+    Stage,
+)
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Verdict
+from pymongo_resilience.rtt import RoundTripTime
+from pymongo_resilience.strategy import RetryAction, RetryStrategy
+from pymongo_resilience.testing import FakeClock
+
+from .answers import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB, half
+from .work import START, AwaitedWork, BlockingWork, Call, Fault, run_in_task, run_in_thread
+
+READING = Call(kind=Kind.READ)
+numbers = st.floats() | strange_floats
+READ = Operation("find", "shop.orders", Kind.READ, BEST_EFFORT)
+NETWORK = Failure(OSError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
+OVERLOADED = Failure(
+    OSError(),
+    Stage.ANSWERED,
+    RetryReason.OVERLOADED,
+    labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
+)
+
+
+def decided(operation: Operation, failure: Failure, delay: float) -> Verdict:
+    """The verdict on a failure, where the strategy answers with ``delay``."""
+    operation.record(failure)
+    orchestrator = Orchestrator(random=half)
+    verdict = orchestrator.screen(operation, failure)
+    if isinstance(verdict, Ask):
+        return orchestrator.settle(operation, failure, RetryAction(delay))
+    return verdict
+
+
+@examples(60)
+@given(samples=st.lists(numbers, max_size=30))
+def test_a_round_trip_time_is_a_number_or_unknown(samples: list[float]) -> None:
+    rtt = RoundTripTime()
+    for sample in samples:
+        rtt.add(sample)
+    for value in (rtt.average, rtt.minimum):
+        assert value is None or 0 <= value < math.inf
+
+
+def test_an_infinite_sample_does_not_stay_for_good() -> None:
+    rtt = RoundTripTime()
+    for sample in (0.25, math.inf, 0.25):
+        rtt.add(sample)
+    assert (rtt.average, rtt.minimum) == (0.25, 0.25)
+
+
+@examples(60)
+@given(timeout=numbers, delay=numbers)
+def test_a_deadline_that_is_no_number_allows_nothing(timeout: float, delay: float) -> None:
+    deadline = Deadline.after(FakeClock(START), timeout)
+    allowed = deadline.allows(delay)
+    if math.isnan(timeout):
+        assert deadline.expired()
+    if math.isnan(timeout) or math.isnan(delay) or delay == math.inf:
+        assert not allowed
+    if allowed and delay >= 0:
+        assert not deadline.expired()
+
+
+@examples(100)
+@given(
+    base=numbers,
+    min_rtt=numbers,
+    timeout=st.none() | numbers,
+    window=st.none() | numbers,
+    attempts=st.integers(0, 6),
+    failure=st.sampled_from([NETWORK, OVERLOADED]),
+    answer=st.floats(max_value=86_400.0, allow_nan=False),
+)
+def test_every_wait_is_finite_and_ends_in_time(
+    base: float,
+    min_rtt: float,
+    timeout: float | None,
+    window: float | None,
+    attempts: int,
+    failure: Failure,
+    answer: float,
+) -> None:
+    clock = FakeClock(START)
+    operation = replace(
+        READ,
+        attempts=attempts,
+        deadline=None if timeout is None else Deadline.after(clock, timeout),
+        retry_window=None if window is None else Deadline.after(clock, window),
+        reasons=[],
+    )
+    verdict = decided(operation, replace(failure, base_backoff=base, min_rtt=min_rtt), answer)
+    if isinstance(verdict, Retry):
+        assert 0 <= verdict.delay < math.inf
+        limit = operation.time_limit
+        assert limit is None or verdict.delay <= limit.remaining()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.5, 86_400.0])
+def test_a_deadline_that_is_no_number_ends_repeating(delay: float) -> None:
+    for failure in (NETWORK, OVERLOADED):
+        operation = replace(READ, deadline=Deadline.after(FakeClock(START), math.nan), reasons=[])
+        assert isinstance(decided(operation, failure, delay), GiveUp)
+
+
+@pytest.mark.parametrize("min_rtt", [math.nan, -1.0, -math.inf])
+def test_a_round_trip_time_that_is_none_takes_nothing_from_the_deadline(min_rtt: float) -> None:
+    operation = replace(READ, deadline=Deadline.after(FakeClock(START), 0.5), reasons=[])
+    assert decided(operation, replace(NETWORK, min_rtt=min_rtt), 9.0) == Retry(0.5)
+
+
+@examples(60)
+@given(
+    attempt=st.integers(-3, 10**6),
+    dice=st.floats(0, 1, exclude_max=True),
+    base=numbers,
+    limit=st.floats(1e-6, 1e6),
+)
+def test_the_overload_back_off_stays_within_its_limit(
+    attempt: int, dice: float, base: float, limit: float
+) -> None:
+    assert 0 <= backoff.overload(attempt, lambda: dice, base, limit) <= limit
+
+
+@examples(50)
+@given(
+    min_rtt=numbers,
+    base=numbers,
+    timeout=numbers,
+    strategy=st.sampled_from([FAST_FAIL, BEST_EFFORT, MONGODB, AT_ONCE]),
+)
+def test_no_number_makes_the_loop_endless(
+    min_rtt: float, base: float, timeout: float, strategy: RetryStrategy
+) -> None:
+    """Ten thousand attempts of a sixty-fourth of a second are more time than there ever is."""
+    assume(not timeout > 100)
+    fault = Fault(
+        reason=RetryReason.OVERLOADED,
+        labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
+        base_backoff=base,
+        min_rtt=min_rtt,
+        takes=1 / 64,
+    )
+    network = replace(fault, reason=RetryReason.SOCKET_NOT_AVAILABLE, labels=frozenset())
+    for each in (fault, network):
+        blocking = BlockingWork(READING, repeat(each), strategy, timeout=timeout)
+        awaited = AwaitedWork(READING, repeat(each), strategy, timeout=timeout)
+        outcome = run_in_thread(Orchestrator(random=half), blocking)
+        assert outcome == run_in_task(Orchestrator(random=half), awaited)
+        assert all(0 < slept < math.inf for slept in outcome.slept)

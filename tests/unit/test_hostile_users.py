@@ -1,0 +1,219 @@
+"""Strategies and listeners of a user that misbehave: no retry, and nothing worse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from fractions import Fraction
+from itertools import repeat
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import examples, strange_floats
+
+from pymongo_resilience.events import Broadcast, RetryScheduled
+from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.failure import RetryReason
+from pymongo_resilience.operation import Kind
+from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.strategy import RetryAction
+from pymongo_resilience.testing import RecordingListener
+
+from .answers import Answering, half
+from .work import RESULT, AwaitedWork, BlockingWork, Call, FakeWork, Fault, Final
+
+READ = Call(kind=Kind.READ)
+CUT = Fault(reason=RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, takes=1 / 64)
+ORCHESTRATOR = Orchestrator(random=half)
+INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
+Run = Callable[[FakeWork, Any], Any]
+
+
+def in_thread(work: FakeWork, listener: Any) -> Any:
+    assert isinstance(work, BlockingWork)
+    return Executor(ORCHESTRATOR, work.clock, listener).run(work)
+
+
+def in_task(work: FakeWork, listener: Any) -> Any:
+    """A loop of its own, turned by hand: asyncio's would catch what ends the process."""
+    assert isinstance(work, AwaitedWork)
+    coroutine = AsyncExecutor(ORCHESTRATOR, work.clock, listener).run(work)
+    try:
+        while True:
+            coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+
+
+both = pytest.mark.parametrize(
+    ("kind", "run"), [(BlockingWork, in_thread), (AwaitedWork, in_task)], ids=["thread", "task"]
+)
+
+
+class Talkative:
+    """Is no answer, and does not even compare, print or hash."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise LookupError("a user's class with a mistake")
+
+    delay = property(_refuse)
+    __eq__ = __hash__ = __repr__ = __bool__ = __lt__ = __float__ = _refuse
+
+
+class Late(RetryAction):
+    """A subclass that was never checked."""
+
+    def __post_init__(self) -> None: ...
+
+
+class Asked(RetryAction):
+    """One that answers something else whenever it is asked."""
+
+    def __post_init__(self) -> None: ...
+
+    delay = property(Talkative._refuse)  # type: ignore[assignment]  # on purpose
+
+
+def forged(delay: object) -> RetryAction:
+    action = RetryAction.__new__(RetryAction)
+    object.__setattr__(action, "delay", delay)
+    return action
+
+
+async def coroutine(answer: Callable[[], Any]) -> Any:
+    await asyncio.sleep(0)
+    return answer()
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[[], Any]:
+    def answer() -> Any:
+        raise error
+
+    return answer
+
+
+delays: st.SearchStrategy[Any] = (
+    st.floats()
+    | strange_floats
+    | st.sampled_from(
+        [10**400, True, "1", None, [], Decimal("0.1"), Decimal("NaN"), Fraction(1, 3)]
+    )
+    | st.builds(Talkative)
+)
+"""Not all are bad: a strategy may name any wait up to a day."""
+nonsense = st.sampled_from([0, 1.5, True, False, "soon", b"", [], {}, RetryAction, NotImplemented])
+answers: st.SearchStrategy[Callable[[], Any]] = st.one_of(
+    delays.map(lambda delay: lambda: RetryAction(delay)),
+    delays.map(lambda delay: lambda: Late(delay)),
+    delays.map(lambda delay: lambda: forged(delay)),
+    st.just(lambda: Asked(0.0)),
+    st.just(lambda: RetryAction.__new__(RetryAction)),
+    (nonsense | st.builds(Talkative)).map(lambda answer: lambda: answer),
+    st.sampled_from([LookupError, StopIteration, StopAsyncIteration, RecursionError, TimeoutError])
+    .map(lambda cls: raising(cls("a user's mistake"))),
+)  # fmt: skip
+
+
+@contextmanager
+def our_faults() -> Iterator[list[str]]:
+    """What the library logs as a fault of its own meanwhile."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("pymongo_resilience")
+    logger.addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logger.removeHandler(handler)
+
+
+@both
+@examples(60)
+@given(answer=answers, awaited=st.booleans(), timeout=st.none() | st.just(2.0))
+def test_any_answer_is_a_wait_or_no(
+    answer: Callable[[], Any],
+    awaited: bool,
+    timeout: float | None,
+    kind: type[FakeWork],
+    run: Run,
+) -> None:
+    said = (lambda: coroutine(answer)) if awaited else answer
+    work = kind(READ, repeat(CUT), Answering(said), timeout=timeout)
+    heard = RecordingListener()
+    with our_faults() as faults, pytest.raises(Final):
+        run(work, Broadcast([heard]))
+    waits = [event.delay for event in heard.events if isinstance(event, RetryScheduled)]
+    assert all(isinstance(wait, (int, float)) and 0 <= wait < math.inf for wait in waits)
+    assert len(waits) == work.attempts - 1
+    assert all(fault.startswith("the retry strategy Answering raised") for fault in faults)
+    if timeout is None:
+        assert work.attempts <= 2
+    else:
+        assert sum(waits) <= timeout
+
+
+@both
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_the_end_of_the_process_passes(
+    interrupt: type[BaseException], kind: type[FakeWork], run: Run
+) -> None:
+    work = kind(READ, [CUT], Answering(raising(interrupt)))
+    with our_faults() as faults, pytest.raises(interrupt):
+        run(work, RecordingListener())
+    assert (work.attempts, faults) == (1, [])
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_so_it_does_from_a_coroutine(interrupt: type[BaseException]) -> None:
+    work = AwaitedWork(READ, [CUT], Answering(lambda: coroutine(raising(interrupt))))
+    with our_faults() as faults, pytest.raises(interrupt):
+        in_task(work, RecordingListener())
+    assert (work.attempts, faults) == (1, [])
+
+
+@both
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
+def test_so_it_does_from_a_listener(
+    interrupt: type[BaseException], kind: type[FakeWork], run: Run
+) -> None:
+    class Ending(RecordingListener):
+        def on_event(self, event: object, /) -> None:
+            raise interrupt
+
+    work = kind(READ, [CUT], Answering(lambda: RetryAction(0.0)))
+    with our_faults() as faults, pytest.raises(interrupt):
+        run(work, Broadcast([Ending()]))
+    assert (work.attempts, faults) == (1, [])
+
+
+@both
+def test_a_listener_that_raises_is_heard_of_once(kind: type[FakeWork], run: Run) -> None:
+    class Faulty(RecordingListener):
+        def on_event(self, event: object, /) -> None:
+            raise LookupError("a user's mistake")
+
+    work = kind(READ, [CUT] * 3, Answering(lambda: RetryAction(0.0)), timeout=2.0)
+    with our_faults() as faults:
+        assert run(work, Broadcast([Faulty(), RecordingListener()])) == RESULT
+    assert faults == ["the listener Faulty raised; further errors of it are not logged"]
+
+
+@both
+def test_a_strategy_that_takes_its_time_takes_it_from_the_deadline(
+    kind: type[FakeWork], run: Run
+) -> None:
+    def ponder() -> RetryAction:
+        work.clock.advance(3.0)
+        return RetryAction(0.0)
+
+    work = kind(READ, repeat(CUT), Answering(ponder), timeout=2.0)
+    with pytest.raises(Final) as caught:
+        run(work, RecordingListener())
+    assert (caught.value.rule.value, work.attempts, work.clock.sleeps) == ("deadline", 1, [])
