@@ -1,7 +1,8 @@
 """Hypothesis strategies for hostile input: what a server, a network or a user may send us.
 
 ``HYPOTHESIS_PROFILE=chaos`` multiplies the number of examples of every test that asks ``examples``
-for its settings; without it they are few enough for every run of the suite.
+for its settings; without it they are few enough for every run of the suite. ``CHAOS_SEED`` repeats
+a run; a failure prints how to repeat its example alone.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from bson import Binary, Code, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+SEED = os.environ.get("CHAOS_SEED")
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "chaos"
 TIMES_LONGER = 50
 
@@ -43,7 +45,7 @@ def examples(number: int) -> Callable[[Any], Any]:
 
     Fixtures serve all examples of a test: what the tests need of them, they bring back themselves.
     """
-    return settings(
+    chosen = settings(
         max_examples=number * TIMES_LONGER if LONG else number,
         deadline=None,
         database=None,
@@ -56,6 +58,7 @@ def examples(number: int) -> Callable[[Any], Any]:
             HealthCheck.data_too_large,
         ],
     )
+    return chosen if SEED is None else lambda test: seed(int(SEED))(chosen(test))
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(

@@ -91,7 +91,7 @@ class CommandSpans:
             span.set_attributes(_of_this_command(event, call))
 
     def succeed(self, event: CommandSucceededEvent) -> None:
-        span = self._spans(calls.current()).pop(event.request_id, None)
+        span = self._taken(event.request_id)
         if span is None:
             return
         if span.is_recording():
@@ -101,7 +101,7 @@ class CommandSpans:
         span.end()
 
     def fail(self, event: CommandFailedEvent) -> None:
-        span = self._spans(calls.current()).pop(event.request_id, None)
+        span = self._taken(event.request_id)
         if span is None:
             return
         if span.is_recording():
@@ -118,6 +118,13 @@ class CommandSpans:
             if error is not None:
                 record_error(span, error)
             span.end()
+
+    def _taken(self, request_id: int) -> Span | None:
+        """The span of a command that ends; None for one whose start drew none."""
+        call = calls.current()
+        if call is not None:
+            return call.command_spans.pop(request_id, None)
+        return self._without_call.get(_thread_or_task(), {}).pop(request_id, None)
 
     def _spans(self, call: calls.Call | None) -> dict[int, Span]:
         if call is not None:

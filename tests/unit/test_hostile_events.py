@@ -106,6 +106,7 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
     assert len({span.context.span_id for span in drawn}) == len(drawn)
     unfinished = sum(map(len, spans._without_call.values()))
     assert len(drawn) + unfinished == begun
+    assert begun or not spans._without_call, "kept something for a command that never started"
 
 
 class Gone:
