@@ -10,10 +10,11 @@ from typing import Any
 import pymongo
 import pytest
 from differential import Laboratory, Outcome, raised_by_us
-from hypothesis import event, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 from operations_under_attack import SEEDS
 from pymongo.errors import ServerSelectionTimeoutError
+from pymongo_resilience_instrumentation import semconv
 from pymongo_resilience_instrumentation.testbed import Interception, Reset
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Rewrite
 from strategies import bson_values, cluster_times, examples, topology_versions
@@ -182,6 +183,7 @@ def alike(ours: Outcome, plain: Outcome) -> bool:
     return ours == plain
 
 
+@example(absurdity=[("connectionId", "7")], healthy=True, strategy="driver", direct=False)
 @examples(8)
 @given(
     absurdity=changes,
@@ -209,4 +211,8 @@ def test_any_hello(
     else:
         raise AssertionError(f"{ours} with the library, {plain} without")
     event("succeeds" if plain.error is None else plain.error[0].__name__)
+    telemetry = laboratory.telemetry
+    assert telemetry is not None
+    said = [span.attributes.get(semconv.SERVER_CONNECTION_ID, 0) for span in telemetry.spans()]
+    assert {type(each) for each in said} <= {int}
     assert ours.raised is None or not raised_by_us(ours.raised)

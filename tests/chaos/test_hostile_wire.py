@@ -6,6 +6,7 @@ pymongo, with the library watching only (strategy ``driver``), and with the libr
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from differential import Hostile, Laboratory, Run, instead, raised_by_us
 from hypothesis import event, given, note
 from hypothesis import strategies as st
 from operations_under_attack import OPERATIONS, SEEDS, Operation
-from pymongo.errors import PyMongoError
+from pymongo.errors import ProtocolError, PyMongoError
 from strategies import (
     BOTH_OVERLOAD_LABELS,
     bson_values,
@@ -175,6 +176,20 @@ def test_any_bytes_as_a_reply(
     assert ours.attempts >= plain.attempts
     if not operation.safe:
         assert laboratory.scheduled(operation) == []
+
+
+def test_a_garbled_reply_to_a_retry_is_the_error_that_is_raised(laboratory: Laboratory) -> None:
+    """As by the driver: whoever sent bytes has received the retry, so it says no less."""
+    operation = next(each for each in OPERATIONS if each.name == "find")
+
+    def hostile() -> Hostile:
+        replies = iter([b"", struct.pack("<iiii", 16, 1, 0, 2013)])
+        return Hostile(laboratory.proxy, operation.command, lambda _: next(replies), 2, closes=True)
+
+    plain = laboratory.plain(operation, hostile)
+    assert isinstance(plain.attacked.raised, ProtocolError)
+    assert plain.attempts == 2
+    assert laboratory.with_library(operation, hostile, "fast_fail") == plain
 
 
 @examples(6)

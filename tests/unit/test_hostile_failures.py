@@ -108,6 +108,7 @@ def test_labels_count_as_strings_in_a_list_alone(document: dict[str, Any], said:
     failure = failures.describe(error, SENT)
     assert failure.labels == strings & set(failures.LABELS)
     assert failure.retryable_overload is (strings >= BOTH_OVERLOAD_LABELS)
+    assert (failure.reason is RetryReason.OVERLOADED) is failure.retryable_overload
 
 
 TEXT_OF_A_REFUSAL = "operation would exceed time limit, remaining timeout:0.01 <= 0.02"
