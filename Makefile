@@ -52,7 +52,7 @@ $(MAIN)/dev.stamp: pyproject.toml | $(MAIN)/bin/python
 
 # The oldest pymongo that is supported.
 $(OLDEST)/stamp: pyproject.toml | $(OLDEST)/bin/python
-	$(OLDEST)/$(PIP_INSTALL) --editable ".[demo]" "pymongo==4.17.*" "hypothesis>=6.100" "pytest>=8.3"
+	$(OLDEST)/$(PIP_INSTALL) --editable ".[dev]" "pymongo==4.17.*"
 	@touch $@
 
 # What a user installs. Built anew every time, and installed without the source tree.

@@ -14,11 +14,13 @@ from ledger import Balance, found_in
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Scenario
+from residue import OpenSpans
 from workload import DATABASE, DEADLINE, Journal, outcome_of_the_last_span, run_tasks, run_threads
 
 import pymongo_resilience
 from pymongo_resilience import Config
 
+OPEN_SPANS: Final = OpenSpans()
 THREADS: Final = 8
 TASKS: Final = 200
 CLIENT: Final = {
@@ -87,6 +89,7 @@ def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
         return
     tracer_provider = TracerProvider(shutdown_on_exit=False)
     tracer_provider.add_span_processor(Outcomes())
+    tracer_provider.add_span_processor(OPEN_SPANS)
     pymongo_resilience.instrument(
         Config(timeout_ms=int(DEADLINE * 1000)),
         tracer_provider=tracer_provider,

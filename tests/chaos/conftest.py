@@ -26,16 +26,9 @@ def quick_census() -> Iterator[None]:
 
 
 @pytest.fixture
-def figure(
-    pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
-) -> Callable[[str], None]:
-    """``figure(text)``: a measured figure, for the report and for the end of the run."""
-
-    def keep(text: str) -> None:
-        record_property("figure", text)
-        pytestconfig.stash.setdefault(FIGURES, []).append(text)
-
-    return keep
+def figure(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """``figure(text)``: a measured figure, for the end of the run."""
+    return pytestconfig.stash.setdefault(FIGURES, []).append
 
 
 def pytest_terminal_summary(

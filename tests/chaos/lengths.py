@@ -9,7 +9,7 @@ SECONDS: Final = float(os.environ.get("CHAOS_SECONDS", "3"))
 """Of each ledger run."""
 SEED: Final = int(os.environ.get("CHAOS_SEED", "1"))
 IS_LONG: Final = SECONDS >= 30
-EVERY: Final = 1.5 if IS_LONG else 0.5
+EVERY: Final = 1.5 if IS_LONG else 0.4
 """Seconds between two faults, on average; more of them where there is little time."""
 GAP: Final = 12.0 if IS_LONG else 2.0
 """Seconds without a primary."""

@@ -7,11 +7,12 @@ from typing import Final
 
 import pytest
 import report
-from campaign import Api, Result, Side, run
+from campaign import OPEN_SPANS, Api, Result, Side, run, side_in_force
 from ledger import Balance, Kind, Ledger, Operation
 from lengths import EVERY, GAP, SECONDS, SEED
 from pymongo_resilience_instrumentation.testbed import Election, RollingRestart, Scenario
 from pymongo_resilience_instrumentation.testbed.menus import FAILOVER, NETWORK, SERVER
+from residue import no_residue
 
 RUNS: Final = {
     "1: network, failover": (*NETWORK, *FAILOVER),
@@ -21,6 +22,16 @@ MIN_HEARTBEAT_INTERVAL: Final = 0.5
 GIVEN_UP: Final = ("attempts_exhausted", "budget", "deadline")
 
 
+pytestmark = pytest.mark.usefixtures("quick_census", "loaded")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> None:
+    """What is loaded when it is first needed is no residue."""
+    with side_in_force(Side.OURS):
+        pass
+
+
 @pytest.fixture(autouse=True)
 def real_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the driver has them; other tests shorten this."""
@@ -28,7 +39,8 @@ def real_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def played(title: str, side: Side, api: Api, scenario: Scenario, seconds: float) -> Result:
-    result = run(title, side, api, scenario, seconds=seconds, seed=SEED)
+    with no_residue(spans=OPEN_SPANS):
+        result = run(title, side, api, scenario, seconds=seconds, seed=SEED)
     report.RESULTS.append(result)
     assert len(result.journal.ledger) > 0
     assert sum(result.faults.values()) > 0
