@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import consecutive_free_ports
 from pymongo import MongoClient
 from pymongo_resilience_instrumentation import cli
 from pymongo_resilience_instrumentation.testbed import (
@@ -110,25 +111,8 @@ def ports(uri: str) -> list[int]:
 
 @pytest.fixture
 def free_port() -> int:
-    """The first of three that follow each other, below those that the system gives to anybody."""
-    for first in range(15_000 + os.getpid() % 4000, 20_000, 3):
-        with contextmanager(_all_free)(range(first, first + 3)) as free:
-            if free:
-                return first
-    raise AssertionError("no free ports")
-
-
-def _all_free(several: range) -> Iterator[bool]:
-    sockets = [socket.socket() for _ in several]
-    try:
-        for each, port in zip(sockets, several, strict=True):
-            each.bind(("127.0.0.1", port))
-        yield True
-    except OSError:
-        yield False
-    finally:
-        for each in sockets:
-            each.close()
+    """The first of three that follow each other."""
+    return consecutive_free_ports(3)
 
 
 def test_it_serves_what_it_prints_until_ctrl_c(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience
@@ -57,6 +57,18 @@ def control(server: EmbeddedServer) -> Iterator[pymongo.MongoClient[Any]]:
 @pytest.fixture
 def proxy(server: EmbeddedServer) -> Iterator[ReplicaSet]:
     with ReplicaSet(server.address, members=1) as running:
+        yield running
+
+
+@pytest.fixture
+def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(server: EmbeddedServer) -> Iterator[ShardedCluster]:
+    with ShardedCluster(server.address) as running:
         yield running
 
 

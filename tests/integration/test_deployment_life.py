@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pymongo
 import pytest
 from conftest import wait_until
+from free_ports import consecutive_free_ports
 from pymongo_resilience_instrumentation.testbed import (
     BlackHole,
     CutBefore,
@@ -40,18 +40,6 @@ from raw import RawClient, ask
 HELLO = {"hello": 1}
 
 
-@pytest.fixture
-def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address) as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(server: EmbeddedServer) -> Iterator[ShardedCluster]:
-    with ShardedCluster(server.address) as running:
-        yield running
-
-
 def test_a_first_port_is_followed_by_the_others(server: EmbeddedServer) -> None:
     first = consecutive_free_ports(3)
     with ReplicaSet(server.address, port=first) as replica_set:
@@ -59,28 +47,6 @@ def test_a_first_port_is_followed_by_the_others(server: EmbeddedServer) -> None:
             ("127.0.0.1", port) for port in range(first, first + 3)
         ]
         assert ask(("127.0.0.1", first + 2), HELLO)["tags"] == {"member": "2"}
-
-
-def consecutive_free_ports(count: int) -> int:
-    """The first of them, below those that the system gives to anybody."""
-    for first in range(20_000 + os.getpid() % 5000, 32_000, count):
-        with contextlib.contextmanager(_bound)(range(first, first + count)) as bound:
-            if bound:
-                return first
-    raise AssertionError("no free ports")
-
-
-def _bound(ports: range) -> Iterator[bool]:
-    sockets = [socket.socket() for _ in ports]
-    try:
-        for each, port in zip(sockets, ports, strict=True):
-            each.bind(("127.0.0.1", port))
-        yield True
-    except OSError:
-        yield False
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def test_a_port_that_is_taken_is_one_error_that_leaves_nothing_behind() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pymongo
@@ -16,7 +15,6 @@ from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     Election,
-    EmbeddedServer,
     Refuse,
     ReplicaSet,
     Restart,
@@ -27,18 +25,6 @@ from raw import RawClient, ask, new_session
 
 Document = dict[str, Any]
 TRANSIENT = "TransientTransactionError"
-
-
-@pytest.fixture
-def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address) as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(server: EmbeddedServer) -> Iterator[ShardedCluster]:
-    with ShardedCluster(server.address) as running:
-        yield running
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pymongo
@@ -25,18 +25,6 @@ from raw import RawClient, ask
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}
-
-
-@pytest.fixture
-def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address) as running:
-        yield running
-
-
-@pytest.fixture
-def cluster(server: EmbeddedServer) -> Iterator[ShardedCluster]:
-    with ShardedCluster(server.address) as running:
-        yield running
 
 
 def names(deployment: Deployment) -> list[str]:

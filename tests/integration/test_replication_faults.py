@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pymongo
@@ -28,12 +27,6 @@ from raw import RawClient, ask, new_session
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}
-
-
-@pytest.fixture
-def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address) as running:
-        yield running
 
 
 def answers(address: tuple[str, int]) -> bool:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pymongo_resilience_instrumentation.testbed.backend import Backend
 from pymongo_resilience_instrumentation.testbed.fault import Fault, refused, whole
 from pymongo_resilience_instrumentation.testbed.member import Member
+from pymongo_resilience_instrumentation.testbed.running import Running
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer, TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from concurrent.futures import Future
-    from types import TracebackType
 
     from pymongo_resilience_instrumentation.testbed.scenario import Scenario
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
@@ -30,7 +30,7 @@ Target = Literal["all", "primary", "secondary"] | int
 """Whom a fault strikes: every member, those with a role at that moment, or one by its index."""
 
 
-class Deployment(ABC):
+class Deployment(Running):
     """The base of all deployments: a context manager around members that serve.
 
     It runs in a daemon thread of its own; all methods may be called from any thread but that one.
@@ -231,18 +231,6 @@ class Deployment(ABC):
         await self._clear()
         await asyncio.gather(*(member.close() for member in self._members))
         self._members = ()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def _is_address(server: object) -> bool:

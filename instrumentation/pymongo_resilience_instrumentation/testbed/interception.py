@@ -6,10 +6,12 @@ answers with a verdict.
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.fault import Fault
+from pymongo_resilience_instrumentation.testbed.fault import Fault, positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -31,11 +33,6 @@ class Connection:
     """How many hellos were answered."""
     commands: int = 0
     """How many other commands were received."""
-
-    @property
-    def is_application(self) -> bool:
-        """It has carried a command: a monitor never sends anything but hello."""
-        return self.commands > 0
 
     @property
     def is_monitor(self) -> bool:
@@ -115,3 +112,27 @@ class Interception(Fault):
         del deployment
         for member in targets:
             member.interceptions.append(self)
+
+
+class Lasting(Interception):
+    """An interception that is over so many seconds after it began; without any, when cleared."""
+
+    def __init__(self, seconds: float | None) -> None:
+        super().__init__()
+        self._seconds = math.inf if seconds is None else positive("seconds", seconds)
+        self._end = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Its time is up."""
+        return time.monotonic() >= self._end
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until it is over, at least 0."""
+        return max(0.0, self._end - time.monotonic())
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Begin now."""
+        self._end = time.monotonic() + self._seconds
+        await super().strike(deployment, targets)

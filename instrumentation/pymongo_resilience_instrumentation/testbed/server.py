@@ -14,14 +14,12 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final
 from urllib.parse import quote
 
 from pymongo_resilience_instrumentation.testbed import wire
 from pymongo_resilience_instrumentation.testbed.fault import positive
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from pymongo_resilience_instrumentation.testbed.running import Running
 
 _PROGRAM: Final = Path(__file__).with_name("server_process.py")
 _STOP_TIMEOUT: Final = 5.0
@@ -34,7 +32,7 @@ class TestbedError(RuntimeError):
     __test__ = False  # pytest must not take the name for a test class
 
 
-class EmbeddedServer:
+class EmbeddedServer(Running):
     """SecantusDB on a free port of 127.0.0.1: wire protocol, transactions and failpoints.
 
     A context manager::
@@ -172,15 +170,3 @@ class EmbeddedServer:
                     f"the embedded server did not answer within {self._startup_timeout:g} s"
                 )
             time.sleep(_RETRY_INTERVAL)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -13,14 +12,11 @@ from pymongo_resilience_instrumentation.testbed.interception import (
     Connection,
     Delay,
     Interception,
+    Lasting,
     Verdict,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
-    from pymongo_resilience_instrumentation.testbed.member import Member
     from pymongo_resilience_instrumentation.testbed.wire import Message
 
 _MILLISECONDS: Final = 1000
@@ -47,7 +43,7 @@ class Overload(Fail):
         )
 
 
-class RateLimit(Interception):
+class RateLimit(Lasting):
     """Admits so many commands per second, as a token bucket does, and sheds what is above it.
 
     Until the deployment is cleared, or for so many seconds.
@@ -67,27 +63,15 @@ class RateLimit(Interception):
         base_backoff: float | None = None,
         seconds: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(seconds)
         self._rate = positive("rate", rate)
         # Less than one token would never admit anything.
         self._burst = max(1.0, rate) if burst is None else positive("burst", burst)
         if self._burst < 1:
             raise refused("burst", burst, "a finite number of at least 1")
-        self._seconds = math.inf if seconds is None else positive("seconds", seconds)
         self._tokens = self._burst
         self._refilled = time.monotonic()
-        self._end = math.inf
         self._refusal = Answer(Overload(base_backoff=base_backoff).document)
-
-    @property
-    def is_over(self) -> bool:
-        """Its time is up."""
-        return time.monotonic() >= self._end
-
-    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Begin now."""
-        self._end = time.monotonic() + self._seconds
-        await super().strike(deployment, targets)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Take a token, or shed the command for want of one."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
-import time
 from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.testbed.fault import (
@@ -21,6 +19,7 @@ from pymongo_resilience_instrumentation.testbed.interception import (
     Delay,
     Hang,
     Interception,
+    Lasting,
     Verdict,
 )
 
@@ -113,7 +112,7 @@ class PoolClearingStorm(Fault):
                 self.injected += 1
 
 
-class BlackHole(Interception):
+class BlackHole(Lasting):
     """Swallows every request and hello for so many seconds; then their connections are closed.
 
     Nothing that was swallowed is ever executed. New connections are accepted, and hear nothing. A
@@ -121,25 +120,13 @@ class BlackHole(Interception):
     """
 
     def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = positive("seconds", seconds)
-        self._end = math.inf
-
-    @property
-    def is_over(self) -> bool:
-        """Its time is up."""
-        return time.monotonic() >= self._end
-
-    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Begin now."""
-        self._end = time.monotonic() + self._seconds
-        await super().strike(deployment, targets)
+        super().__init__(positive("seconds", seconds))
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Say nothing for as long as it lasts."""
         del request, connection
         self.injected += 1
-        return Hang(max(0.0, self._end - time.monotonic()))
+        return Hang(self.remaining)
 
 
 class Latency(Interception):

@@ -1,0 +1,27 @@
+"""Ports that follow each other, for whoever must name them before they are listened on."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def consecutive_free_ports(count: int) -> int:
+    """The first of them, below those that the system gives to anybody."""
+    for first in range(15_000 + os.getpid() % 10_000, 32_000, count):
+        if _are_free(range(first, first + count)):
+            return first
+    raise AssertionError("no free ports")
+
+
+def _are_free(ports: range) -> bool:
+    sockets = [socket.socket() for _ in ports]
+    try:
+        for each, port in zip(sockets, ports, strict=True):
+            each.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    finally:
+        for each in sockets:
+            each.close()
+    return True
