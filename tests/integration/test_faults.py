@@ -118,7 +118,7 @@ def test_not_primary_carries_the_label_and_executes_nothing(
 def test_a_step_down_is_a_gap_without_a_primary(
     server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
 ) -> None:
-    gap = 0.3
+    gap = 0.6
     fault = Election(gap)
     started = time.monotonic()
     proxy.inject(fault)
