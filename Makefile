@@ -25,7 +25,7 @@ demo: $(MAIN)/demo.stamp
 test:
 	@.ci/steps
 
-# A seed that is not given is thrown; every run prints its own. One part alone: ARGS="-k ledger".
+# A seed that is not given is thrown; every run prints its own. One part alone: ARGS=tests/chaos/test_ledger.py.
 SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(100000))')
 DURATION ?= 60
 OPERATIONS ?= 200000
@@ -33,7 +33,7 @@ chaos: SEED := $(SEED)
 chaos: $(MAIN)/dev.stamp
 	@echo "seed $(SEED): make chaos SEED=$(SEED) repeats it"
 	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(DURATION) CHAOS_OPERATIONS=$(OPERATIONS) \
-	  HYPOTHESIS_PROFILE=chaos $(MAIN)/bin/pytest tests/chaos $(ARGS)
+	  HYPOTHESIS_PROFILE=chaos $(MAIN)/bin/pytest $(or $(ARGS),tests/chaos tests/unit/test_hostile_*)
 
 clean:
 	rm -rf $(MAIN) $(OLDEST) $(WHEEL) build dist .hypothesis .import_linter_cache .mypy_cache \
