@@ -97,7 +97,7 @@ def test_clear_mends_in_the_middle(replica_set: ReplicaSet, database: str, name:
         wait_until(lambda: fault.injected)
         replica_set.clear()
         started = time.monotonic()
-        done.result(1)
+        done.result(5)
         with contextlib.suppress(ConnectionError):
             # Whatever becomes of it: nobody is left waiting.
             held.receive()
@@ -107,14 +107,14 @@ def test_clear_mends_in_the_middle(replica_set: ReplicaSet, database: str, name:
         hello = ask(member.address, HELLO)
         assert abs(hello["lastWrite"]["lastWriteDate"].timestamp() - time.time()) < 60
         assert [ask(member.address, {"ping": 1})["ok"] for _ in range(3)] == [1] * 3
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 5
 
 
 def test_clear_ends_a_scenario(replica_set: ReplicaSet) -> None:
     played = replica_set.play(Scenario().after(0.05, Reset).after(60, Reset).after(60, Reset))
     wait_until(lambda: replica_set.injected()["Reset"] == 3)
     replica_set.clear()
-    played.result(1)
+    played.result(5)
     assert not asyncio.all_tasks(replica_set._loop)
 
 
@@ -140,7 +140,7 @@ def test_stop_leaves_no_thread_no_socket_and_no_task(
             wait_until(lambda: fault.injected)
             started = time.monotonic()
             replica_set.stop()
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 5
             assert not asyncio.all_tasks(replica_set._loop)
     wait_until(lambda: (open_files(), threading.active_count()) == (files, threads))
     for address in addresses:

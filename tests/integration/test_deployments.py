@@ -151,14 +151,14 @@ def test_a_read_preference_with_tags_finds_its_secondary(
 
 
 def test_an_election_is_pushed_to_the_client_at_once(side: Side, replica_set: ReplicaSet) -> None:
-    """The default heartbeat is every ten seconds; only a streamed hello tells of it earlier."""
-    client = side.client(replica_set.uri, serverMonitoringMode="auto", heartbeatFrequencyMS=10_000)
+    """The next heartbeat is a minute away; only a streamed hello tells of it earlier."""
+    client = side.client(replica_set.uri, serverMonitoringMode="auto", heartbeatFrequencyMS=60_000)
     side.do(client.admin.command, "ping")
     for _ in range(2):
         started = time.monotonic()
         address = elected(replica_set)
         wait_until(lambda new=address: side.do(lambda: client.primary) == new)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5
     side.do(client.close)
 
 
@@ -171,12 +171,13 @@ def test_an_awaited_hello_waits_for_its_time_or_for_news(replica_set: ReplicaSet
         awaiting = {**HELLO, "topologyVersion": known, "maxAwaitTimeMS": 150}
         started = time.monotonic()
         assert client.ask(awaiting)["topologyVersion"] == known
-        assert 0.15 <= time.monotonic() - started < 1
+        assert 0.15 <= time.monotonic() - started < 5
 
+        started = time.monotonic()
         client.send({**awaiting, "maxAwaitTimeMS": 10_000})
         replica_set.inject(Election(60))
         reply = client.receive()
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 5
         assert not reply.more_to_come
         news = reply.body["topologyVersion"]
         assert (news["processId"], news["counter"]) == (known["processId"], known["counter"] + 1)
@@ -185,7 +186,7 @@ def test_an_awaited_hello_waits_for_its_time_or_for_news(replica_set: ReplicaSet
         for stale in (known, {"processId": ObjectId(), "counter": Int64(99)}):
             asked = {**HELLO, "topologyVersion": stale, "maxAwaitTimeMS": 10_000}
             assert client.ask(asked)["topologyVersion"] == news
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
 
 
 def test_a_streamed_hello_ends_when_the_client_says_something_else(

@@ -118,7 +118,7 @@ def test_not_primary_carries_the_label_and_executes_nothing(
 def test_a_step_down_is_a_gap_without_a_primary(
     server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
 ) -> None:
-    gap = 0.6
+    gap = 1.5
     fault = Election(gap)
     started = time.monotonic()
     proxy.inject(fault)
@@ -270,7 +270,7 @@ def test_an_error_about_the_member_s_state_is_news_to_those_who_await_it(
         told = ask(proxy.address, PING)["topologyVersion"]
         assert told == {**known, "counter": known["counter"] + 1}
         assert monitor.receive().body["topologyVersion"] == told
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5
 
 
 def test_not_primary_is_an_answer_while_hello_says_otherwise(

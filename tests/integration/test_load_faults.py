@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     Slow,
 )
+from pymongo_resilience_instrumentation.testbed.faults import load
 from raw import RawClient, ask
 
 Document = dict[str, Any]
@@ -48,7 +50,8 @@ def test_overload_without_a_hint_gives_none(proxy: ReplicaSet) -> None:
 
 
 def test_a_rate_limit_admits_its_rate_after_its_burst(proxy: ReplicaSet) -> None:
-    rate, burst, seconds = 200, 20, 0.5
+    # The bucket holds what 0.4 s earn: a machine that stands still for less loses none of it.
+    rate, burst, seconds = 50, 20, 0.5
     fault = RateLimit(rate, burst, base_backoff=0.05)
     proxy.inject(fault)
     admitted, shed = 0, []
@@ -62,7 +65,6 @@ def test_a_rate_limit_admits_its_rate_after_its_burst(proxy: ReplicaSet) -> None
             else:
                 shed.append(reply)
         elapsed = time.monotonic() - started
-    # A machine that stands still for a moment asks too rarely to be admitted as often as allowed.
     assert burst + rate * elapsed * 0.7 <= admitted <= burst + rate * elapsed + 1
     assert len(shed) == fault.injected > 0
     for reply in shed:
@@ -79,27 +81,33 @@ def test_what_a_rate_limit_sheds_is_not_executed(
     assert (replies, count()) == ([1, 1, 1, 0, 0, 0], 3)
 
 
-def test_a_pause_fills_the_bucket_and_no_more(proxy: ReplicaSet) -> None:
+def test_a_pause_fills_the_bucket_and_no_more(
+    proxy: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By the real clock, a slow machine earns tokens between one ping and the next.
+    now = 0.0
+    monkeypatch.setattr(load, "time", SimpleNamespace(monotonic=lambda: now))
     proxy.inject(RateLimit(5, burst=2))
     with RawClient(proxy.address) as client:
         assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]
-        time.sleep(0.7)  # earns more than the bucket holds
+        now += 0.7  # earns more than the bucket holds
         assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]
 
 
 def test_less_than_one_in_a_second_is_a_rate(proxy: ReplicaSet) -> None:
-    proxy.inject(RateLimit(0.5))
+    proxy.inject(RateLimit(0.05))
     assert [ask(proxy.address, PING)["ok"] for _ in range(2)] == [1, 0]
 
 
 def test_a_rate_limit_ends_and_begins_when_it_is_injected(proxy: ReplicaSet) -> None:
-    fault = RateLimit(0.01, seconds=0.2)
-    time.sleep(0.25)
-    proxy.inject(fault)
+    seconds = 2.0
+    fault = RateLimit(0.01, seconds=seconds)
+    time.sleep(0.25)  # does not count
     started = time.monotonic()
+    proxy.inject(fault)
     assert [ask(proxy.address, PING)["ok"] for _ in range(2)] == [1, 0]
     wait_until(lambda: ask(proxy.address, PING)["ok"] == 1)
-    assert 0.2 <= time.monotonic() - started < 0.7
+    assert time.monotonic() - started >= seconds
 
 
 def test_a_slow_server_answers_late_until_cleared(
@@ -114,20 +122,20 @@ def test_a_slow_server_answers_late_until_cleared(
     assert time.monotonic() - started >= 0.15
     assert fault.injected == 1
     proxy.clear()
-    started = time.monotonic()
     side.do(coll.find_one)
-    assert time.monotonic() - started < 0.15
+    assert fault.injected == 1
 
 
 def test_a_slow_server_s_hellos_are_fast_and_its_work_is_done_at_once(
     proxy: ReplicaSet, database: str, count: Any
 ) -> None:
-    proxy.inject(Slow(0.3))
+    slow = 2.0
+    proxy.inject(Slow(slow))
     with RawClient(proxy.address) as client, RawClient(proxy.address) as monitor:
         started = time.monotonic()
         client.send({"insert": "coll", "documents": [{}], "$db": database})
         assert monitor.ask(HELLO)["ok"] == 1
         wait_until(lambda: count() == 1)
-        assert time.monotonic() - started < 0.3
+        assert time.monotonic() - started < slow
         assert client.receive().body["ok"] == 1
-        assert time.monotonic() - started >= 0.3
+        assert time.monotonic() - started >= slow

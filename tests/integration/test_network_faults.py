@@ -56,7 +56,7 @@ def turn(side: Side) -> None:
 
 
 def test_refuse_refuses_for_its_time_and_then_no_more(replica_set: ReplicaSet) -> None:
-    fault = Refuse(0.15)
+    fault = Refuse(0.5)
     with RawClient(replica_set.address) as open_before, RawClient(replica_set.address) as other:
         assert open_before.ask(PING)["ok"] == other.ask(HELLO)["ok"] == 1
         started = time.monotonic()
@@ -68,7 +68,7 @@ def test_refuse_refuses_for_its_time_and_then_no_more(replica_set: ReplicaSet) -
                 each.receive()
     assert ask(replica_set.members[1].address, PING)["ok"] == 1
     done.result(5)
-    assert 0.15 <= time.monotonic() - started < 0.65
+    assert time.monotonic() - started >= 0.5
     assert ask(replica_set.address, PING)["ok"] == 1
     # Out of reach for a moment is not out of office.
     assert replica_set.primary is replica_set.members[0]
@@ -123,11 +123,11 @@ def test_a_storm_clears_the_pool_each_time(side: Side, replica_set: ReplicaSet) 
     cleared = Cleared()
     client = side.client(replica_set.uri, event_listeners=[cleared], serverMonitoringMode="auto")
     side.do(client.admin.command, "ping")
-    fault = PoolClearingStorm(times=3, every=0.15)
+    fault = PoolClearingStorm(times=3, every=0.4)
     started = time.monotonic()
     done = replica_set.inject(fault, on="primary")
     wait_until(lambda: (turn(side), done.done())[1])
-    assert 0.3 <= time.monotonic() - started < 0.8
+    assert time.monotonic() - started >= 2 * 0.4
     wait_until(lambda: (turn(side), len(cleared.addresses) == 3)[1])
     assert cleared.addresses == [replica_set.address] * 3
     assert fault.injected == 3
@@ -138,7 +138,7 @@ def test_a_storm_clears_the_pool_each_time(side: Side, replica_set: ReplicaSet) 
 def test_a_black_hole_swallows_and_executes_nothing(
     replica_set: ReplicaSet, insert: Document, count: Any
 ) -> None:
-    fault = BlackHole(0.3)
+    fault = BlackHole(1.0)
     with RawClient(replica_set.address) as busy, RawClient(replica_set.address) as monitor:
         assert busy.ask(PING)["ok"] == 1
         started = time.monotonic()
@@ -154,18 +154,20 @@ def test_a_black_hole_swallows_and_executes_nothing(
             for each in (busy, monitor, late):
                 with pytest.raises(ConnectionError):
                     each.receive()
-    assert 0.3 <= time.monotonic() - started < 0.8
+    assert time.monotonic() - started >= 1.0
     assert (fault.injected, count()) == (3, 0)
     assert ask(replica_set.address, insert)["ok"] == 1
     assert (fault.injected, count()) == (3, 1)
 
 
 def test_a_black_hole_begins_when_it_is_injected(replica_set: ReplicaSet) -> None:
-    fault = BlackHole(0.2)
-    time.sleep(0.25)
+    fault = BlackHole(1.0)
+    time.sleep(0.25)  # does not count
+    started = time.monotonic()
     replica_set.inject(fault)
     with pytest.raises(ConnectionError):
         ask(replica_set.address, PING)
+    assert time.monotonic() - started >= 1.0
 
 
 def test_a_streaming_monitor_finds_a_black_hole_and_its_end(
@@ -185,30 +187,31 @@ def test_a_streaming_monitor_finds_a_black_hole_and_its_end(
 
     side.do(client.admin.command, "ping")
     wait_until(lambda: kinds() == ["RSPrimary", "RSSecondary", "RSSecondary"])
-    replica_set.inject(BlackHole(0.8), on=2)
+    replica_set.inject(BlackHole(60), on=2)
     wait_until(lambda: kinds() == ["RSPrimary", "RSSecondary", "Unknown"])
     # What the others have to say is heard as ever.
     replica_set.inject(Election(0.01))
     wait_until(lambda: kinds() == ["RSSecondary", "RSPrimary", "Unknown"])
+    replica_set.clear()
     wait_until(lambda: kinds() == ["RSSecondary", "RSPrimary", "RSSecondary"])
     side.do(client.close)
 
 
-def test_latency_delays_hellos_and_commands_within_its_bounds(replica_set: ReplicaSet) -> None:
-    fault = Latency(0.03, jitter=0.03, seed=1)
+def test_latency_delays_hellos_and_commands_of_one_member(replica_set: ReplicaSet) -> None:
+    fault = Latency(0.3, jitter=0.03, seed=1)
     replica_set.inject(fault, on=0)
     with RawClient(replica_set.address) as client:
-        for command in (HELLO, PING) * 3:
+        for command in (HELLO, PING) * 2:
             started = time.monotonic()
             assert client.ask(command)["ok"] == 1
-            assert 0.03 <= time.monotonic() - started < 0.06 + 0.25
-    assert fault.injected == 6
+            assert 0.3 <= time.monotonic() - started < 5
+    assert fault.injected == 4
     with RawClient(replica_set.members[1].address) as client:
         fastest = min(_duration(client, PING) for _ in range(5))
-    assert fastest < 0.03
+    assert fastest < 0.3
     replica_set.clear()
     with RawClient(replica_set.address) as client:
-        assert min(_duration(client, PING) for _ in range(5)) < 0.03
+        assert min(_duration(client, PING) for _ in range(5)) < 0.3
 
 
 def _duration(client: RawClient, command: Document) -> float:
