@@ -6,6 +6,7 @@ Events are immutable and carry no document, no query and no server text.
 from __future__ import annotations
 
 import logging
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +20,7 @@ logger = logging.getLogger("pymongo_resilience")
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 DRIVER = frozenset({"pymongo", "bson", "gridfs"})
 """Packages whose exceptions quote values of documents."""
+WITHHELD = "text withheld, it may quote documents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +90,58 @@ class Broadcast:
 
 
 class Unquoting(logging.Filter):
-    """Keeps the driver's texts out of our log lines: they quote documents.
+    """Keeps texts of the driver and lines of source out of our log lines: they quote documents.
 
-    An exception is logged without what it was raised from, or during: mostly that is the driver's.
+    A stand-in is logged for an exception: without what it was raised from, or during, since mostly
+    that is the driver's, and without a traceback, which every formatter prints with its source.
+    The stack is there as text, with file, line and function.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            error = _unquoting(error)
-            record.exc_info = type(error), error, error.__traceback__
+            shown = _unquoting(error)
+            record.exc_info = type(shown), shown, None
+            record.exc_text = "".join(
+                [*_stack(error), *traceback.format_exception_only(shown)]
+            ).rstrip("\n")
         return True
 
 
 def _unquoting(error: BaseException) -> BaseException:
-    if _is_of_driver(error):
-        withheld = Exception(f"{type(error).__qualname__}: text withheld, it may quote documents")
-        return withheld.with_traceback(error.__traceback__)
-    if error.__cause__ is None and error.__context__ is None:
-        return error
+    name = type(error).__qualname__
     try:
+        if isinstance(error, BaseExceptionGroup):
+            # A member may have been raised from an error of the driver's, or be a group itself.
+            members = ", ".join(dict.fromkeys(type(each).__qualname__ for each in error.exceptions))
+            return Exception(f"{name} of {members}: {WITHHELD}")
+        if _is_of_driver(error) or any(map(_is_of_driver, error.args)):
+            return Exception(f"{name}: {WITHHELD}")
         alone = type(error).__new__(type(error), *error.args)
         vars(alone).update(vars(error))
-    except Exception:  # noqa: BLE001 - a class may be made in its own way
-        alone = Exception(type(error).__qualname__)
-    return alone.with_traceback(error.__traceback__)
+        # A class may put a cause or a traceback on whatever is made of it.
+        if alone.__cause__ is alone.__context__ is alone.__traceback__ is None:
+            return alone
+    except Exception:  # noqa: BLE001, S110 - a class may be made in its own way
+        pass
+    return Exception(name)
 
 
-def _is_of_driver(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_is_of_driver, error.exceptions))
-    return any(cls.__module__.partition(".")[0] in DRIVER for cls in type(error).__mro__)
+def _is_of_driver(value: object) -> bool:
+    """Of an exception's arguments, too: ``RuntimeError(error)`` has the text of ``error``."""
+    classes = type(value).__mro__ if isinstance(value, BaseException) else ()
+    return any(cls.__module__.partition(".")[0] in DRIVER for cls in classes)
+
+
+def _stack(error: BaseException) -> list[str]:
+    frames = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name, "")
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    return [
+        "Traceback (most recent call last):\n",
+        *traceback.StackSummary.from_list(frames).format(),
+    ]
 
 
 logger.addFilter(Unquoting())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,9 +99,16 @@ FAULTS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "strategy, from the error": (
         lambda _: {"strategy": Gives(_from)}, "LookupError: no such rule",
     ),
+    "strategy, made of the error": (
+        lambda _: {"strategy": Gives(RuntimeError)}, "Exception: RuntimeError: text withheld",
+    ),
     "strategy, a group": (
         lambda _: {"strategy": Gives(lambda error: ExceptionGroup("several", [error]))},
-        "Exception: ExceptionGroup: text withheld",
+        "Exception: ExceptionGroup of WriteConcernError: text withheld",
+    ),
+    "strategy, a group of what was raised from the error": (
+        lambda _: {"strategy": Gives(lambda error: ExceptionGroup("several", [_from(error)]))},
+        "Exception: ExceptionGroup of LookupError: text withheld",
     ),
     "strategy, a class of its own kind": (
         lambda _: {"strategy": Gives(Peculiar)}, "Exception: Peculiar",
@@ -135,24 +144,65 @@ def test_a_fault_is_logged_with_its_stack_and_without_the_drivers_text(
     assert leaks("log", log) == []
 
 
+def application(directory: Path, source: str) -> tuple[Path, Any]:
+    """A module of the application's; its source is there to be quoted, as for any other."""
+    path = directory / "application.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("application", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return path, module
+
+
 def test_a_stack_in_a_span_has_no_source_of_the_application(
     side: Side, server: EmbeddedServer, database: str, tmp_path: Path
 ) -> None:
     """A line of source may spell out a document, as this one does."""
-    path = tmp_path / "application.py"
-    path.write_text(f"def rows():\n    yield {{}}\n    raise LookupError('{MARK}')\n")
-    spec = importlib.util.spec_from_file_location("application", path)
-    application = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(application)
+    path, its = application(
+        tmp_path, f"def rows():\n    yield {{}}\n    raise LookupError('{MARK}')\n"
+    )
     with instrumented() as outputs:
         coll = side.do(side.client, server.uri)[database].coll
         with pytest.raises(LookupError, match=MARK):
-            side.do(coll.insert_many, application.rows())
+            side.do(coll.insert_many, its.rows())
     (span,) = outputs.spans()
     lines = span.attributes["exception.stacktrace"].splitlines()
     assert f'  File "{path}", line 3, in rows' in lines
     assert lines[-1] == "LookupError"
     assert leaks("spans", outputs.channels()["spans"]) == []
+
+
+def test_a_stack_in_the_log_has_no_source_of_the_application(
+    side: Side, server: EmbeddedServer, database: str, control: Any, tmp_path: Path
+) -> None:
+    """Neither in the line nor for a handler that makes its own of the exception."""
+    path, its = application(
+        tmp_path,
+        "class Audit:\n    def on_event(self, event):\n"
+        f"        raise LookupError('no such audit') if '{MARK}' else None\n",
+    )
+    control[database].coll.insert_one(dict(TAKEN))
+    records: list[logging.LogRecord] = []
+    keeper = logging.Handler()
+    keeper.emit = records.append
+    logger = logging.getLogger("pymongo_resilience")
+    with instrumented(listeners=[its.Audit()]) as outputs:
+        coll = side.do(side.client, server.uri)[database].coll
+        logger.addHandler(keeper)
+        try:
+            with pytest.raises(DuplicateKeyError):
+                side.do(coll.insert_one, dict(TAKEN))
+        finally:
+            logger.removeHandler(keeper)
+    log = outputs.channels()["log"]
+    raised = "the listener Audit raised"
+    (said,) = (each for each in log if each.startswith(raised) and "Traceback" in each)
+    assert f'  File "{path}", line 3, in on_event' in said.splitlines()
+    assert said.splitlines()[-1] == "LookupError: no such audit"
+    assert leaks("log", log) == []
+    (error,) = (record.exc_info[1] for record in records if record.exc_info)
+    assert type(error) is LookupError
+    assert leaks("log", ["".join(traceback.format_exception(error))]) == []
 
 
 @pytest.mark.parametrize("argument", ["config", "strategy", "listeners"])

@@ -71,7 +71,7 @@ def test_a_listener_that_raises_is_logged_once_and_kept_apart(
     assert (record.name, record.levelname) == ("pymongo_resilience", "ERROR")
     assert "Faulty" in record.getMessage()
     assert record.exc_info is not None
-    assert record.exc_info[1] is faulty.error
+    assert repr(record.exc_info[1]) == repr(faulty.error)
 
 
 def test_each_faulty_listener_is_logged_by_itself(caplog: pytest.LogCaptureFixture) -> None:
