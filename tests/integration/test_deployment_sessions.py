@@ -10,7 +10,7 @@ import pytest
 from bson import Int64
 from conftest import SentCommands, Side, wait_until
 from pymongo import CursorType
-from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure
+from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure, PyMongoError
 from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
@@ -150,6 +150,29 @@ def test_a_commit_goes_on_where_its_router_is_gone(
     side.do(session.commit_transaction)
     assert stored() == [0, 1]
     side.do(session.end_session)
+    side.do(client.close)
+
+
+def test_a_restart_of_its_routers_aborts_an_open_transaction(
+    side: Side, cluster: ShardedCluster, database: str, stored: Any
+) -> None:
+    client = side.client(cluster.uri)
+    coll = client[database].coll
+    session = begun(side, client, database)
+    cluster.inject(Restart(0.05)).result(5)
+
+    def is_unknown() -> bool:
+        # The connections were reset, too: that has the same label, and would be no proof.
+        with pytest.raises(PyMongoError) as raised:
+            side.do(coll.insert_one, {"_id": 2}, session=session)
+        assert raised.value.has_error_label(TRANSIENT)
+        return isinstance(raised.value, OperationFailure) and raised.value.code == 251
+
+    wait_until(is_unknown)
+    side.do(session.end_session)
+    assert stored() == [0]
+    # Aborted, and not merely forgotten: what it had inserted can be inserted.
+    side.do(coll.insert_one, {"_id": 1})
     side.do(client.close)
 
 

@@ -49,7 +49,9 @@ class Restart(Fault):
     """Members stop as processes do, and are back after a while; a primary is replaced meanwhile.
 
     Connections are reset and new ones refused; cursors and the topology version are lost. A
-    primary steps down with it, and after the gap the next member that is up is elected.
+    primary steps down with it, and after the gap the next member that is up is elected. Open
+    transactions are aborted, unless only secondaries restart; where routers do, those of the
+    other routers too.
 
     :param downtime: seconds until the members are back.
     :param gap: seconds without a primary, when one of the members was it.
@@ -68,7 +70,10 @@ class Restart(Fault):
             for member in targets:
                 member.shut_down(self)
                 self.injected += 1
-            if replica_set is not None and steps_down:
+            if replica_set is None:
+                # The members do not know which transactions are theirs; a server may abort any.
+                await targets[0].backend.abort_transactions()
+            elif steps_down:
                 await replica_set.step_down(self)
             await asyncio.gather(self._return(deployment, targets), self._replace(replica_set))
         finally:
