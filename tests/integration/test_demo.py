@@ -69,7 +69,7 @@ class Collector:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002
+            def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002 (the base class names it)
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()

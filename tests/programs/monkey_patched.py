@@ -16,10 +16,10 @@ _, URI, DATABASE, WHEN = sys.argv
 if WHEN in ("before", "loader"):
     gevent.monkey.patch_all()
 
-from common import Telemetry, client, say  # noqa: E402 - after the patching, as gevent wants it
-from opentelemetry.instrumentation.auto_instrumentation import initialize  # noqa: E402
+from common import Telemetry, client, say  # noqa: E402 (after the patching, as gevent wants it)
+from opentelemetry.instrumentation.auto_instrumentation import initialize  # noqa: E402 (after the patching)
 
-import pymongo_resilience  # noqa: E402
+import pymongo_resilience  # noqa: E402 (after the patching)
 
 
 def main() -> None:
