@@ -227,10 +227,21 @@ def test_a_port_that_is_taken_is_one_error(free_port: int, tmp_path: Path) -> No
     ("arguments", "sentence"),
     [
         (("--members", "0"), "members is 0, but must be a whole number of at least 1"),
-        (("--topology", "standalone", "--members", "2"), "members is 2, but must be 1"),
-        (("--port", "0"), "port is 0, but must be a whole number from 1 to 65533"),
-        (("--members", "1", "--port", "65536"), "must be a whole number from 1 to 65535"),
+        (("--members", "0", "--port", "70000"), "members is 0, but must be a whole number of at "),
+        (
+            ("--topology", "standalone", "--members", "3"),
+            "must be 1: a standalone has one member; a replica-set or sharded may have more",
+        ),
+        (
+            ("--port", "70000"),
+            "from 1 to 65533: as many consecutive ports are needed as there are members, here 3",
+        ),
+        (
+            ("--members", "1", "--port", "65536"),
+            "from 1 to 65535: as many consecutive ports are needed as there are members, here 1",
+        ),
         (("--chaos", "--seed", "-1"), "seed is -1, but must be a whole number of at least 0"),
+        (("--seed", "1"), "seed is 1, but without --chaos there are no dice"),
     ],
 )
 def test_options_that_cannot_be_are_one_sentence(
@@ -242,6 +253,12 @@ def test_options_that_cannot_be_are_one_sentence(
     assert shown.err.startswith(f"{cli.PROGRAM}: error: ")
     assert sentence in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_the_help_tells_how_often_chaos_strikes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["testbed", "--help"])
+    assert "about one in a second" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_topology_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

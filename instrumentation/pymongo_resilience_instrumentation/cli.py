@@ -93,21 +93,22 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="how many members the replica set has (default: 3), or routers the cluster (default: "
-        "2)",
+        "2); a standalone has one",
     )
     testbed.add_argument(
         "--port",
         type=int,
         metavar="P",
-        help="of the first member; the others follow it (default: free ones)",
+        help="of the first member; the others take the ports after it (default: free ones)",
     )
     testbed.add_argument(
         "--chaos",
         action="store_true",
-        help="strike it with random faults for ever, each told on standard error",
+        help="strike it with random faults for ever, about one in a second, each told on "
+        "standard error",
     )
     testbed.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="of the dice of --chaos (default: 1)"
+        "--seed", type=int, metavar="N", help="of the dice of --chaos (default: 1)"
     )
     commands.add_parser("config", help="show every option, its legal range and its present value")
     return parser

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo_resilience_instrumentation.testbed.fault import whole
+from pymongo_resilience_instrumentation.testbed.fault import refused, whole
 from pymongo_resilience_instrumentation.testbed.menus import FAILOVER, NETWORK, SERVER, restart
 from pymongo_resilience_instrumentation.testbed.replica_set import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.scenario import Scenario
@@ -29,6 +29,7 @@ TOPOLOGIES: Final[dict[str, type[Deployment]]] = {
     "sharded": ShardedCluster,
     "standalone": Standalone,
 }
+_DEFAULT_SEED: Final = 1
 _EVERY: Final = 1.0
 """Seconds between two strikes, on average."""
 _ROUND: Final = 60.0
@@ -43,7 +44,8 @@ class Options:
     members: int | None = None
     port: int | None = None
     chaos: bool = False
-    seed: int = 1
+    seed: int | None = None
+    """Of the dice of ``chaos``, and nothing without it; 1 by default."""
 
 
 def run(options: Options) -> None:
@@ -53,14 +55,14 @@ def run(options: Options) -> None:
     know goes to standard error. Raises ``ValueError`` for options that do not go together and
     :class:`TestbedError` if a port is taken or the server does not start.
     """
-    whole("seed", options.seed, least=0)
-    deployment = TOPOLOGIES[options.topology](members=options.members, port=options.port)
+    seed = _seed(options)
+    deployment = _deployment(options)
     with _told_to_end() as told, deployment:
         sys.stdout.write(f"{deployment.uri}\n")
         sys.stdout.flush()
         _say("Ctrl-C ends it; the data is gone then")
         if options.chaos:
-            _play(deployment, options.seed, told)
+            _play(deployment, seed, told)
         told.wait()
 
 
@@ -73,6 +75,30 @@ def strikes(deployment: Deployment, seed: int) -> Iterator[tuple[float, Strike]]
     for number in itertools.count(seed):
         for pause, strike in Scenario.random(number, _ROUND, menu, every=_EVERY).steps:
             yield pause, replace(strike, on=_fitting(strike.on, deployment))
+
+
+def _seed(options: Options) -> int:
+    if options.seed is None:
+        return _DEFAULT_SEED
+    if not options.chaos:
+        raise ValueError(f"seed is {options.seed!r}, but without --chaos there are no dice")
+    return whole("seed", options.seed, least=0)
+
+
+def _deployment(options: Options) -> Deployment:
+    """Whoever sees only the command line is told why its numbers have the bounds they have."""
+    kind = TOPOLOGIES[options.topology]
+    count = kind.default_members if options.members is None else options.members
+    if kind is Standalone and count != 1:
+        allowed = "1: a standalone has one member; a replica-set or sharded may have more"
+        raise refused("members", count, allowed)
+    try:
+        return kind(members=options.members, port=options.port)
+    except ValueError as exc:
+        if options.port is None or count < 1:
+            raise
+        why = f"as many consecutive ports are needed as there are members, here {count}"
+        raise ValueError(f"{exc}: {why}") from None
 
 
 def _fitting(on: Any, deployment: Deployment) -> Any:
