@@ -1,0 +1,214 @@
+"""Faults of single commands: what each does to them, how often, and what it leaves alone."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from bson import Int64
+from conftest import Side, wait_until
+from pymongo import MongoClient
+from pymongo.errors import WriteConcernError
+from pymongo_resilience_instrumentation.testbed import (
+    Corrupt,
+    CutAfter,
+    CutBefore,
+    EmbeddedServer,
+    Fail,
+    FailWriteConcern,
+    NotPrimary,
+    ReplicaSet,
+    wire,
+)
+from raw import RawClient, ask, new_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PING: dict[str, Any] = {"ping": 1}
+HELLO: dict[str, Any] = {"hello": 1}
+
+
+@pytest.fixture
+def count(control: MongoClient[dict[str, Any]], database: str) -> Callable[[], int]:
+    """How many documents the command of ``insert`` has stored."""
+    return lambda: control[database].coll.count_documents({})
+
+
+@pytest.fixture
+def insert(database: str) -> dict[str, Any]:
+    return {"insert": "coll", "documents": [{}], "$db": database}
+
+
+@pytest.mark.parametrize(("kind", "executed"), [(CutBefore, 0), (CutAfter, 2)])
+def test_a_cut_of_any_command_leaves_the_driver_s_own_alone(
+    proxy: ReplicaSet, insert: dict[str, Any], count: Any, kind: Any, executed: int
+) -> None:
+    fault = kind(times=2)
+    proxy.inject(fault)
+    for _ in range(2):
+        with RawClient(proxy.address) as client:
+            for own in (HELLO, {"isMaster": 1}, {"endSessions": [new_session()]}):
+                assert client.ask(own)["ok"] == 1
+            with pytest.raises(ConnectionError):
+                client.ask(insert)
+    assert (fault.injected, count()) == (2, executed)
+    assert ask(proxy.address, insert)["ok"] == 1
+    assert (fault.injected, count()) == (2, executed + 1)
+
+
+def test_fail_answers_what_it_was_told_and_executes_nothing(
+    proxy: ReplicaSet, insert: dict[str, Any], count: Any
+) -> None:
+    fault = Fail(
+        *("insert", 2),
+        code=8000,
+        name="Some",
+        text="said so",
+        labels=["One", "Two"],
+        more={"extra": 1},
+    )
+    proxy.inject(fault)
+    with RawClient(proxy.address) as client:
+        assert client.ask(PING)["ok"] == 1
+        for _ in range(2):
+            assert client.ask(insert) == {
+                "ok": 0.0,
+                "code": 8000,
+                "codeName": "Some",
+                "errmsg": "said so",
+                "errorLabels": ["One", "Two"],
+                "extra": 1,
+            }
+        assert (fault.injected, count()) == (2, 0)
+        assert client.ask(insert)["ok"] == 1
+
+
+def test_fail_without_more_than_a_code(proxy: ReplicaSet) -> None:
+    proxy.inject(Fail(code=8000))
+    reply = ask(proxy.address, PING)
+    assert reply == {"ok": 0.0, "code": 8000, "errmsg": "the test bed answers code 8000"}
+
+
+def test_an_error_inside_of_a_transaction_has_the_transaction_s_label(proxy: ReplicaSet) -> None:
+    proxy.inject(Fail(times=3, code=6, labels=["One", "RetryableWriteError"]))
+    transaction = {"lsid": new_session(), "txnNumber": Int64(1), "autocommit": False}
+    for body, label in [
+        ({"insert": "coll", "documents": [{}], **transaction}, "TransientTransactionError"),
+        ({"commitTransaction": 1, **transaction}, "RetryableWriteError"),
+        ({"insert": "coll", "documents": [{}]}, "RetryableWriteError"),
+    ]:
+        assert ask(proxy.address, body)["errorLabels"] == ["One", label]
+
+
+@pytest.mark.parametrize("code", [91, 189, 10107, 11600, 13435])
+def test_an_error_about_the_member_s_state_is_news_to_those_who_await_it(
+    proxy: ReplicaSet, code: int
+) -> None:
+    with RawClient(proxy.address) as monitor:
+        known = monitor.ask(HELLO)["topologyVersion"]
+        monitor.send({**HELLO, "topologyVersion": known, "maxAwaitTimeMS": 10_000})
+        proxy.inject(Fail("ping", code=code))
+        started = time.monotonic()
+        told = ask(proxy.address, PING)["topologyVersion"]
+        assert told == {**known, "counter": known["counter"] + 1}
+        assert monitor.receive().body["topologyVersion"] == told
+        assert time.monotonic() - started < 5
+
+
+def test_not_primary_is_an_answer_while_hello_says_otherwise(
+    proxy: ReplicaSet, insert: dict[str, Any], count: Any
+) -> None:
+    fault = NotPrimary(times=2)
+    proxy.inject(fault)
+    for _ in range(2):
+        assert ask(proxy.address, insert)["codeName"] == "NotWritablePrimary"
+        assert ask(proxy.address, HELLO)["isWritablePrimary"] is True
+    assert (fault.injected, count()) == (2, 0)
+
+
+def test_a_write_concern_error_is_added_to_what_was_executed(
+    side: Side, proxy: ReplicaSet, database: str, count: Any
+) -> None:
+    coll = side.client(proxy.uri, retryWrites=False)[database].coll
+    fault = FailWriteConcern("insert", code=64, name="WriteConcernTimeout", labels=["Label"])
+    proxy.inject(fault)
+    with pytest.raises(WriteConcernError) as raised:
+        side.do(coll.insert_one, {})
+    assert (raised.value.code, raised.value.has_error_label("Label")) == (64, True)
+    assert (fault.injected, count()) == (1, 1)
+
+
+def test_a_corrupt_reply_is_what_was_made_of_it(
+    proxy: ReplicaSet, insert: dict[str, Any], count: Any
+) -> None:
+    replies: list[wire.Message] = []
+
+    def halved(reply: wire.Message) -> bytes:
+        replies.append(reply)
+        return reply.raw[: len(reply.raw) // 2] + b"\xff"
+
+    fault = Corrupt(halved, "insert")
+    proxy.inject(fault)
+    with RawClient(proxy.address) as client:
+        client.send(insert)
+        expected = len(replies[0].raw) // 2 if replies else None
+        received = client.socket.recv(65_536)
+        assert replies[0].body["n"] == 1
+        assert expected in {None, len(received) - 1}
+        assert received == halved(replies[0])
+    assert (fault.injected, count()) == (1, 1)
+
+
+def test_a_corrupt_hello_is_corrupted_by_name(side: Side, proxy: ReplicaSet) -> None:
+    """A driver marks the server unknown, and connects anew."""
+    client = side.client(proxy.uri)
+    side.do(client.admin.command, "ping")
+    fault = Corrupt(lambda reply: b"\x07\0\0\0" + reply.raw[4:], "hello", times=2)
+    proxy.inject(fault)
+    wait_until(lambda: side.do(client.admin.command, "ping") and fault.injected == 2)
+    assert side.do(client.admin.command, "ping")["ok"] == 1
+
+
+def test_the_fault_that_was_injected_first_acts_first(proxy: ReplicaSet) -> None:
+    first, second = Fail(code=1111), Fail(code=2222, times=2)
+    proxy.inject(first)
+    proxy.inject(second)
+    assert [ask(proxy.address, PING).get("code") for _ in range(4)] == [1111, 2222, 2222, None]
+    assert proxy.injected() == {"Fail": 3}
+
+
+def test_one_fault_for_several_members_counts_for_all_of_them(server: EmbeddedServer) -> None:
+    with ReplicaSet(server.address) as replica_set:
+        fault = Fail(code=1111, times=2)
+        replica_set.inject(fault)
+        addresses = [member.address for member in replica_set.members]
+        assert [ask(each, PING).get("code") for each in addresses] == [1111, 1111, None]
+        assert fault.injected == 2
+
+
+def test_a_fault_strikes_whom_it_is_aimed_at(server: EmbeddedServer) -> None:
+    with ReplicaSet(server.address) as replica_set:
+        addresses = [member.address for member in replica_set.members]
+        for on, struck in {"primary": [0], "secondary": [1, 2], 2: [2], "all": [0, 1, 2]}.items():
+            replica_set.inject(Fail(code=1111, times=3), on=on)
+            hit = [number for number in range(3) if "code" in ask(addresses[number], PING)]
+            assert hit == struck
+            replica_set.clear()
+
+
+def test_bytes_that_are_no_message_end_one_connection(proxy: ReplicaSet) -> None:
+    with RawClient(proxy.address) as good, RawClient(proxy.address) as bad:
+        bad.socket.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            bad.receive()
+        assert good.ask(PING)["ok"] == 1
+
+
+def test_a_transaction_number_without_a_session_is_the_server_s_to_judge(
+    proxy: ReplicaSet, insert: dict[str, Any]
+) -> None:
+    with RawClient(proxy.address) as client:
+        assert "ok" in client.ask({**insert, "txnNumber": Int64(1)})
+        assert client.ask(PING)["ok"] == 1
