@@ -120,7 +120,7 @@ def _unquoting(error: BaseException) -> BaseException:
         alone = type(error).__new__(type(error), *error.args)
         vars(alone).update(vars(error))
         # A class may put a cause or a traceback on whatever is made of it.
-        if alone.__cause__ is alone.__context__ is alone.__traceback__ is None:
+        if (alone.__cause__, alone.__context__, alone.__traceback__) == (None, None, None):
             return alone
     except Exception:  # noqa: BLE001, S110 - a class may be made in its own way
         pass
