@@ -119,6 +119,10 @@ class CommandSpans:
                 record_error(span, error)
             span.end()
 
+    def start_afresh(self) -> None:
+        """In a forked child: what is in flight without a call is the parent's, which ends it."""
+        self._without_call.clear()
+
     def _taken(self, request_id: int) -> Span | None:
         """The span of a command that ends; None for one whose start drew none."""
         call = calls.current()

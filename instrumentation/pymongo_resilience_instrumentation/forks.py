@@ -10,6 +10,7 @@ counted as used for good. So in the child
 - a call in progress is the parent's, which ends its spans and counts it. What the child calls has
   neither that span above it nor that deadline, even where the fork happened inside of the call (in
   a generator that ``insert_many`` reads from, say);
+- so is a command in flight without a call, as a cursor's ``close()`` sends it;
 - retry budgets and circuit breakers start afresh, once there are any.
 
 The patches, the switch and the configuration stay: a fork after ``instrument()`` is instrumented.
@@ -21,6 +22,7 @@ with the sums it had, and a lock of its metrics that some thread held just then 
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ from pymongo_resilience_instrumentation import calls
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
+logger = logging.getLogger("pymongo_resilience")
 _watched: Runtime | None = None
 
 
@@ -43,9 +46,14 @@ def _in_child() -> None:
     runtime = _watched
     if runtime is None:
         return
-    runtime.clients.start_afresh()
-    calls.abandon()
-    runtime.disinherit()
+    steps = [runtime.clients.start_afresh, calls.abandon, runtime.disinherit]
+    if runtime.command_spans is not None:
+        steps.append(runtime.command_spans.start_afresh)
+    for step in steps:
+        try:
+            step()
+        except Exception:
+            logger.exception("a fault of pymongo-resilience in a forked child")
 
 
 if hasattr(os, "register_at_fork"):  # there is no fork on Windows

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import Instrument
+from pymongo_resilience_instrumentation import forks
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 
 import pymongo_resilience
@@ -114,6 +115,44 @@ def test_a_child_forked_inside_of_a_call_has_neither_its_span_nor_its_deadline(
     assert answer["unwound"] == {"spans": 0, "counted": False}
     assert [each["outcome"] for each in answer["insert"]] == ["ok"]
     assert answer["find"] == [READ]
+
+
+def test_a_command_in_flight_without_a_call_is_the_parents_to_end(
+    server: EmbeddedServer, database: str
+) -> None:
+    answer, _ = _run("fork_between_calls", server.uri, database)
+    (of_parent,) = answer["parent"]
+    (of_child,) = answer["child"]
+    assert of_child != of_parent
+
+
+@pytest.mark.parametrize("failing", ["clients", "calls", "runtime", "command spans"])
+def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
+    failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # No step is known to fail; so it is stand-ins that do.
+    ran: list[str] = []
+
+    def step(name: str) -> Any:
+        def run() -> None:
+            ran.append(name)
+            if name == failing:
+                raise LookupError(name)
+
+        return run
+
+    runtime = SimpleNamespace(
+        clients=SimpleNamespace(start_afresh=step("clients")),
+        disinherit=step("runtime"),
+        command_spans=SimpleNamespace(start_afresh=step("command spans")),
+    )
+    monkeypatch.setattr("pymongo_resilience_instrumentation.calls.abandon", step("calls"))
+    monkeypatch.setattr(forks, "_watched", runtime)
+    forks._in_child()
+    assert sorted(ran) == ["calls", "clients", "command spans", "runtime"]
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert repr(record.exc_info[1]) == repr(LookupError(failing))
 
 
 def test_a_spawned_child_instruments_itself(server: EmbeddedServer, database: str) -> None:

@@ -32,8 +32,8 @@ def say(answer: Any) -> None:
     sys.stdout.flush()
 
 
-def client(uri: str, kind: Any = pymongo.MongoClient) -> Any:
-    return kind(uri, serverMonitoringMode="poll", heartbeatFrequencyMS=500)
+def client(uri: str, kind: Any = pymongo.MongoClient, **options: Any) -> Any:
+    return kind(uri, serverMonitoringMode="poll", heartbeatFrequencyMS=500, **options)
 
 
 def fail(client: Any, command: str, times: int = FAILURES) -> Any:
