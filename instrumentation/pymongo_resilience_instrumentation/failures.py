@@ -6,6 +6,7 @@ Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Cou
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,11 @@ REASON_BY_CODE: Mapping[int, RetryReason] = {
 """Server error codes; every other code is the application's own concern."""
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
+REFUSAL = re.compile(
+    r"operation would exceed time limit, remaining timeout:-?\d+\.\d{5}"
+    r" <= network round trip time:\d+\.\d{5} "
+)
+"""How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow."""
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -161,12 +167,13 @@ def _stage(error: Exception, document: Mapping[str, Any], attempt: Attempt) -> S
 def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
     """The driver gives its own refusal, for want of time, the shape of a server's error.
 
-    The whole shape, since a server may write the same text: that one has received the command.
+    The whole shape and the whole text, since a server may write the same: that one has received
+    the command. Servers answer with a double for ``ok``, the driver writes an int.
     """
     if not isinstance(error, ExecutionTimeout) or document.keys() != {"ok", "errmsg", "code"}:
         return False
-    text = document["errmsg"]
-    return isinstance(text, str) and text.startswith("operation would exceed time limit")
+    ok, text = document["ok"], document["errmsg"]
+    return type(ok) is int and isinstance(text, str) and REFUSAL.match(text) is not None
 
 
 def _reason(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import pymongo
 import pytest
 from bson import Int64
 from hypothesis import assume, given
@@ -19,6 +22,8 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
 )
+from pymongo.pool_options import PoolOptions
+from pymongo.synchronous.pool import Connection
 from pymongo_resilience_instrumentation import failures, semconv, spans, timeouts
 from pymongo_resilience_instrumentation.metrics import error_type
 from strategies import (
@@ -111,7 +116,10 @@ def test_labels_count_as_strings_in_a_list_alone(document: dict[str, Any], said:
     assert (failure.reason is RetryReason.OVERLOADED) is failure.retryable_overload
 
 
-TEXT_OF_A_REFUSAL = "operation would exceed time limit, remaining timeout:0.01 <= 0.02"
+TEXT_OF_A_REFUSAL = (
+    "operation would exceed time limit, remaining timeout:0.01000 <= "
+    "network round trip time:0.02000 (configured timeouts: connectTimeoutMS: 20000.0ms)"
+)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +136,38 @@ def test_a_server_cannot_say_that_the_driver_refused(
     document = {"ok": 0, "errmsg": TEXT_OF_A_REFUSAL, "code": 50, **more}
     failure = failures.describe(error(TEXT_OF_A_REFUSAL, 50, document), SENT)
     assert failure.stage is (Stage.ANSWERED if more else stage)
+
+
+@pytest.mark.parametrize(
+    ("ok", "text", "stage"),
+    [
+        (0, TEXT_OF_A_REFUSAL, Stage.NOT_SENT),
+        (0, TEXT_OF_A_REFUSAL.replace(":0.01", ":-0.01"), Stage.NOT_SENT),
+        (0.0, TEXT_OF_A_REFUSAL, Stage.ANSWERED),
+        (Int64(0), TEXT_OF_A_REFUSAL, Stage.ANSWERED),
+        (False, TEXT_OF_A_REFUSAL, Stage.ANSWERED),
+        (0, "operation would exceed time limit", Stage.ANSWERED),
+        (0.0, "operation would exceed time limit", Stage.ANSWERED),
+        (0, "operation would exceed time limit, remaining timeout:", Stage.ANSWERED),
+        (0, "and so: " + TEXT_OF_A_REFUSAL, Stage.ANSWERED),
+    ],
+)
+def test_the_driver_refuses_in_words_and_a_type_of_its_own(
+    ok: Any, text: str, stage: Stage
+) -> None:
+    """mongod answers with a double for ``ok``; the words are those of pymongo 4.17 to 4.20."""
+    error = ExecutionTimeout(text, 50, {"ok": ok, "errmsg": text, "code": 50})
+    assert failures.describe(error, SENT).stage is stage
+
+
+def test_the_refusal_of_the_installed_driver_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The real method without its connection: a round trip that takes a minute is hard to have.
+    monkeypatch.setattr("pymongo._csot.get_rtt", lambda: 60.0)
+    connection = SimpleNamespace(opts=PoolOptions(connect_timeout=20), max_wire_version=25)
+    parameters = inspect.signature(Connection.apply_timeout).parameters  # 4.17: the client, too
+    with pymongo.timeout(5), pytest.raises(ExecutionTimeout) as raised:
+        Connection.apply_timeout(connection, *[None] * (len(parameters) - 1))
+    assert failures.describe(raised.value, SENT).stage is Stage.NOT_SENT
 
 
 def test_the_rest_of_a_stumbling_error_is_still_read() -> None:
