@@ -67,7 +67,12 @@ class Result:
     api: Api
     journal: Journal
     balance: Balance
+    strikes: int
+    """Faults of the scenario."""
     faults: dict[str, int]
+    """How often each kind acted: a black hole counts every message it swallows."""
+    repeats: int
+    """Writes that reached the server again after it had executed them."""
     recovery: Recovery | None
     """From the last election, if an operation waited for it."""
 
@@ -117,12 +122,22 @@ def run(
             else:
                 asyncio.run(_tasks(replica_set.uri, options, seconds, seed, journal))
             played.result(timeout=seconds)
-            faults = replica_set.injected()
+            faults, repeats = replica_set.injected(), replica_set.repeats
             recovery = _recovery(journal, replica_set.elected_at)
         # Past the members, and after their end: nothing that was held back arrives any more.
         with pymongo.MongoClient[Any](server.uri) as direct:
             balance = journal.ledger.balance(found_in(direct[DATABASE]))
-    return Result(title, side, api, journal, balance, dict(faults), recovery)
+    return Result(
+        title=title,
+        side=side,
+        api=api,
+        journal=journal,
+        balance=balance,
+        strikes=len(scenario.steps),
+        faults=dict(faults),
+        repeats=repeats,
+        recovery=recovery,
+    )
 
 
 def _recovery(journal: Journal, elected_at: float) -> Recovery | None:

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     FIND_AND_MODIFY = "findAndModify"
     BULK = "bulk write"
     TRANSACTION = "transaction"
+    READ = "read"
 
 
 EFFECTS: Final = {
@@ -33,6 +34,7 @@ EFFECTS: Final = {
     Kind.FIND_AND_MODIFY: ("modified",),
     Kind.BULK: ("first", "updated", "second"),
     Kind.TRANSACTION: ("inserted", "updated"),
+    Kind.READ: (),
 }
 
 
@@ -63,7 +65,7 @@ class Balance:
     doubled: list[str] = field(default_factory=list)
     """There more than once, acknowledged or not."""
     torn: list[str] = field(default_factory=list)
-    """Transactions of which a part is there."""
+    """Transactions of which a part is there, and bulk writes whose order was not kept."""
     unknown: list[str] = field(default_factory=list)
     """There, and never asked for."""
     applied_though_raised: int = 0
@@ -95,9 +97,12 @@ class Ledger:
             effect for each in self.acknowledged for effect in each.effects if not found[effect]
         ]
         for each in self.raised:
-            present = sum(effect in found for effect in each.effects)
-            balance.applied_though_raised += present > 0
-            if each.kind is Kind.TRANSACTION and 0 < present < len(each.effects):
+            present = [found[effect] > 0 for effect in each.effects]
+            balance.applied_though_raised += any(present)
+            # In order: what is there comes before what is not. Of a transaction it is all or none.
+            in_order = present == sorted(present, reverse=True)
+            half = each.kind is Kind.TRANSACTION and any(present) and not all(present)
+            if half or not in_order:
                 balance.torn.append(each.name)
         return balance
 

@@ -17,7 +17,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from campaign import Result
 
-_WIDTH: Final = 180
+_WIDTH: Final = 200
 
 RESULTS: list[Result] = []
 """Of this session, in the order of the runs."""
@@ -32,12 +32,15 @@ def row(result: Result) -> dict[str, Any]:
         "side": result.side.value,
         "api": result.api.value,
         "operations": len(durations),
-        "faults": sum(result.faults.values()),
+        "strikes": result.strikes,
+        "acts": sum(result.faults.values()),
+        "repeats": result.repeats,
         "lost": len(balance.lost),
         "doubled": len(balance.doubled),
         "torn": len(balance.torn) + len(balance.unknown),
+        "wrong": len(result.journal.wrong),
         "errors": sum(result.journal.errors.values()),
-        "applied though raised": balance.applied_though_raised,
+        "applied, raised": balance.applied_though_raised,
         "p50 s": round(_share(durations, 0.5), 3),
         "p99 s": round(_share(durations, 0.99), 3),
         "longest s": round(_share(durations, 1.0), 3),

@@ -24,6 +24,10 @@ outcome_of_the_last_span: ContextVar[str | None] = ContextVar("outcome", default
 """Set by whoever listens to spans; ``None`` where nobody does."""
 
 
+class WrongResultError(Exception):
+    """An operation was acknowledged, with a result that it cannot have had."""
+
+
 @dataclass
 class Journal:
     """What a run left behind, besides the ledger. Thread-safe enough: appends and one lock."""
@@ -33,6 +37,8 @@ class Journal:
     """When each operation began and ended, on the monotonic clock."""
     errors: Counter[str] = field(default_factory=Counter)
     """Errors that reached the application, by outcome and type."""
+    wrong: list[str] = field(default_factory=list)
+    """Operations that were acknowledged with a result that they cannot have had."""
     samples: list[str] = field(default_factory=list)
     """The texts of the first few errors."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -48,11 +54,16 @@ class Journal:
         self.ledger.acknowledged.append(operation)
 
     def failed(self, operation: Operation, started: float, error: Exception) -> None:
-        """The operation raised."""
-        self.spans.append((started, time.monotonic()))
+        """The operation raised; a wrong result is an acknowledgement all the same."""
+        if isinstance(error, WrongResultError):
+            self.wrong.append(f"{operation.name} ({operation.kind}): {error}")
+            self.done(operation, started)
+            return
+        ended = time.monotonic()
+        self.spans.append((started, ended))
         self.ledger.raised.append(operation)
         with self._lock:
-            self.errors[f"{_outcome(operation, error)}: {_name(error)}"] += 1
+            self.errors[f"{_outcome(error, ended - started)}: {_name(error)}"] += 1
             if len(self.samples) < 20:
                 self.samples.append(f"{operation.name} ({operation.kind}): {error!r}"[:600])
 
@@ -62,15 +73,19 @@ def _name(error: Exception) -> str:
     return type(error).__name__ + (f" {code}" if code else "")
 
 
-def _outcome(operation: Operation, error: Exception) -> str:
-    """As its span says; a transaction has none, so its error must speak for itself."""
+def _outcome(error: Exception, seconds: float) -> str:
+    """As the last span says, if it failed; a commit has none, so its error must speak for itself.
+
+    Whatever it says, no deadline has passed long before it.
+    """
     outcome = outcome_of_the_last_span.get()
     if outcome is None:
         return "plain"
-    if operation.kind is not Kind.TRANSACTION:
+    late = seconds >= 0.9 * DEADLINE
+    if outcome == "deadline" or getattr(error, "timeout", False) or late:
+        return "deadline" if late else f"deadline after {seconds:.1f} s"
+    if outcome not in {"ok", "retried_ok"}:
         return outcome
-    if getattr(error, "timeout", False):
-        return "deadline"
     overloaded = isinstance(error, pymongo.errors.PyMongoError) and error.has_error_label(
         "SystemOverloadedError"
     )
@@ -134,13 +149,36 @@ def _account_of_one(operation: Operation, part: str) -> dict[str, Any]:
     return {"count": 1, "effects": [operation.effect(part)]}
 
 
+def _read(database: Any, operation: Operation) -> Call:
+    return database[ACCOUNTS].find_one, ({"_id": operation.account},), {}
+
+
 CALLS: Final[dict[Kind, Callable[[Any, Operation], Call]]] = {
     Kind.INSERT: _insert,
     Kind.UPDATE: _update,
     Kind.FIND_AND_MODIFY: _find_and_modify,
     Kind.BULK: _bulk,
+    Kind.READ: _read,
 }
 _IN_TRANSACTION: Final = (_insert, _update)
+
+
+def check(operation: Operation, result: Any) -> None:
+    """Raises :class:`WrongResultError` where the result is not that of the operation, once."""
+    match operation.kind:
+        case Kind.INSERT:
+            right = result.inserted_id is not None
+        case Kind.UPDATE:
+            right = result.matched_count + (result.upserted_id is not None) == 1
+        case Kind.FIND_AND_MODIFY:
+            right = result is not None and operation.effects[0] in result["effects"]
+        case Kind.BULK:
+            updated = result.matched_count + result.upserted_count
+            right = (result.inserted_count, updated) == (2, 1)
+        case _:
+            right = True
+    if not right:
+        raise WrongResultError(repr(result)[:300])
 
 
 def write(client: Any, operation: Operation) -> None:
@@ -148,7 +186,7 @@ def write(client: Any, operation: Operation) -> None:
     database = client[DATABASE]
     if operation.kind is not Kind.TRANSACTION:
         function, arguments, options = CALLS[operation.kind](database, operation)
-        function(*arguments, **options)
+        check(operation, function(*arguments, **options))
         return
 
     def transaction(session: Any) -> None:
@@ -165,7 +203,7 @@ async def write_async(client: Any, operation: Operation) -> None:
     database = client[DATABASE]
     if operation.kind is not Kind.TRANSACTION:
         function, arguments, options = CALLS[operation.kind](database, operation)
-        await function(*arguments, **options)
+        check(operation, await function(*arguments, **options))
         return
 
     async def transaction(session: Any) -> None:

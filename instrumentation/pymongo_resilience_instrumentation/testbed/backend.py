@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Self
+import logging
+from typing import TYPE_CHECKING, Final, Self
 
 from pymongo_resilience_instrumentation.testbed import wire
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
+
+_VOLATILE: Final = frozenset({"$clusterTime", "$readPreference", "maxTimeMS"})
+"""What may differ between two attempts of one write."""
+
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -26,19 +33,29 @@ class Session:
         self.lock = asyncio.Lock()
         self.number = -1
         self.in_transaction = False
+        self._last_write: bytes | None = None
 
     def refusal(self, request: Message) -> Document | None:
-        """What mongod says to a transaction number that it has seen a newer one of."""
+        """What is said to a transaction number that was used for something else before.
+
+        To an older one, what mongod says. To one that another write has, what no driver ever
+        should hear: mongod would answer with the record of the other write, and lose this one.
+        """
         number = request.body["txnNumber"]
-        if number >= self.number:
+        if number > self.number:
             return None
-        return {
-            "ok": 0.0,
-            "errmsg": f"Cannot start transaction {number} on session because a newer "
-            f"transaction {self.number} has already started",
-            "code": 225,
-            "codeName": "TransactionTooOld",
-        }
+        if number < self.number:
+            text = f"transaction number {number} is older than the session's {self.number}"
+            return _error(225, "TransactionTooOld", text)
+        if "autocommit" in request.body or self._last_write == _write(request):
+            return None
+        text = f"transaction number {number} belongs to another write of the session"
+        _log.error("%s: %s", request.command_name, text)
+        return _error(20, "IllegalOperation", text)
+
+    def is_repeat(self, request: Message) -> bool:
+        """The same write, or the same end of a transaction, was executed before."""
+        return request.body["txnNumber"] == self.number and self._last_write == _write(request)
 
     def note(self, request: Message) -> None:
         """Remember what the request makes of the session."""
@@ -47,6 +64,7 @@ class Session:
             self.in_transaction = True
         elif request.command_name in wire.ENDS_TRANSACTION or "autocommit" not in request.body:
             self.in_transaction = False
+        self._last_write = None if request.is_inside_transaction else _write(request)
 
 
 class Backend:
@@ -58,6 +76,8 @@ class Backend:
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
         self._sessions: dict[bytes, Session] = {}
+        self.repeats = 0
+        """How many writes, and ends of transactions, arrived again after they were executed."""
 
     def session(self, request: Message) -> Session | None:
         """The session whose transaction number the request carries, if it carries one."""
@@ -110,6 +130,7 @@ class Upstream:
             refusal = session.refusal(request)
             if refusal is not None:
                 return wire.reply_to(request, refusal, next(self._request_ids))
+            self._backend.repeats += session.is_repeat(request)
             session.note(request)
             return await self._exchange(_without(request, "maxTimeMS"))
 
@@ -132,6 +153,16 @@ class Upstream:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._writer.transport.abort()
+
+
+def _error(code: int, name: str, text: str) -> Document:
+    return {"ok": 0.0, "errmsg": text, "code": code, "codeName": name}
+
+
+def _write(request: Message) -> bytes:
+    """What the write consists of."""
+    body = {key: value for key, value in request.body.items() if key not in _VOLATILE}
+    return request.with_body(body).payload
 
 
 def _without(request: Message, field: str) -> Message:

@@ -120,6 +120,11 @@ class Deployment(Running):
             counts[type(fault).__name__] += fault.injected
         return counts
 
+    @property
+    def repeats(self) -> int:
+        """How many writes, and ends of transactions, arrived again after they were executed."""
+        return self.members[0].backend.repeats
+
     async def strike(self, fault: Fault, on: Target = "all") -> Future[None]:
         """``inject``, for those who are in the deployment's event loop already."""
         if not isinstance(fault, Fault):

@@ -94,6 +94,9 @@ class Interception(Fault):
     One instance given to several members counts for all of them together.
     """
 
+    until = math.inf
+    """When it is forgotten at the latest, on the monotonic clock, though it is not over."""
+
     @property
     def is_over(self) -> bool:
         """A member forgets an interception that is over."""

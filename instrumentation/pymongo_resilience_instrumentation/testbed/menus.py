@@ -1,8 +1,8 @@
 """What random scenarios are thrown from: recipes that make a fault from dice.
 
-Every fault of a menu ends within two seconds: an operation with a deadline of twenty can outlast
-each of them, and a few together. None cuts more than three handshakes of one operation in a row:
-drivers take those for overload, of which they repeat five in all.
+Every fault of a menu ends within two seconds, whether it met what it waits for or not: an operation
+with a deadline of twenty can outlast each of them, and a few together. None cuts more than three
+handshakes in a row: drivers take those for overload, of which they repeat five in all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pymongo_resilience_instrumentation.testbed.faults import (
     CutBefore,
     Election,
     Fail,
+    FailWriteConcern,
     NotPrimary,
     Overload,
     PoolClearingStorm,
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pymongo_resilience_instrumentation.testbed.deployment import Target
+    from pymongo_resilience_instrumentation.testbed.fault import Fault
 
     Recipe = Callable[[random.Random], Strike]
 
-COMMANDS: Final = ("insert", "update", "findAndModify", "commitTransaction", "find", None)
+WRITES: Final = ("insert", "update", "findAndModify", "commitTransaction")
+COMMANDS: Final = (*WRITES, "find", None)
 """Commands to aim at; ``None`` is any."""
+WITHIN: Final = 2.0
+"""Seconds after which a fault waits no longer for a command to strike."""
 TRANSIENT_CODES: Final = {
     6: "HostUnreachable",
     7: "HostNotFound",
@@ -52,17 +57,17 @@ TRANSIENT_CODES: Final = {
 
 def cut_before(dice: random.Random) -> Strike:
     """Up to four commands in a row never reach the server."""
-    return strike(CutBefore, dice.choice(COMMANDS), times=dice.randint(1, 4), on="primary")
+    return _command(CutBefore, dice, COMMANDS, times=dice.randint(1, 4))
 
 
 def cut_after(dice: random.Random) -> Strike:
     """Up to four replies in a row are lost."""
-    return strike(CutAfter, dice.choice(COMMANDS), times=dice.randint(1, 4), on="primary")
+    return _command(CutAfter, dice, COMMANDS, times=dice.randint(1, 4))
 
 
 def cut_at_handshake(dice: random.Random) -> Strike:
     """A few new connections break at their first message."""
-    return strike(CutAtHandshake, times=dice.randint(1, 3), on="primary")
+    return strike(CutAtHandshake, times=dice.randint(1, 3), on="primary", within=WITHIN)
 
 
 def reset(dice: random.Random) -> Strike:
@@ -97,15 +102,13 @@ def restart(dice: random.Random) -> Strike:
 
 def not_primary(dice: random.Random) -> Strike:
     """Commands meet a member that is no longer primary, and does not say so in hello."""
-    return strike(NotPrimary, dice.choice(COMMANDS[:3]), times=dice.randint(1, 3), on="primary")
+    return _command(NotPrimary, dice, WRITES, times=dice.randint(1, 3))
 
 
 def overload(dice: random.Random) -> Strike:
     """Some commands are shed, at times with a hint how long to wait."""
     hint = dice.choice((None, None, 0.05))
-    return strike(
-        Overload, dice.choice(COMMANDS), times=dice.randint(1, 12), base_backoff=hint, on="primary"
-    )
+    return _command(Overload, dice, COMMANDS, times=dice.randint(1, 12), base_backoff=hint)
 
 
 def rate_limit(dice: random.Random) -> Strike:
@@ -115,20 +118,17 @@ def rate_limit(dice: random.Random) -> Strike:
 
 def server_error(dice: random.Random) -> Strike:
     """Commands are refused with an error that a retry may mend."""
-    code = dice.choice(tuple(TRANSIENT_CODES))
-    return strike(
-        Fail,
-        dice.choice(COMMANDS[:3]),
-        times=dice.randint(1, 4),
-        code=code,
-        name=TRANSIENT_CODES[code],
-        labels=["RetryableWriteError"],
-        on="primary",
-    )
+    return _command(Fail, dice, WRITES, times=dice.randint(1, 4), **_transient(dice))
+
+
+def write_concern_error(dice: random.Random) -> Strike:
+    """Writes are executed, and answered with an error that a retry may mend."""
+    return _command(FailWriteConcern, dice, WRITES, times=dice.randint(1, 3), **_transient(dice))
 
 
 NETWORK: Final[Sequence[Recipe]] = (
     cut_before,
+    cut_after,
     cut_after,
     cut_at_handshake,
     reset,
@@ -136,11 +136,25 @@ NETWORK: Final[Sequence[Recipe]] = (
     black_hole,
     pool_clearing_storm,
 )
-"""Faults of the network alone."""
+"""Faults of the network alone; the one that tells lost from doubled twice as often."""
 FAILOVER: Final[Sequence[Recipe]] = (election, restart, not_primary)
 """Elections, restarts, and members that are late to notice."""
-SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error)
+SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error, write_concern_error)
 """Overload, and errors of the server's own."""
+
+
+def _command(
+    kind: Callable[..., Fault],
+    dice: random.Random,
+    commands: Sequence[str | None],
+    **options: object,
+) -> Strike:
+    return strike(kind, dice.choice(commands), on="primary", within=WITHIN, **options)
+
+
+def _transient(dice: random.Random) -> dict[str, object]:
+    code = dice.choice(tuple(TRANSIENT_CODES))
+    return {"code": code, "name": TRANSIENT_CODES[code], "labels": ["RetryableWriteError"]}
 
 
 def _anyone(dice: random.Random) -> Target:

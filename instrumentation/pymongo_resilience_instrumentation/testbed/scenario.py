@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -13,6 +14,7 @@ from pymongo_resilience_instrumentation.testbed.fault import (
     refused,
     whole,
 )
+from pymongo_resilience_instrumentation.testbed.interception import Interception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +33,8 @@ class Strike:
     arguments: Sequence[Any] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     on: Target = "all"
+    within: float | None = None
+    """An interception that has not met its requests within so many seconds is forgotten."""
 
     def __str__(self) -> str:
         written = [repr(value) for value in self.arguments]
@@ -38,18 +42,27 @@ class Strike:
         return f"{self.kind.__name__}({', '.join(written)}) on {self.on}"
 
     def fault(self) -> Fault:
-        """A new fault of this description."""
-        return self.kind(*self.arguments, **self.options)
+        """A new fault of this description; its time begins to count."""
+        fault = self.kind(*self.arguments, **self.options)
+        if self.within is not None and isinstance(fault, Interception):
+            fault.until = time.monotonic() + self.within
+        return fault
 
 
 def strike(
-    kind: Callable[..., Fault], *arguments: object, on: Target = "all", **options: object
+    kind: Callable[..., Fault],
+    *arguments: object,
+    on: Target = "all",
+    within: float | None = None,
+    **options: object,
 ) -> Strike:
     """``strike(CutAfter, "update", times=3, on="primary")``.
 
     Raises ``ValueError`` for arguments that the fault does not take.
     """
-    made = Strike(kind, arguments, options, on)
+    if within is not None:
+        positive("within", within)
+    made = Strike(kind, arguments, options, on, within)
     is_index = isinstance(on, int) and not isinstance(on, bool) and on >= 0
     if not is_index and on not in _ROLES:
         allowed = ", ".join(repr(role) for role in _ROLES)
@@ -83,11 +96,20 @@ class Scenario:
         kind: Callable[..., Fault],
         *arguments: object,
         on: Target = "all",
+        within: float | None = None,
         **options: object,
     ) -> Self:
-        """The same scenario with one more fault at its end."""
+        """The same scenario with one more fault at its end.
+
+        :param within: an interception that has not met its requests by then is forgotten.
+        """
         pause = not_negative("seconds", seconds)
-        return type(self)((*self.steps, (pause, strike(kind, *arguments, on=on, **options))))
+        struck = strike(kind, *arguments, on=on, within=within, **options)
+        return type(self)((*self.steps, (pause, struck)))
+
+    def then(self, other: Scenario) -> Self:
+        """The same scenario, and after its last fault the other one."""
+        return type(self)((*self.steps, *other.steps))
 
     @classmethod
     def random(

@@ -69,6 +69,11 @@ class Message:
         return next(iter(self.body), "")
 
     @property
+    def payload(self) -> bytes:
+        """The message without its header, whose numbers differ from one request to the next."""
+        return self.raw[_HEADER.size :]
+
+    @property
     def more_to_come(self) -> bool:
         """A request that wants no reply, or a reply that another one follows unasked."""
         return self.opcode == OP_MSG and bool(self.flags & MORE_TO_COME)

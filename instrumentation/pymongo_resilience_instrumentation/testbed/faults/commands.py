@@ -146,6 +146,8 @@ class NotPrimary(Fail):
 class FailWriteConcern(OnCommand):
     """Lets the server execute the command, and adds a write concern error to its reply.
 
+    Not inside of a transaction: there, only the commit has a write concern.
+
     :param code: for example 64, or 91 for a member that shuts down.
     """
 
@@ -165,6 +167,10 @@ class FailWriteConcern(OnCommand):
             "errmsg": f"the test bed answers code {code}",
         }
         self._fields: Document = {"writeConcernError": error} | _labelled(labels)
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Give the verdict on a command that has a write concern."""
+        return None if request.is_inside_transaction else super().on_request(request, connection)
 
     def verdict(self, request: Message) -> Verdict:
         """Execute, and add the error."""

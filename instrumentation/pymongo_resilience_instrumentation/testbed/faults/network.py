@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
 
 class CutAtHandshake(Interception):
-    """Cuts the first hello of application connections.
+    """Cuts new connections at their first hello: the application's, as far as that can be told.
 
     At its first hello a monitor's connection looks like any other. But a monitor keeps its
-    connection open: while one is open, a new connection is the application's; while none is, the
-    new one is taken for the monitor's and let through.
+    connection open: while one is open, a new connection is taken for the application's; while none
+    is, for the monitor's, and let through. The second connection of a streaming monitor, which
+    measures round trips, is cut like the application's: it counts, and harms nobody.
     """
 
     def __init__(self, times: int = 1) -> None:
