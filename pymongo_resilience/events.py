@@ -6,9 +6,10 @@ Events are immutable and carry no document, no query and no server text.
 from __future__ import annotations
 
 import logging
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from pymongo_resilience.unquoting import Unquoting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pymongo_resilience")
 retry_logger = logging.getLogger("pymongo_resilience.retry")
-DRIVER = frozenset({"pymongo", "bson", "gridfs"})
-"""Packages whose exceptions quote values of documents."""
-WITHHELD = "text withheld, it may quote documents"
+for each in (logger, retry_logger):
+    each.addFilter(Unquoting())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,65 +87,6 @@ class Broadcast:
                         "the listener %s raised; further errors of it are not logged",
                         type(listener).__name__,
                     )
-
-
-class Unquoting(logging.Filter):
-    """Keeps texts of the driver and lines of source out of our log lines: they quote documents.
-
-    A stand-in is logged for an exception: without what it was raised from, or during, since mostly
-    that is the driver's, and without a traceback, which every formatter prints with its source.
-    The stack is there as text, with file, line and function.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None:
-            shown = _unquoting(error)
-            record.exc_info = type(shown), shown, None
-            record.exc_text = "".join(
-                [*_stack(error), *traceback.format_exception_only(shown)]
-            ).rstrip("\n")
-        return True
-
-
-def _unquoting(error: BaseException) -> BaseException:
-    name = type(error).__qualname__
-    try:
-        if isinstance(error, BaseExceptionGroup):
-            # A member may have been raised from an error of the driver's, or be a group itself.
-            members = ", ".join(dict.fromkeys(type(each).__qualname__ for each in error.exceptions))
-            return Exception(f"{name} of {members}: {WITHHELD}")
-        if _is_of_driver(error) or any(map(_is_of_driver, error.args)):
-            return Exception(f"{name}: {WITHHELD}")
-        alone = type(error).__new__(type(error), *error.args)
-        vars(alone).update(vars(error))
-        # A class may put a cause or a traceback on whatever is made of it.
-        if (alone.__cause__, alone.__context__, alone.__traceback__) == (None, None, None):
-            return alone
-    except Exception:  # noqa: BLE001, S110 - a class may be made in its own way
-        pass
-    return Exception(name)
-
-
-def _is_of_driver(value: object) -> bool:
-    """Of an exception's arguments, too: ``RuntimeError(error)`` has the text of ``error``."""
-    classes = type(value).__mro__ if isinstance(value, BaseException) else ()
-    return any(cls.__module__.partition(".")[0] in DRIVER for cls in classes)
-
-
-def _stack(error: BaseException) -> list[str]:
-    frames = [
-        (frame.f_code.co_filename, line, frame.f_code.co_name, "")
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    return [
-        "Traceback (most recent call last):\n",
-        *traceback.StackSummary.from_list(frames).format(),
-    ]
-
-
-logger.addFilter(Unquoting())
-retry_logger.addFilter(Unquoting())
 
 
 class DecisionLog:

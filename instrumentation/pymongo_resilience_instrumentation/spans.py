@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.unquoting import stack
 from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures import attribute
@@ -116,22 +116,10 @@ def record_error(span: Span, error: BaseException) -> None:
         {
             semconv.EXCEPTION_TYPE: qualified_name(error),
             semconv.EXCEPTION_MESSAGE: message,
-            semconv.EXCEPTION_STACKTRACE: "".join(
-                ["Traceback (most recent call last):\n", *_frames(error), message]
-            ),
+            semconv.EXCEPTION_STACKTRACE: "".join([*stack(error), message]),
         }
     )
     span.set_status(Status(StatusCode.ERROR, message))
-
-
-def _frames(error: BaseException) -> list[str]:
-    """File, line and function: a line of the application may spell out a value."""
-    return traceback.StackSummary.from_list(
-        [
-            (frame.f_code.co_filename, line, frame.f_code.co_name, "")
-            for frame, line in traceback.walk_tb(error.__traceback__)
-        ]
-    ).format()
 
 
 def qualified_name(error: BaseException) -> str:
