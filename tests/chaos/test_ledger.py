@@ -13,6 +13,8 @@ from lengths import EVERY, GAP, SECONDS, SEED
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     Election,
+    FailWriteConcern,
+    Overload,
     RollingRestart,
     Scenario,
     backend,
@@ -59,9 +61,22 @@ def lost_replies() -> Scenario:
     return scenario
 
 
+def server_errors() -> Scenario:
+    """Writes that are shed, and writes that are executed and answered with an error."""
+    executed = {"code": 91, "name": "ShutdownInProgress", "labels": ["RetryableWriteError"]}
+    return (
+        Scenario()
+        .after(0.15, Overload, "insert", times=3, on="primary", within=WITHIN)
+        .after(0.15, FailWriteConcern, "update", on="primary", within=WITHIN, **executed)
+    )
+
+
 def chaos(title: str) -> Scenario:
+    """What every run of this title must meet, and after it what the seed throws."""
     scenario = lost_replies()
-    rest = SECONDS - 0.15 * len(WRITES)
+    if title.startswith("2"):
+        scenario = scenario.then(server_errors())
+    rest = SECONDS - sum(pause for pause, _ in scenario.steps)
     return scenario.then(Scenario.random(SEED, rest, RUNS[title], every=EVERY))
 
 
@@ -93,6 +108,9 @@ def test_ledger(title: str, api: Api) -> None:
     assert result.repeats >= len(WRITES) - 1
     if title.startswith("1"):
         assert_no_error(result)
+    else:
+        assert result.faults["Overload"] >= 3
+        assert result.faults["FailWriteConcern"] >= 1
     assert all(error.startswith(GIVEN_UP) for error in result.journal.errors), (
         dict(result.journal.errors),
         result.journal.samples,

@@ -6,7 +6,7 @@ where that is proven here does a document that is there twice tell of a mistake 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -66,12 +66,6 @@ COMMANDS: dict[str, Document] = {
     },
 }
 RESULT = ("ok", "n", "nModified", "upserted", "value", "lastErrorObject")
-
-
-@pytest.fixture
-def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address) as running:
-        yield running
 
 
 @pytest.fixture
@@ -187,6 +181,25 @@ def test_a_number_older_than_the_last_one_is_too_old(
     reply = ask(replica_set.address, {**command, "txnNumber": Int64(1)})
     assert (reply["code"], reply["codeName"]) == (225, "TransactionTooOld")
     assert documents() == once
+
+
+def test_a_number_that_another_write_has_is_refused(
+    replica_set: ReplicaSet, database: str, documents: Callable[[], list[Document]]
+) -> None:
+    """mongod would answer with the record of the other write: this one would be lost, unseen."""
+    envelope = {"$db": database, "lsid": new_session(), "txnNumber": Int64(1)}
+    assert ask(replica_set.address, {**COMMANDS["insert one"], **envelope})["ok"] == 1
+    once = documents()
+    reply = ask(replica_set.address, {**COMMANDS["delete"], **envelope})
+    assert (reply["code"], reply["codeName"]) == (20, "IllegalOperation")
+    assert documents() == once
+
+
+def test_repeats_are_counted(replica_set: ReplicaSet, database: str) -> None:
+    envelope = {"$db": database, "lsid": new_session(), "txnNumber": Int64(1)}
+    for _ in range(3):
+        assert ask(replica_set.address, {**COMMANDS["insert one"], **envelope})["ok"] == 1
+    assert replica_set.repeats == 2
 
 
 class Wire(Interception):

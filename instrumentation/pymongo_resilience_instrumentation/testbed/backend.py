@@ -160,7 +160,9 @@ def _error(code: int, name: str, text: str) -> Document:
 
 
 def _write(request: Message) -> bytes:
-    """What the write consists of."""
+    """What the write consists of; a commit is the same one with another write concern."""
+    if request.command_name in wire.ENDS_TRANSACTION:
+        return request.command_name.encode()
     body = {key: value for key, value in request.body.items() if key not in _VOLATILE}
     return request.with_body(body).payload
 
