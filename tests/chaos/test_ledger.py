@@ -9,7 +9,7 @@ import pytest
 import report
 from campaign import OPEN_SPANS, Api, Result, Side, run, side_in_force
 from ledger import Balance, Kind, Ledger, Operation
-from lengths import EVERY, GAP, SECONDS, SEED
+from lengths import EVERY, GAP, PAUSE, SECONDS, SEED
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     Election,
@@ -57,7 +57,7 @@ def lost_replies() -> Scenario:
     """Each write is executed once and its reply lost: a repeat must be told from a new write."""
     scenario = Scenario()
     for command in WRITES:
-        scenario = scenario.after(0.15, CutAfter, command, on="primary", within=WITHIN)
+        scenario = scenario.after(PAUSE, CutAfter, command, on="primary", within=WITHIN)
     return scenario
 
 
@@ -66,8 +66,8 @@ def server_errors() -> Scenario:
     executed = {"code": 91, "name": "ShutdownInProgress", "labels": ["RetryableWriteError"]}
     return (
         Scenario()
-        .after(0.15, Overload, "insert", times=3, on="primary", within=WITHIN)
-        .after(0.15, FailWriteConcern, "update", on="primary", within=WITHIN, **executed)
+        .after(PAUSE, Overload, "insert", times=3, on="primary", within=WITHIN)
+        .after(PAUSE, FailWriteConcern, "update", on="primary", within=WITHIN, **executed)
     )
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_forgets_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
         return request.with_body({k: v for k, v in request.body.items() if k not in gone})
 
     monkeypatch.setattr(backend, "_without", forgetful)
-    result = run("", Side.OURS, Api.THREADS, lost_replies(), seconds=1.5, seed=SEED)
+    result = run("", Side.OURS, Api.THREADS, lost_replies(), seconds=3.0, seed=SEED)
     assert result.balance.doubled
     assert not result.balance.is_exact
 
