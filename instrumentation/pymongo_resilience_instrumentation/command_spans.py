@@ -156,7 +156,8 @@ def _collection(event: CommandStartedEvent) -> str | None:
     if name != "getMore" and name not in NAMING_A_COLLECTION:
         return None
     value = event.command.get("collection" if name == "getMore" else name)
-    return value if isinstance(value, str) else None
+    # Plain: a bson.Code is a str that cannot be hashed.
+    return str(value) if isinstance(value, str) else None
 
 
 def _of_this_command(event: CommandStartedEvent, call: calls.Call | None) -> dict[str, Any]:
