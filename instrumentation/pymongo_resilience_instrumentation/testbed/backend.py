@@ -55,7 +55,9 @@ class Session:
 
     def is_repeat(self, request: Message) -> bool:
         """The same write, or the same end of a transaction, was executed before."""
-        return request.body["txnNumber"] == self.number and self._last_write == _write(request)
+        if self._last_write is None or request.body["txnNumber"] != self.number:
+            return False
+        return self._last_write == _write(request)
 
     def note(self, request: Message) -> None:
         """Remember what the request makes of the session."""

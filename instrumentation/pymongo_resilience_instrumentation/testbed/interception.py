@@ -95,12 +95,12 @@ class Interception(Fault):
     """
 
     until = math.inf
-    """When it is forgotten at the latest, on the monotonic clock, though it is not over."""
+    """When it is over at the latest, on the monotonic clock."""
 
     @property
     def is_over(self) -> bool:
         """A member forgets an interception that is over."""
-        return False
+        return time.monotonic() >= self.until
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Decide about one request; ``None`` leaves it to the next fault."""
@@ -123,19 +123,13 @@ class Lasting(Interception):
     def __init__(self, seconds: float | None) -> None:
         super().__init__()
         self._seconds = math.inf if seconds is None else positive("seconds", seconds)
-        self._end = math.inf
-
-    @property
-    def is_over(self) -> bool:
-        """Its time is up."""
-        return time.monotonic() >= self._end
 
     @property
     def remaining(self) -> float:
         """Seconds until it is over, at least 0."""
-        return max(0.0, self._end - time.monotonic())
+        return max(0.0, self.until - time.monotonic())
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Begin now."""
-        self._end = time.monotonic() + self._seconds
+        self.until = min(self.until, time.monotonic() + self._seconds)
         await super().strike(deployment, targets)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 import struct
-import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bson import Int64, ObjectId
@@ -146,10 +145,7 @@ class Member:
 
     def active(self) -> list[Interception]:
         """The interceptions in force, in the order of their injection."""
-        now = time.monotonic()
-        self.interceptions[:] = [
-            each for each in self.interceptions if not each.is_over and now < each.until
-        ]
+        self.interceptions[:] = [each for each in self.interceptions if not each.is_over]
         return list(self.interceptions)
 
     def clear(self) -> None:

@@ -51,7 +51,7 @@ class OnCommand(Interception):
     @property
     def is_over(self) -> bool:
         """It has acted as often as it should."""
-        return self.injected >= self._times
+        return self.injected >= self._times or super().is_over
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Give the verdict if this is the command that is meant."""

@@ -47,7 +47,7 @@ class CutAtHandshake(Interception):
     @property
     def is_over(self) -> bool:
         """It has cut as often as it should."""
-        return self.injected >= self._times
+        return self.injected >= self._times or super().is_over
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Cut a handshake that is not a monitor's."""
