@@ -121,6 +121,17 @@ class Config:
     max_backoff_ms: int = _option(
         10_000, _integer(1, 600_000), "The longest back-off after an overload error."
     )
+    adaptive_retries: bool = _option(
+        False,
+        BOOLEAN,
+        "Whether retries after overload errors spend a budget of tokens, one for each client; "
+        "a client's own adaptiveRetries wins.",
+    )
+    retry_token_capacity: int = _option(
+        1000,
+        _integer(1, 1_000_000),
+        "How many tokens a client's retry budget holds, and begins with.",
+    )
     overload_retargeting: bool = _option(
         True, BOOLEAN, "Whether a retry avoids the server that failed, where another one is there."
     )

@@ -19,6 +19,7 @@ from pymongo_resilience.strategy import RetryAction
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
+    from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.failure import Failure
@@ -33,6 +34,10 @@ logger = logging.getLogger("pymongo_resilience")
 
 class Work(Protocol):
     """One operation of the driver, as the loops repeat it."""
+
+    @property
+    def budget(self) -> TokenBucket | None:
+        """The client's retry budget, where it has one."""
 
     def operation(self) -> Operation:
         """The operation the rules judge; asked for once, at the first failure."""
@@ -132,9 +137,13 @@ class Executor(_Loop):
     def run(self, work: SyncWork[T]) -> T:
         """The first successful attempt's result, or ``work.final_error()`` raised."""
         try:
-            return work.attempt()
+            result = work.attempt()
         except Exception as error:  # noqa: BLE001 - every failure is judged, unknown ones give up
             failed = error
+        else:
+            if work.budget is not None:
+                work.budget.succeeded(retried=False)
+            return result
         return self._recover(work, failed)
 
     def _recover(self, work: SyncWork[T], error: Exception) -> T:
@@ -154,9 +163,13 @@ class Executor(_Loop):
             if end > 0:
                 self.clock.sleep(end)
             try:
-                return work.attempt()
+                result = work.attempt()
             except Exception as again:  # noqa: BLE001 - as above
                 error = again
+            else:
+                if work.budget is not None:
+                    work.budget.succeeded(retried=True)
+                return result
 
     def _ask(self, operation: Operation, failure: Failure) -> Answer:
         try:
@@ -177,9 +190,13 @@ class AsyncExecutor(_Loop):
     async def run(self, work: AsyncWork[T]) -> T:
         """The first successful attempt's result, or ``work.final_error()`` raised."""
         try:
-            return await work.attempt()
+            result = await work.attempt()
         except Exception as error:  # noqa: BLE001 - every failure is judged, unknown ones give up
             failed = error
+        else:
+            if work.budget is not None:
+                work.budget.succeeded(retried=False)
+            return result
         return await self._recover(work, failed)
 
     async def _recover(self, work: AsyncWork[T], error: Exception) -> T:
@@ -201,9 +218,13 @@ class AsyncExecutor(_Loop):
             if end > 0:
                 await self.clock.sleep_async(end)
             try:
-                return await work.attempt()
+                result = await work.attempt()
             except Exception as again:  # noqa: BLE001 - as above
                 error = again
+            else:
+                if work.budget is not None:
+                    work.budget.succeeded(retried=True)
+                return result
 
     async def _ask(self, operation: Operation, failure: Failure) -> Answer:
         try:

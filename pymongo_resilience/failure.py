@@ -62,7 +62,11 @@ class RetryReason(enum.Enum):
     WRITE_CONFLICT = "write_conflict", False, False
     LOCK_TIMEOUT = "lock_timeout", False, False
     SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight", False, False
+    CIRCUIT_BREAKER_OPEN = "circuit_breaker_open", True, False
+    """The server's circuit breaker is open: nothing was sent."""
     AUTHENTICATION_ERROR = "authentication_error", False, False
+    TLS_ERROR = "tls_error", False, False
+    """The TLS library refused the connection: a certificate, a version, a peer without TLS."""
     ACCESS_ERROR = "access_error", False, False
 
 
@@ -87,6 +91,8 @@ class Failure:
     """The selected server's minimum round-trip time in seconds; 0 while unknown."""
     selection: bool = False
     """No server could be selected."""
+    in_texts: bool = True
+    """MongoDB's own texts count the error as one to retry."""
     timed_out: bool = False
     """The attempt ran out of time; under a deadline, of the operation's time."""
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.budget import RETRY
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.deadline import Deadline
     from pymongo_resilience.failure import Failure, RetryReason
     from pymongo_resilience.strategy import RetryStrategy
@@ -51,6 +54,10 @@ class Operation:
     deadline: Deadline | None = None
     retry_window: Deadline | None = None
     """With ``timeout_ms=0``: no deadline, but repeating ends here."""
+    max_retries: int | None = None
+    """Of the client's own; None leaves it to the configuration."""
+    budget: TokenBucket | None = field(default=None, repr=False)
+    """The client's, where it has adaptive retries."""
     data: Mapping[str, Any] = field(default_factory=lambda: NO_DATA, repr=False)
     """The caller's own facts, for the strategy; never shown, they may be confidential."""
 
@@ -66,12 +73,21 @@ class Operation:
         return self.retry_window if self.deadline is None else self.deadline
 
     def record(self, failure: Failure) -> None:
-        """Count one failed attempt."""
+        """Count one failed attempt.
+
+        A retry that failed otherwise than by overload shows a server that is healthy enough: its
+        token returns (Client Backpressure, "Adaptive retry policy", rule 3).
+        """
+        if self.budget is not None and self.attempts and not failure.overloaded:
+            self.budget.deposit(RETRY)
         self.attempts += 1
         self.overloaded = self.overloaded or failure.overloaded
         self.reasons.append(failure.reason)
 
     def next_command(self) -> None:
-        """A bulk went on to its next command: that one has its own attempts."""
+        """A bulk went on to its next command: the retry of the last one has succeeded, and the
+        new one has its own attempts."""
+        if self.budget is not None and self.attempts:
+            self.budget.succeeded(retried=True)
         self.attempts = 0
         self.overloaded = False

@@ -1,4 +1,4 @@
-"""The rules, in order, in one place. Pure: it waits for nothing and changes nothing.
+"""The rules, in order, in one place. Pure: it waits for nothing, and takes nothing but a token.
 
 Deciding has two steps, since a strategy may be a coroutine: ``screen`` applies the rules that need
 no strategy, ``settle`` those that follow its answer. The numbers are those of docs/architecture.md.
@@ -46,6 +46,8 @@ class Rule(enum.Enum):
     """Rule 5: the strategy said no."""
     DEADLINE = "deadline"
     """Rule 6: no attempt fits before the deadline."""
+    BUDGET = "budget"
+    """Rule 8: the client's retry budget has no token left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Orchestrator:
     """Thread- and task-safe: immutable, and operations belong to one thread or task each."""
 
     max_retries: int = 5
-    """Retries of a command once an overload error was seen (Client Backpressure, MAX_RETRIES)."""
+    """Retries of a command once an overload error was seen (Client Backpressure, MAX_RETRIES),
+    unless its operation has a number of its own."""
     base_backoff: float = backoff.OVERLOAD_BASE
     """Seconds."""
     max_backoff: float = backoff.OVERLOAD_LIMIT
@@ -94,7 +97,7 @@ class Orchestrator:
         return Ask()
 
     def settle(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
-        """Rules 5 and 6, with the strategy's answer."""
+        """Rules 5 to 8, with the strategy's answer."""
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:
@@ -107,6 +110,8 @@ class Orchestrator:
         )
         if operation.time_limit is not None and not operation.time_limit.allows(delay):
             return GiveUp(_out_of_time(operation))
+        if operation.budget is not None and not operation.budget.consume():
+            return GiveUp(Rule.BUDGET)
         return Retry(delay)
 
     def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
@@ -139,7 +144,9 @@ class Orchestrator:
         """Rule 4."""
         retries = operation.attempts - 1
         if operation.overloaded:
-            return Rule.ATTEMPTS if retries >= self.max_retries else None
+            own = operation.max_retries
+            most = self.max_retries if own is None else own
+            return Rule.ATTEMPTS if retries >= most else None
         if operation.deadline is not None:
             return None
         if operation.retry_window is not None:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
 
-TERMINAL = frozenset({RetryReason.AUTHENTICATION_ERROR, RetryReason.ACCESS_ERROR})
+TERMINAL = frozenset(
+    {RetryReason.AUTHENTICATION_ERROR, RetryReason.TLS_ERROR, RetryReason.ACCESS_ERROR}
+)
 LONGEST_DELAY = 86_400.0
 """Seconds. A longer wait is a mistake; infinity and NaN cannot be waited for at all."""
-NOT_IN_THE_TEXTS = TERMINAL | {RetryReason.WRITE_CONFLICT, RetryReason.LOCK_TIMEOUT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,6 @@ class MongoDBSpecification:
     """Exactly what the driver texts say: repeat at once, wait only for an overloaded server."""
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:  # noqa: ARG002 - the protocol's shape
-        if failure.reason in NOT_IN_THE_TEXTS and not failure.retryable_overload:
-            return None
-        return RetryAction(0.0)
+        if failure.in_texts or failure.retryable_overload:
+            return RetryAction(0.0)
+        return None

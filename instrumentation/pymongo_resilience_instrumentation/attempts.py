@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.strategy import RetryStrategy
@@ -53,7 +54,7 @@ class Attempts:
 
     __slots__ = ("_clock", "_func", "_last_error", "_loop", "_progress",
                  "_reached_connection", "_retargeting", "_started", "_strategy",
-                 "_wants_txn_number", "call", "owns_call", "send")  # fmt: skip
+                 "_wants_txn_number", "budget", "call", "owns_call", "send")  # fmt: skip
 
     send: Callable[[], Any]
     """The loop's own ``_read`` or ``_write``, bound."""
@@ -67,10 +68,12 @@ class Attempts:
         clock: Clock,
         strategy: RetryStrategy,
         retargeting: bool,
+        budget: TokenBucket | None,
     ) -> None:
         self._loop = loop
         self.call = call
         self.owns_call = owns_call
+        self.budget = budget
         self._clock = clock
         self._strategy = strategy
         self._retargeting = retargeting
@@ -126,6 +129,8 @@ class Attempts:
             idempotent=bool(block.idempotent),
             deadline=deadline,
             retry_window=window,
+            max_retries=driver.max_retries(loop),
+            budget=self.budget,
             data=NO_DATA if block.data is None else block.data,
         )
 
@@ -163,9 +168,15 @@ class Attempts:
         driver.prepare_retry(self._loop, failure, operation.attempts, self._last_error)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
         if driver.is_sharded(self._loop) or (
-            self._retargeting and (failure.overloaded or not follows_texts)
+            self._avoids_overloaded()
+            if failure.overloaded
+            else self._retargeting and not follows_texts
         ):
             driver.deprioritize(self._loop)
+
+    def _avoids_overloaded(self) -> bool:
+        own = driver.retargets_on_overload(self._loop)
+        return self._retargeting if own is None else own
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
         error = self._chosen(failure)

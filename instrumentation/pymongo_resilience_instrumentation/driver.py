@@ -7,6 +7,7 @@ its ``run`` allocates the txnNumber once, its ``_read`` and ``_write`` are one a
 from __future__ import annotations
 
 import importlib
+import ssl
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.failure import RETRYABLE_WRITE
@@ -18,6 +19,14 @@ try:
     from pymongo import _csot
 except ImportError:  # the self-check says so, and what needs it stays off
     _csot = None  # type: ignore[assignment]  # a module, or none
+
+try:
+    from pymongo.ssl_support import PYSSLError, SSLError
+except ImportError:
+    TLS_ERRORS: tuple[type[Exception], ...] = (ssl.SSLError,)
+else:
+    # Of PyOpenSSL, where it is installed, and of the standard library.
+    TLS_ERRORS = (PYSSLError, SSLError)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +65,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.REPR, f"{client}:{prefix}MongoClient", ("_options",))
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
     yield Part(Feature.REPR, "pymongo.client_options:ClientOptions", ("_options",))
+    yield Part(Feature.RETRIES, "pymongo.client_options:ClientOptions", ("_options",))
     yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all"))
 
 
@@ -166,6 +176,24 @@ def retries_enabled(loop: Any, what: Kind) -> bool:
     if what is Kind.COMMAND:
         return bool(options.retry_reads and options.retry_writes)
     return bool(options.retry_writes)
+
+
+def max_retries(loop: Any) -> int | None:
+    """What the client itself says of overload retries; None where it says nothing."""
+    own: int | None = _own_option(loop, "maxadaptiveretries", "max_adaptive_retries")
+    return own
+
+
+def retargets_on_overload(loop: Any) -> bool | None:
+    """Whether the client itself says to avoid an overloaded server; None where it does not say."""
+    own: bool | None = _own_option(loop, "enableoverloadretargeting", "enable_overload_retargeting")
+    return own
+
+
+def _own_option(loop: Any, *names: str) -> Any:
+    # The public properties do not tell a value that was given from a default.
+    given = loop._client.options._options
+    return next((given[name] for name in names if name in given), None)
 
 
 def server_selection_timeout(loop: Any) -> float:

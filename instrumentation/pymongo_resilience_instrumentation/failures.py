@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from pymongo.errors import (
     ClientBulkWriteException,
     ConnectionFailure,
     ExecutionTimeout,
+    NetworkTimeout,
     NotPrimaryError,
     OperationFailure,
     PyMongoError,
@@ -32,18 +34,21 @@ from pymongo_resilience.failure import (
     RetryReason,
     Stage,
 )
+from pymongo_resilience_instrumentation import driver
 
 LABELS = (NO_WRITES_PERFORMED, RETRYABLE, SYSTEM_OVERLOADED, RETRYABLE_WRITE)
 
 REASON_BY_CODE: Mapping[int, RetryReason] = {
     **dict.fromkeys((91, 189, 10058, 10107, 11600, 11602, 13435, 13436), RetryReason.NOT_PRIMARY),
-    **dict.fromkeys((6, 7, 89, 134, 262, 9001), RetryReason.TEMPORARILY_UNAVAILABLE),
+    **dict.fromkeys((6, 7, 89, 134, 262, 365, 9001), RetryReason.TEMPORARILY_UNAVAILABLE),
     112: RetryReason.WRITE_CONFLICT,
     **dict.fromkeys((24, 46), RetryReason.LOCK_TIMEOUT),
     18: RetryReason.AUTHENTICATION_ERROR,
     13: RetryReason.ACCESS_ERROR,
 }
 """Server error codes; every other code is the application's own concern."""
+NOT_IN_THE_TEXTS = frozenset({365, 112, 24, 46, 18, 13})
+"""Of those codes, the ones that MongoDB's texts do not retry unless a label says so."""
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
 REFUSAL = re.compile(
@@ -91,10 +96,11 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     labels = _labels(cause, document)
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
+    reason = _reason(cause, labels, code, attempt)
     return Failure(
         error=error,
         stage=_stage(cause, document, attempt),
-        reason=_reason(cause, labels, code, attempt),
+        reason=reason,
         carried_txn_number=attempt.carried_txn_number,
         code=code,
         code_name=name if isinstance(name, str) else None,
@@ -103,6 +109,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         base_backoff=_base_backoff(document),
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
+        in_texts=_in_texts(reason, labels, code),
         timed_out=isinstance(cause, PyMongoError) and bool(attribute(cause, "timeout")),
     )
 
@@ -191,12 +198,31 @@ def _reason(
     if isinstance(error, ConnectionFailure):
         if attempt.reached_connection:
             return RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
+        if _refused_by_tls(error):
+            return RetryReason.TLS_ERROR
         return RetryReason.SOCKET_NOT_AVAILABLE
     if code is not None and code in REASON_BY_CODE:
         return REASON_BY_CODE[code]
     if RETRYABLE_WRITE in labels:
         return RetryReason.TEMPORARILY_UNAVAILABLE
     return RetryReason.UNKNOWN
+
+
+def _refused_by_tls(error: Exception) -> bool:
+    """The TLS library says no; a peer that hangs up or is slow during the handshake may not be
+    about TLS at all."""
+    cause = error.__cause__
+    return (
+        isinstance(cause, driver.TLS_ERRORS)
+        and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
+        and not isinstance(error, NetworkTimeout)
+    )
+
+
+def _in_texts(reason: RetryReason, labels: frozenset[str], code: int | None) -> bool:
+    if reason is RetryReason.OVERLOADED or RETRYABLE_WRITE in labels:
+        return True
+    return reason is not RetryReason.TLS_ERROR and code not in NOT_IN_THE_TEXTS
 
 
 def _base_backoff(document: Mapping[str, Any]) -> float | None:

@@ -11,7 +11,8 @@ counted as used for good. So in the child
   neither that span above it nor that deadline, even where the fork happened inside of the call (in
   a generator that ``insert_many`` reads from, say);
 - so is a command in flight without a call, as a cursor's ``close()`` sends it;
-- retry budgets and circuit breakers start afresh, once there are any.
+- retry budgets are full again, with locks of their own; so will circuit breakers be, once there are
+  any.
 
 The patches, the switch and the configuration stay: a fork after ``instrument()`` is instrumented.
 
@@ -46,7 +47,12 @@ def _in_child() -> None:
     runtime = _watched
     if runtime is None:
         return
-    steps = [runtime.clients.start_afresh, calls.abandon, runtime.disinherit]
+    steps = [
+        runtime.clients.start_afresh,
+        runtime.budgets.start_afresh,
+        calls.abandon,
+        runtime.disinherit,
+    ]
     if runtime.command_spans is not None:
         steps.append(runtime.command_spans.start_afresh)
     for step in steps:

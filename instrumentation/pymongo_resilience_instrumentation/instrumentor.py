@@ -21,6 +21,7 @@ from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError, MongoDBSpecification
 from pymongo_resilience_instrumentation import driver, forks, monkey_patching, self_check
+from pymongo_resilience_instrumentation.budgets import Budgets
 from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.metrics import (
@@ -181,6 +182,7 @@ def _runtime(
         executor=Executor(*parts),
         async_executor=AsyncExecutor(*parts),
         clients=clients,
+        budgets=Budgets(config.retry_token_capacity, everywhere=config.adaptive_retries),
         switch=ours,
         operation_spans=operation_spans,
         command_spans=command_spans,

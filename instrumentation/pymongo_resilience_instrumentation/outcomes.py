@@ -14,6 +14,7 @@ _BY_RULE = {
     Rule.ATTEMPTS: "attempts_exhausted",
     Rule.DEADLINE: "deadline",
     Rule.TERMINAL: "terminal",
+    Rule.BUDGET: "budget",
 }
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.executor import AsyncExecutor, Executor
     from pymongo_resilience.strategy import RetryStrategy
     from pymongo_resilience.switch import Switch
+    from pymongo_resilience_instrumentation.budgets import Budgets
     from pymongo_resilience_instrumentation.clients import Clients
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
@@ -55,6 +56,7 @@ class Runtime:
     executor: Executor
     async_executor: AsyncExecutor
     clients: Clients
+    budgets: Budgets
     switch: Switch
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
@@ -115,6 +117,7 @@ class Runtime:
                 clock=self.executor.clock,
                 strategy=self.strategy,
                 retargeting=self.config.overload_retargeting,
+                budget=self.budgets.of(client),
             )
         except Exception:
             if owns_call:
@@ -179,11 +182,15 @@ class Runtime:
             logger.error("%s; pymongo-resilience is switched off from here on", refusal)
         return refusal is None
 
-    def equip(self, client: Any, listeners: Sequence[Any]) -> list[Any]:
-        """The listeners of a client that is being made: its own, and ours once."""
+    def equip(self, client: Any, listeners: Sequence[Any], adaptive: bool | None) -> list[Any]:
+        """The listeners of a client that is being made: its own, and ours once.
+
+        ``adaptive``: what the client says of its retry budget.
+        """
         own = [each for each in listeners if not isinstance(each, OurListener)]
         if not self._may_act():
             return own
+        self.budgets.open(client, adaptive)
         state = self.clients.add(client)
         metrics = self.operation_metrics is not None
         return own + listeners_of(state, self.command_spans, self.switch, metrics=metrics)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pymongo_resilience_instrumentation import calls, driver, operations
+from pymongo_resilience_instrumentation import calls, client_options, driver, operations
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 
 if TYPE_CHECKING:
@@ -105,18 +105,21 @@ def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
 
 
 def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
-    """A client's ``__init__``: it gets our listeners beside its own."""
+    """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
 
     def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        adaptive = None
+        if runtime.switch.on:
+            (args, kwargs), adaptive = client_options.take(args, kwargs)
         given = kwargs.get("event_listeners")
         # What is no sequence, None included, is the driver's to refuse.
         refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
         if refused or not runtime.switch.on:
             return wrapped(*args, **kwargs)
         try:
-            kwargs["event_listeners"] = runtime.equip(client, given or ())
+            kwargs["event_listeners"] = runtime.equip(client, given or (), adaptive)
         except Exception:
             logger.exception("a fault of pymongo-resilience before a client was made")
         wrapped(*args, **kwargs)

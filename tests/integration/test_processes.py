@@ -126,7 +126,7 @@ def test_a_command_in_flight_without_a_call_is_the_parents_to_end(
     assert of_child != of_parent
 
 
-@pytest.mark.parametrize("failing", ["clients", "calls", "runtime", "command spans"])
+@pytest.mark.parametrize("failing", ["clients", "budgets", "calls", "runtime", "command spans"])
 def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
     failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,13 +143,14 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
 
     runtime = SimpleNamespace(
         clients=SimpleNamespace(start_afresh=step("clients")),
+        budgets=SimpleNamespace(start_afresh=step("budgets")),
         disinherit=step("runtime"),
         command_spans=SimpleNamespace(start_afresh=step("command spans")),
     )
     monkeypatch.setattr("pymongo_resilience_instrumentation.calls.abandon", step("calls"))
     monkeypatch.setattr(forks, "_watched", runtime)
     forks._in_child()
-    assert sorted(ran) == ["calls", "clients", "command spans", "runtime"]
+    assert sorted(ran) == ["budgets", "calls", "clients", "command spans", "runtime"]
     (record,) = caplog.records
     assert record.exc_info is not None
     assert repr(record.exc_info[1]) == repr(LookupError(failing))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pymongo_resilience.budget import TokenBucket
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.orchestrator import Orchestrator, Rule
@@ -46,6 +47,16 @@ class Scenario:
     max_retries: int = field(default=5, kw_only=True)
     base_backoff: float = field(default=0.1, kw_only=True)
     max_backoff: float = field(default=10.0, kw_only=True)
+    own_max_retries: int | None = field(default=None, kw_only=True)
+    tokens: tuple[float, float] | None = field(default=None, kw_only=True)
+    """In the client's retry budget, of a capacity of 1000, before and after."""
+
+    def budget(self) -> TokenBucket | None:
+        if self.tokens is None:
+            return None
+        bucket = TokenBucket()
+        assert bucket.consume(bucket.tokens - self.tokens[0])
+        return bucket
 
     def orchestrator(self) -> Orchestrator:
         return Orchestrator(self.max_retries, self.base_backoff, self.max_backoff, half)
@@ -72,10 +83,12 @@ UNCONNECTED = Fault(reason=_R.SOCKET_NOT_AVAILABLE, stage=Stage.NOT_SENT)
 UNSENT_TXN = Fault(reason=_R.TEMPORARILY_UNAVAILABLE, stage=Stage.NOT_SENT)
 NOT_PRIMARY = Fault(reason=_R.NOT_PRIMARY)
 UNAVAILABLE = Fault(reason=_R.TEMPORARILY_UNAVAILABLE)
-CONFLICT = Fault(reason=_R.WRITE_CONFLICT)
-LOCKED = Fault(reason=_R.LOCK_TIMEOUT)
-BAD_PASSWORD = Fault(reason=_R.AUTHENTICATION_ERROR)
+CONFLICT = Fault(reason=_R.WRITE_CONFLICT, in_texts=False)
+LOCKED = Fault(reason=_R.LOCK_TIMEOUT, in_texts=False)
+BAD_PASSWORD = Fault(reason=_R.AUTHENTICATION_ERROR, in_texts=False)
 FORBIDDEN = Fault(reason=_R.ACCESS_ERROR)
+UNTRUSTED = Fault(reason=_R.TLS_ERROR, stage=Stage.NOT_SENT)
+BREAKER_OPEN = Fault(reason=_R.CIRCUIT_BREAKER_OPEN, stage=Stage.NOT_SENT)
 UNKNOWN = Fault(reason=_R.UNKNOWN)
 NO_SERVER = Fault(reason=_R.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT, selection=True)
 OVERLOAD = Fault(reason=_R.OVERLOADED, labels=BOTH)
@@ -93,6 +106,7 @@ OFF = Rule.SWITCHED_OFF
 ATTEMPTS = Rule.ATTEMPTS
 STRATEGY = Rule.STRATEGY
 DEADLINE = Rule.DEADLINE
+BUDGET = Rule.BUDGET
 
 # How long it waits.
 AFTER_OVERLOAD = [0.05, 0.1, 0.2, 0.4, 0.8]
@@ -177,6 +191,9 @@ RULE_1 = [
     S("best_effort, wrong password", READ, [BAD_PASSWORD], OK, 2, [0], strategy=BEST_EFFORT),
     S("best_effort, not authorized until the deadline", READ, [FORBIDDEN(takes=0.5)] * 9,
       DEADLINE, 2, [0], strategy=BEST_EFFORT, timeout=1),
+    S("fast_fail, an untrusted certificate", UPDATE_MANY, [UNTRUSTED], TERMINAL, 1, []),
+    S("best_effort, an untrusted certificate", UPDATE_MANY, [UNTRUSTED], OK, 2, [0],
+      strategy=BEST_EFFORT),
     S("mongodb, wrong password", READ, [BAD_PASSWORD], TERMINAL, 1, [], strategy=MONGODB),
     S("rule 1 before rule 2", UPDATE_MANY, [UNKNOWN], NO_REASON, 1, []),
     S("rule 1 before rule 3", READ(retries_enabled=False), [UNKNOWN], NO_REASON, 1, []),
@@ -216,6 +233,10 @@ RULE_2 = [
       timeout=10),
     S("another write, overload", UPDATE_MANY, [OVERLOAD], OK, 2, [0.05]),
     S("another write, overload, then cut", UPDATE_MANY, [OVERLOAD, CUT], NOT_SAFE, 2, [0.05]),
+    S("another write, a circuit breaker was open", UPDATE_MANY, [BREAKER_OPEN], OK, 2, [0]),
+    S("another write, the breaker says the cause, but it was sent", UPDATE_MANY,
+      [BREAKER_OPEN(stage=Stage.IN_FLIGHT)], NOT_SAFE, 1, []),
+    S("a declared write, lock timeout", IDEMPOTENT, [LOCKED], OK, 2, [0]),
     S("a declared write cut in flight", IDEMPOTENT, [CUT], OK, 2, [0]),
     S("a declared write, not primary", IDEMPOTENT, [NOT_PRIMARY], OK, 2, [0.001]),
     S("a declared write, write conflict", IDEMPOTENT, [CONFLICT], OK, 2, [0]),
@@ -279,6 +300,11 @@ RULE_4 = [
       timeout=10),
     S("overload: two retries are an option", READ, [OVERLOAD] * 3, ATTEMPTS, 3, [0.05, 0.1],
       max_retries=2),
+    S("overload: two retries are the client's own", READ, [OVERLOAD] * 3, ATTEMPTS, 3, [0.05, 0.1],
+      own_max_retries=2),
+    S("overload: the client's own number may be larger", READ, [OVERLOAD] * 2, OK, 3, [0.05, 0.1],
+      own_max_retries=2, max_retries=1),
+    S("overload: none is the client's own", READ, [OVERLOAD], ATTEMPTS, 1, [], own_max_retries=0),
     S("the cap of overload is no cap of others", READ, [CUT] * 3, OK, 4, [0, 0.00075, 0.0015],
       max_retries=0, timeout=10),
     S("a bulk's next command has its own retry", INSERT_ONE, [CUT, CUT(next_command=True)], OK, 3,
@@ -408,6 +434,44 @@ RULE_6 = [
     S("rule 4 before rule 6", READ, [OVERLOAD(takes=9)], ATTEMPTS, 1, [], max_retries=0, timeout=1),
     S("rule 5 before rule 6", READ, [CUT(takes=2)], STRATEGY, 1, [], strategy=REFUSES, timeout=1),
 ]
+RULE_8 = [
+    S("a first success returns a tenth", READ, [], OK, 1, [], tokens=(10, 10.1)),
+    S("a full bucket stays full", READ, [], OK, 1, [], tokens=(1000, 1000)),
+    S("an overload retry costs one, its success returns it", READ, [OVERLOAD], OK, 2, [0.05],
+      tokens=(10, 10.1)),
+    S("every overload retry costs one", READ, [OVERLOAD] * 6, ATTEMPTS, 6, AFTER_OVERLOAD,
+      tokens=(10, 5)),
+    S("the last token", READ, [OVERLOAD] * 2, BUDGET, 2, [0.05], tokens=(1, 0)),
+    S("no token", READ, [OVERLOAD], BUDGET, 1, [], tokens=(0, 0)),
+    S("less than a token", READ, [OVERLOAD], BUDGET, 1, [], tokens=(0.9, 0.9)),
+    S("no token for a command", COMMAND, [OVERLOAD], BUDGET, 1, [], tokens=(0, 0)),
+    S("no token for a write in a transaction", WRITE_IN_TXN, [OVERLOAD], BUDGET, 1, [],
+      tokens=(0, 0)),
+    S("no token with time left", READ, [OVERLOAD], BUDGET, 1, [], tokens=(0, 0), timeout=10),
+    S("no token as the texts have it", READ, [OVERLOAD], BUDGET, 1, [], tokens=(0, 0),
+      strategy=MONGODB),
+    S("one overload label costs a token too", READ, [BUSY], BUDGET, 1, [], tokens=(0, 0)),
+    S("other retries cost none", READ, [CUT], OK, 2, [0], tokens=(0, 1.1)),
+    S("a first failure returns none", READ, [UNKNOWN], NO_REASON, 1, [], tokens=(5, 5)),
+    S("a retry that fails otherwise returns one", READ, [OVERLOAD, UNKNOWN], NO_REASON, 2, [0.05],
+      tokens=(5, 5)),
+    S("a retry that fails otherwise returns one, whatever is decided", READ, [CUT, CUT], ATTEMPTS,
+      2, [0], tokens=(5, 6)),
+    S("a retry that fails otherwise pays for the next", READ, [OVERLOAD, CUT, OVERLOAD], OK, 4,
+      [0.05, 0.00075, 0.2], tokens=(1, 1.1)),
+    S("a retry that fails by overload returns none", READ, [CUT, OVERLOAD], BUDGET, 2, [0],
+      tokens=(0, 0)),
+    S("a bulk's next command: the last retry has succeeded", INSERT_ONE,
+      [OVERLOAD, OVERLOAD(next_command=True)], OK, 3, [0.05, 0.05], tokens=(5, 5.2)),
+    S("rule 3 before rule 8: no token is taken", READ(retries_enabled=False), [OVERLOAD], OFF, 1,
+      [], tokens=(5, 5)),
+    S("rule 4 before rule 8: no token is taken", READ, [OVERLOAD], ATTEMPTS, 1, [], tokens=(5, 5),
+      max_retries=0),
+    S("rule 5 before rule 8: no token is taken", READ, [OVERLOAD], STRATEGY, 1, [], tokens=(5, 5),
+      strategy=REFUSES),
+    S("rule 6 before rule 8: no token is taken", READ, [OVERLOAD], DEADLINE, 1, [], tokens=(5, 5),
+      timeout=0.03),
+]
 # fmt: on
 
 SECTIONS = {
@@ -420,6 +484,7 @@ SECTIONS = {
     "rule 4": RULE_4,
     "rule 5": RULE_5,
     "rule 6": RULE_6,
+    "rule 8": RULE_8,
 }
 SCENARIOS: list[tuple[str, Scenario]] = [
     (f"{section}: {row.name}", row) for section, rows in SECTIONS.items() for row in rows

@@ -25,41 +25,46 @@ DEFAULTS: dict[str, Any] = {
     "max_retries": 5,
     "base_backoff_ms": 100,
     "max_backoff_ms": 10_000,
+    "adaptive_retries": False,
+    "retry_token_capacity": 1000,
     "overload_retargeting": True,
     "traces": True,
     "metrics": True,
 }
 GOOD: list[tuple[str, str, Any]] = [
     *((name, text, value)
-      for name in ("enabled", "overload_retargeting", "traces", "metrics")
+      for name in ("enabled", "adaptive_retries", "overload_retargeting", "traces", "metrics")
       for text, value in (("1", True), ("true", True), ("YES", True), ("On", True), (" on ", True),
                           ("0", False), ("false", False), ("No", False), ("OFF", False))),
     *(("strategy", name, name) for name in ("fast_fail", "best_effort", "mongodb", "driver")),
     *(("timeout_ms", str(number), number) for number in (0, 1, 20_000, 2_147_483_647)),
     *(("max_retries", str(number), number) for number in (0, 5, 1000)),
+    *(("retry_token_capacity", str(number), number) for number in (1, 1_000_000)),
     *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
     *(("max_backoff_ms", str(number), number) for number in (1, 600_000)),
 ]  # fmt: skip
 BAD: list[tuple[str, str, str]] = [
     *((name, text, "true, false, 1, 0, yes, no, on or off")
-      for name in ("enabled", "overload_retargeting", "traces", "metrics")
+      for name in ("enabled", "adaptive_retries", "overload_retargeting", "traces", "metrics")
       for text in ("2", "ture", "None", "y")),
     *(("strategy", text, "one of fast_fail, best_effort, mongodb, driver")
       for text in ("fastfail", "FAST_FAIL", "fast_fail,mongodb")),
     *(("timeout_ms", text, "an integer from 0 to 2147483647")
       for text in ("-1", "2147483648", "1.5", "20s", "None", "1e3")),
     *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
+    *(("retry_token_capacity", text, "an integer from 1 to 1000000")
+      for text in ("0", "1000001", "1e3")),
     *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
     *(("max_backoff_ms", text, "an integer from 1 to 600000") for text in ("0", "600001", "1e3")),
 ]  # fmt: skip
 WRONG_TYPES: list[tuple[str, Any]] = [
     *((name, value)
-      for name in ("enabled", "overload_retargeting", "traces", "metrics")
+      for name in ("enabled", "adaptive_retries", "overload_retargeting", "traces", "metrics")
       for value in (1, 0, "true", None)),
     *(("strategy", value) for value in (None, 1, ["mongodb"], "none")),
     *(("timeout_ms", value) for value in (True, 1.0, "1", -1)),
     *((name, value)
-      for name in ("max_retries", "base_backoff_ms", "max_backoff_ms")
+      for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms")
       for value in (None, True, 1.0, "1", -1)),
 ]  # fmt: skip
 

@@ -31,6 +31,8 @@ def in_thread(scenario: Scenario) -> Outcome:
         scenario.strategy,
         timeout=scenario.timeout,
         window=scenario.window,
+        own_max_retries=scenario.own_max_retries,
+        budget=scenario.budget(),
     )
     return run_in_thread(scenario.orchestrator(), work)
 
@@ -42,6 +44,8 @@ def in_task(scenario: Scenario) -> Outcome:
         scenario.strategy,
         timeout=scenario.timeout,
         window=scenario.window,
+        own_max_retries=scenario.own_max_retries,
+        budget=scenario.budget(),
     )
     return run_in_task(scenario.orchestrator(), work)
 
@@ -55,6 +59,8 @@ def test_the_row_comes_true(
     count_case: Callable[[str, str], None],
 ) -> None:
     outcome = run(scenario)
+    if scenario.tokens is not None:
+        assert outcome.tokens == pytest.approx(scenario.tokens[1])
     assert outcome.rule is scenario.end
     assert outcome.result == (RESULT if scenario.end is None else None)
     assert outcome.attempts == scenario.attempts
@@ -86,7 +92,7 @@ def test_a_thread_and_a_task_see_the_same(name: str, scenario: Scenario) -> None
 
 
 def test_the_table_does_not_shrink() -> None:
-    assert len(SCENARIOS) >= 207
+    assert len(SCENARIOS) >= 238
 
 
 def test_names_are_unique_and_rows_differ() -> None:

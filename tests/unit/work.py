@@ -16,6 +16,7 @@ from pymongo_resilience.testing import FakeClock, RecordingListener
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.events import Event
     from pymongo_resilience.orchestrator import Orchestrator, Rule
     from pymongo_resilience.strategy import RetryStrategy
@@ -36,6 +37,7 @@ class Fault:
     min_rtt: float = 0.0
     selection: bool = False
     timed_out: bool = False
+    in_texts: bool = True
     takes: float = 0.0
     next_command: bool = False
     """A bulk whose earlier command went through meanwhile."""
@@ -91,6 +93,8 @@ class FakeWork:
     window: float | None = None
     attempts: int = 0
     patience: int = 10_000
+    own_max_retries: int | None = None
+    budget: TokenBucket | None = None
     left: list[Failure] = field(default_factory=list)
     prepared: list[Failure] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
@@ -125,6 +129,8 @@ class FakeWork:
             idempotent=self.call.idempotent,
             deadline=self._deadline,
             retry_window=self._after(self.window),
+            max_retries=self.own_max_retries,
+            budget=self.budget,
         )
         self.operations.append(made)
         return made
@@ -176,6 +182,7 @@ def failure_of(
         min_rtt=fault.min_rtt,
         selection=fault.selection,
         timed_out=fault.timed_out,
+        in_texts=fault.in_texts,
     )
 
 
@@ -191,6 +198,7 @@ class Outcome:
     slept: list[float]
     events: list[Event]
     elapsed: float
+    tokens: float | None
 
 
 def run_in_thread(orchestrator: Orchestrator, work: BlockingWork) -> Outcome:
@@ -220,4 +228,7 @@ def _outcome(
     assert declined == ([] if rule is None else [rule]), "the events tell another end"
     waits = [event.delay for event in heard.events if isinstance(event, RetryScheduled)]
     elapsed = work.clock.now() - START
-    return Outcome(result, rule, work.attempts, waits, work.clock.sleeps, heard.events, elapsed)
+    tokens = None if work.budget is None else work.budget.tokens
+    return Outcome(
+        result, rule, work.attempts, waits, work.clock.sleeps, heard.events, elapsed, tokens
+    )

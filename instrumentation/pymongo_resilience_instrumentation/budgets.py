@@ -1,0 +1,49 @@
+"""The retry budget of each client that has adaptive retries.
+
+Source: Client Backpressure, "Token Bucket".
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from pymongo_resilience.budget import TokenBucket
+
+
+class Budgets:
+    """One bucket for each client, found by the client's identity: two clients of the same servers
+    count as equal. Holds no client alive. Thread- and task-safe."""
+
+    def __init__(self, capacity: float, *, everywhere: bool) -> None:
+        """``everywhere``: also for clients that do not say whether they want one."""
+        self._capacity = capacity
+        self._everywhere = everywhere
+        self._any = everywhere
+        self._buckets: dict[int, TokenBucket | None] = {}
+
+    def of(self, client: Any) -> TokenBucket | None:
+        """The client's bucket; one that was made before ``instrument()`` gets its own here."""
+        if not self._any:
+            return None
+        try:
+            return self._buckets[id(client)]
+        except KeyError:
+            return self.open(client, None)
+
+    def open(self, client: Any, adaptive: bool | None) -> TokenBucket | None:
+        """For a client that is being made, with what it says itself."""
+        wanted = self._everywhere if adaptive is None else adaptive
+        self._any = self._any or wanted
+        key = id(client)
+        made = TokenBucket(self._capacity) if wanted else None
+        bucket = self._buckets.setdefault(key, made)
+        if bucket is made:
+            weakref.finalize(client, self._buckets.pop, key, None).atexit = False
+        return bucket
+
+    def start_afresh(self) -> None:
+        """In a forked child: a thread that is no more may have held a lock."""
+        for key, bucket in list(self._buckets.items()):
+            if bucket is not None:
+                self._buckets[key] = TokenBucket(self._capacity)

@@ -1,0 +1,81 @@
+"""Options of a client that are ours: taken out before the driver sees and refuses them.
+
+``adaptiveRetries`` stands in a client's URI or among its keywords, as MongoDB's text wants it.
+Source: Client Backpressure, "Token Bucket".
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OPTION = "adaptiveRetries"
+_BOOLEANS = {"true": True, "false": False}
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, bool | None]:
+    """A client's arguments without ``adaptiveRetries``, and what it said; None where it did not.
+
+    A keyword wins over the URI, as for the driver's own options. Raises ConfigurationError
+    (pymongo's) for a keyword that is no boolean; in a URI that is a warning, as pymongo does it.
+    """
+    if args:
+        host, said = _from_hosts(args[0])
+        args = (host, *args[1:])
+    elif "host" in kwargs:
+        host, said = _from_hosts(kwargs["host"])
+        kwargs = kwargs | {"host": host}
+    else:
+        said = None
+    for name in [name for name in kwargs if name.lower() == OPTION.lower()]:
+        kwargs = kwargs.copy()
+        said = _from_keyword(name, kwargs.pop(name))
+    return (args, kwargs), said
+
+
+def _from_keyword(name: str, value: Any) -> bool:
+    if isinstance(value, str) and value in _BOOLEANS:
+        return _BOOLEANS[value]
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name}={value!r}: expected True or False")
+    return value
+
+
+def _from_hosts(host: Any) -> tuple[Any, bool | None]:
+    if isinstance(host, str):
+        return _from_uri(host)
+    if not isinstance(host, (list, tuple)):
+        return host, None
+    found = [_from_uri(each) if isinstance(each, str) else (each, None) for each in host]
+    said = [answer for _, answer in found if answer is not None]
+    return [each for each, _ in found], said[-1] if said else None
+
+
+def _from_uri(uri: str) -> tuple[str, bool | None]:
+    if OPTION.lower() not in uri.lower():
+        return uri, None
+    head, _, query = uri.partition("?")
+    separator = ";" if ";" in query and "&" not in query else "&"
+    options = query.split(separator)
+    ours = [each for each in options if each.partition("=")[0].lower() == OPTION.lower()]
+    rest = [each for each in options if each not in ours]
+    said = [_from_text(each.partition("=")[2]) for each in ours]
+    left = head + "?" + separator.join(rest) if any(rest) else head
+    return left, _last(said)
+
+
+def _from_text(value: str) -> bool | None:
+    if value not in _BOOLEANS:
+        warnings.warn(f"{OPTION}={value}: expected true or false; ignored", stacklevel=2)
+        return None
+    return _BOOLEANS[value]
+
+
+def _last(answers: Sequence[bool | None]) -> bool | None:
+    return next((each for each in reversed(answers) if each is not None), None)

@@ -1,0 +1,237 @@
+"""The retry budget at work: whose it is, how a client asks for one, and what an empty one does."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side
+from pymongo.errors import ConfigurationError, OperationFailure
+from pymongo_resilience_instrumentation import client_options
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
+
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+SPENT = {"adaptive_retries": True, "retry_token_capacity": 2, "base_backoff_ms": 1}
+"""A budget of two retries."""
+
+
+def decisions(telemetry: Any) -> list[Any]:
+    return [
+        "again" if isinstance(event, RetryScheduled) else event.rule
+        for event in telemetry.decisions.events
+    ]
+
+
+def test_without_the_option_there_is_none(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(retry_token_capacity=1, base_backoff_ms=1)
+    coll = side.client(proxy.uri)[database].coll
+    proxy.inject(Overload("find", times=5))
+    side.do(coll.find_one)
+    assert decisions(telemetry) == ["again"] * 5
+
+
+def test_an_empty_budget_ends_the_retries(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**SPENT)
+    client = side.client(proxy.uri)
+    proxy.inject(Overload("find", times=4))
+    with pytest.raises(OperationFailure, match="too many requests"):
+        side.do(client[database].coll.find_one)
+    with pytest.raises(OperationFailure, match="too many requests"):
+        side.do(client[database].coll.find_one)
+    assert decisions(telemetry) == ["again", "again", Rule.BUDGET, Rule.BUDGET]
+    budget = [o for o in telemetry.operations() if "budget" in str(o.attributes)]
+    assert {o.attributes["pymongo_resilience.outcome"] for o in budget} == {"budget"}
+    counted = [a for a, _ in telemetry.points("pymongo_resilience.retries")]
+    assert "budget" in {each["pymongo_resilience.decision"] for each in counted}
+
+
+def test_other_retries_cost_nothing(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000, **SPENT)
+    client = side.client(proxy.uri)
+    proxy.inject(CutBefore("find", times=4))
+    side.do(client[database].coll.find_one)
+    assert decisions(telemetry) == ["again"] * 4
+
+
+def test_successes_fill_it_again(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**SPENT)
+    coll = side.client(proxy.uri)[database].coll
+    proxy.inject(Overload("find", times=3))
+    with pytest.raises(OperationFailure):
+        side.do(coll.find_one)
+    for _ in range(10):
+        side.do(coll.find_one)
+    telemetry.clear()
+    proxy.inject(Overload("find", times=1))
+    side.do(coll.find_one)
+    assert decisions(telemetry) == ["again"]
+
+
+def test_each_client_has_its_own(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**SPENT)
+    one, other = (side.client(proxy.uri) for _ in range(2))
+    proxy.inject(Overload("find", times=3))
+    with pytest.raises(OperationFailure):
+        side.do(one[database].coll.find_one)
+    telemetry.clear()
+    proxy.inject(Overload("find", times=2))
+    side.do(other[database].coll.find_one)
+    assert decisions(telemetry) == ["again", "again"]
+
+
+def test_a_client_made_before_has_one_too(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    telemetry = instrument(**SPENT)
+    proxy.inject(Overload("find", times=3))
+    with pytest.raises(OperationFailure):
+        side.do(coll.find_one)
+    assert decisions(telemetry) == ["again", "again", Rule.BUDGET]
+
+
+@pytest.mark.parametrize(
+    ("in_uri", "keyword", "everywhere", "has_one"),
+    [
+        ("adaptiveRetries=true", None, False, True),
+        ("ADAPTIVERETRIES=true", None, False, True),
+        (None, True, False, True),
+        (None, "true", False, True),
+        ("adaptiveRetries=false", True, False, True),
+        ("adaptiveRetries=true", False, False, False),
+        ("adaptiveRetries=false", None, True, False),
+        (None, False, True, False),
+        (None, None, True, True),
+    ],
+)
+def test_a_client_says_so_itself(
+    in_uri: str | None,
+    keyword: Any,
+    everywhere: bool,
+    has_one: bool,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    telemetry = instrument(adaptive_retries=everywhere, retry_token_capacity=1, base_backoff_ms=1)
+    uri = proxy.uri if in_uri is None else f"{proxy.uri}&{in_uri}&retryReads=true"
+    assert "?" in proxy.uri, "the options below are appended"
+    more = {} if keyword is None else {"adaptiveRetries": keyword}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the driver would warn of an option it does not know
+        coll = side.client(uri, **more)[database].coll
+    proxy.inject(Overload("find", times=2))
+    if has_one:
+        with pytest.raises(OperationFailure):
+            side.do(coll.find_one)
+        assert decisions(telemetry) == ["again", Rule.BUDGET]
+    else:
+        side.do(coll.find_one)
+        assert decisions(telemetry) == ["again", "again"]
+
+
+@pytest.mark.parametrize("value", [1, "yes", None, 0.5])
+def test_a_keyword_that_is_no_boolean_is_refused(
+    value: Any, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    with pytest.raises(ConfigurationError, match=r"adaptiveRetries=.*: expected True or False"):
+        pymongo.MongoClient(proxy.uri, adaptiveRetries=value)
+
+
+def test_in_a_uri_that_is_a_warning(proxy: ReplicaSet, instrument: Instrument) -> None:
+    instrument()
+    with (
+        pytest.warns(UserWarning, match="adaptiveRetries=maybe: expected true or false"),
+        pymongo.MongoClient(f"{proxy.uri}&adaptiveRetries=maybe") as client,
+    ):
+        assert client.options.retry_reads
+
+
+def test_the_driver_alone_refuses_it(proxy: ReplicaSet) -> None:
+    """The evidence for taking it out: with a driver that knows the option this test fails."""
+    with pytest.raises(ConfigurationError, match="adaptiveRetries"):
+        pymongo.MongoClient(proxy.uri, adaptiveRetries=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "left", "said"),
+    [
+        ("mongodb://h", "mongodb://h", None),
+        ("mongodb://h/?adaptiveRetries=true", "mongodb://h/", True),
+        ("mongodb://h/db?adaptiveretries=false&w=1", "mongodb://h/db?w=1", False),
+        ("mongodb://h/?w=1;adaptiveRetries=true;j=true", "mongodb://h/?w=1;j=true", True),
+        ("mongodb://h/?maxAdaptiveRetries=3", "mongodb://h/?maxAdaptiveRetries=3", None),
+        ("mongodb://adaptiveRetries:x@h/?w=1", "mongodb://adaptiveRetries:x@h/?w=1", None),
+        (
+            "mongodb+srv://u:p%3F@h.example/?authSource=a%26b&adaptiveRetries=true",
+            "mongodb+srv://u:p%3F@h.example/?authSource=a%26b",
+            True,
+        ),
+        (["h", "mongodb://i/?adaptiveRetries=true"], ["h", "mongodb://i/"], True),
+        ("h", "h", None),
+        (None, None, None),
+        (b"h", b"h", None),
+    ],
+)
+def test_only_ours_is_taken_out(host: Any, left: Any, said: bool | None) -> None:
+    assert client_options.take((host,), {"w": 1}) == (((left,), {"w": 1}), said)
+    assert client_options.take((), {"host": host}) == (((), {"host": left}), said)
+
+
+@pytest.mark.parametrize("own", [0, 2, 7])
+def test_a_clients_own_number_of_retries_wins(
+    own: int, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    coll = side.client(proxy.uri, maxAdaptiveRetries=own)[database].coll
+    proxy.inject(Overload("find", times=50))
+    with pytest.raises(OperationFailure):
+        side.do(coll.find_one)
+    assert decisions(telemetry) == ["again"] * own + [Rule.ATTEMPTS]
+
+
+def test_many_threads_spend_it_once(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """As many retries as there were tokens, however many threads want one."""
+    telemetry = instrument(adaptive_retries=True, retry_token_capacity=20, base_backoff_ms=1)
+    with pymongo.MongoClient(proxy.uri) as client:
+        client.admin.command("ping")
+        proxy.inject(Overload("find", times=10_000))
+
+        def fails(_: int) -> bool:
+            try:
+                client[database].coll.find_one()
+            except OperationFailure:
+                return True
+            return False
+
+        with ThreadPoolExecutor(16) as threads:
+            assert all(threads.map(fails, range(60)))
+        proxy.clear()
+    made = decisions(telemetry)
+    assert made.count("again") == 20
+    assert (
+        len([each for each in telemetry.decisions.events if isinstance(each, RetryDeclined)]) == 60
+    )
