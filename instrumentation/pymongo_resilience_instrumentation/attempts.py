@@ -23,7 +23,7 @@ from pymongo_resilience.failure import Stage
 from pymongo_resilience.operation import NO_DATA, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.strategy import MongoDBSpecification
-from pymongo_resilience_instrumentation import driver, failures
+from pymongo_resilience_instrumentation import deprioritized, driver, failures
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.timeouts import timed_out
 
@@ -91,6 +91,7 @@ class Attempts:
 
     def release(self) -> None:
         """Give the loop its function back: nothing may keep the two alive together."""
+        deprioritized.forget()
         driver.replace_func(self._loop, self._func)
 
     def __call__(self, *args: Any) -> Any:
@@ -172,7 +173,7 @@ class Attempts:
             if failure.overloaded
             else self._retargeting and not follows_texts
         ):
-            driver.deprioritize(self._loop)
+            deprioritized.remember(driver.deprioritize(self._loop))
 
     def _avoids_overloaded(self) -> bool:
         own = driver.retargets_on_overload(self._loop)

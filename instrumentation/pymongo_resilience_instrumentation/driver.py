@@ -66,6 +66,11 @@ def parts() -> Iterator[Part]:
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
     yield Part(Feature.REPR, "pymongo.client_options:ClientOptions", ("_options",))
     yield Part(Feature.RETRIES, "pymongo.client_options:ClientOptions", ("_options",))
+    yield Part(
+        Feature.RETARGETING,
+        "pymongo.topology_description:TopologyDescription",
+        ("apply_selector",),
+    )
     yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all"))
 
 
@@ -75,6 +80,12 @@ def loop_classes() -> tuple[tuple[type, bool], ...]:
         (getattr(importlib.import_module(SYNC), LOOP), False),
         (getattr(importlib.import_module(ASYNC), LOOP), True),
     )
+
+
+def topology_description() -> type:
+    """The class whose ``apply_selector`` is the driver's every look at the servers."""
+    cls: type = importlib.import_module("pymongo.topology_description").TopologyDescription
+    return cls
 
 
 def existing_clients() -> int:
@@ -272,13 +283,18 @@ def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) 
         transaction.attempt = 0
 
 
-def deprioritize(loop: Any) -> None:
-    """Selection for the next attempt avoids the server that failed, where there is another."""
+def deprioritize(loop: Any) -> list[Any]:
+    """Selection for the next attempt avoids the server that failed, where there is another.
+
+    All servers that it avoids.
+    """
     if loop._server is None:
-        return
+        return []
     if loop._deprioritized_servers is None:
         loop._deprioritized_servers = []
     loop._deprioritized_servers.append(loop._server)
+    servers: list[Any] = loop._deprioritized_servers
+    return servers
 
 
 def is_sharded(loop: Any) -> bool:

@@ -14,7 +14,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
-from pymongo_resilience_instrumentation import driver, operations, wrappers
+from pymongo_resilience_instrumentation import deprioritized, driver, operations, wrappers
 from pymongo_resilience_instrumentation.self_check import Feature
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Patches:
         if Feature.RETRIES not in without:
             for owner, name, wrapper in _of_the_loops(runtime):
                 self._wrap(owner, name, wrapper)
+            if Feature.RETARGETING not in without:
+                self._wrap(driver.topology_description(), "apply_selector", deprioritized.select)
 
     def remove(self) -> None:
         """Restore every attribute that still is our wrapper.

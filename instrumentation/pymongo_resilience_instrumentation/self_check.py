@@ -17,6 +17,7 @@ class Feature(enum.Enum):
     RETRIES = "retries (pymongo's own loop decides)"
     CURSORS = "operation spans of cursor batches"
     TIMEOUT = "the default timeout"
+    RETARGETING = "avoiding a failed server while the driver waits for one"
     REPR = "a client's repr without our listeners"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
