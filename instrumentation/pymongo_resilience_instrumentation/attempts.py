@@ -20,7 +20,7 @@ from pymongo.errors import (
 from pymongo_resilience import policy
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import Stage
-from pymongo_resilience.operation import NO_DATA, Operation
+from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import deprioritized, driver, failures
@@ -117,7 +117,7 @@ class Attempts:
         loop = self._loop
         call = self.call
         block = policy.current()
-        kind = driver.kind(loop)
+        kind = Kind.READ if call.only_reads else driver.kind(loop)
         deadline, window = self._deadlines()
         return Operation(
             name=call.operation,

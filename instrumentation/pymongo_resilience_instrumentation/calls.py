@@ -50,9 +50,9 @@ class Call:
 
     __slots__ = (
         "acknowledged", "backoff", "client", "collection", "command_spans", "database",
-        "deadline", "declined_by", "driver_connection_id", "ended", "namespace", "operation",
-        "otel_token", "outer_context", "public", "reasons", "server", "span", "started",
-        "timeout", "token",
+        "deadline", "declined_by", "driver_connection_id", "ended", "namespace", "only_reads",
+        "operation", "otel_token", "outer_context", "public", "reasons", "server", "span",
+        "started", "timeout", "token",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,8 @@ class Call:
         """False where the write concern asks for no answer, or nobody knows."""
         self.public = public
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
+        self.only_reads = False
+        """A command runner was given a command that can only read."""
         self.ended = False
         self.namespace = namespace_text(database, collection)
         self.started = 0.0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience_instrumentation import read_commands
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -25,6 +27,8 @@ class PublicOperation:
     """From the object the method is called on to its client."""
     target: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Target]
     """From the object and the arguments."""
+    only_reads: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
+    """From the arguments of a command runner: whether the command is one that can only read."""
 
 
 WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite"})
@@ -122,7 +126,12 @@ COLLECTION: Mapping[str, PublicOperation] = {
     for method, name in _COLLECTION_METHODS.items()
 }
 DATABASE: Mapping[str, PublicOperation] = {
-    method: PublicOperation(name, lambda d: d.client, target)
+    method: PublicOperation(
+        name,
+        lambda d: d.client,
+        target,
+        read_commands.only_reads if method == "cursor_command" else None,
+    )
     for method, (name, target) in _DATABASE_METHODS.items()
 }
 CLIENT: Mapping[str, PublicOperation] = {

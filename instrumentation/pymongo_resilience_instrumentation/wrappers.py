@@ -30,7 +30,10 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
         database, collection = operation.target(instance, args, kwargs)
         concern = getattr(instance, "write_concern", None)
         acknowledged = concern is None or concern.acknowledged
-        return runtime.begin(client, operation.name, database, collection, acknowledged)
+        call = runtime.begin(client, operation.name, database, collection, acknowledged)
+        if operation.only_reads is not None:
+            call.only_reads = operation.only_reads(args, kwargs)
+        return call
 
     return _call(runtime, begin, asynchronous)
 
