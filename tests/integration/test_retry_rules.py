@@ -95,8 +95,10 @@ NEVER: dict[str, tuple[Callable[[Side, Any, str], Any], str, Rule]] = {
         lambda side, client, db: side.do(client[db].command, "ping"), "ping", Rule.NEVER_REPEATED,
     ),
     "cursor_command": (
-        lambda side, client, db: side.do(client[db].cursor_command, "listSearchIndexes", "coll"),
-        "listSearchIndexes", Rule.NEVER_REPEATED,
+        lambda side, client, db: side.do(
+            client[db].cursor_command, "aggregate", "coll", pipeline=[{"$out": "other"}], cursor={}
+        ),
+        "aggregate", Rule.NEVER_REPEATED,
     ),
     "$out": (
         lambda side, client, db: side.do(client[db].coll.aggregate, [{"$out": "other"}]),
