@@ -15,6 +15,7 @@ from pymongo.errors import (
     OperationFailure,
     ProtocolError,
     PyMongoError,
+    WaitQueueTimeoutError,
 )
 
 from pymongo_resilience import policy
@@ -25,6 +26,7 @@ from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import deprioritized, driver, failures
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.timeouts import timed_out
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class GaveUp(Exception):  # noqa: N818 - a signal through the driver's loop, nev
 class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
-    __slots__ = ("_clock", "_func", "_last_error", "_loop", "_progress",
+    __slots__ = ("_clock", "_func", "_last", "_loop", "_progress",
                  "_reached_connection", "_retargeting", "_started", "_strategy",
                  "_wants_txn_number", "budget", "call", "owns_call", "send")  # fmt: skip
 
@@ -77,7 +79,7 @@ class Attempts:
         self._clock = clock
         self._strategy = strategy
         self._retargeting = retargeting
-        self._last_error: Exception | None = None
+        self._last: Failure | None = None
         self._progress: tuple[Any, int] | None = None
         self._reached_connection = False
         self._wants_txn_number = driver.carries_txn_number(loop)
@@ -92,6 +94,7 @@ class Attempts:
     def release(self) -> None:
         """Give the loop its function back: nothing may keep the two alive together."""
         deprioritized.forget()
+        self.call.selected = driver.server(self._loop)
         driver.replace_func(self._loop, self._func)
 
     def __call__(self, *args: Any) -> Any:
@@ -164,9 +167,9 @@ class Attempts:
         return driver.unpin(self._loop, failure)
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
-        if self._last_error is None or not failure.no_writes_performed:
-            self._last_error = failure.error
-        driver.prepare_retry(self._loop, failure, operation.attempts, self._last_error)
+        if self._last is None or not failure.no_writes_performed:
+            self._last = failure
+        driver.prepare_retry(self._loop, failure, operation.attempts, self._last.error)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
         if driver.is_sharded(self._loop) or (
             self._avoids_overloaded()
@@ -180,34 +183,48 @@ class Attempts:
         return self._retargeting if own is None else own
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
-        error = self._chosen(failure)
+        raised = self._chosen(failure)
+        error = raised.error
+        if not isinstance(error, PyMongoError):
+            return GaveUp(error)
+        attempts = len(operation.reasons)
         deadline = operation.deadline
-        if rule is not Rule.DEADLINE or deadline is None or not isinstance(error, PyMongoError):
+        if rule is not Rule.DEADLINE or deadline is None:
+            state_origin(error, server=raised.server, attempts=attempts)
             return GaveUp(error)
         return GaveUp(
             timed_out(
                 error,
                 timeout_s=deadline.timeout,
                 elapsed_s=self._clock.now() - self._started,
-                attempts=len(operation.reasons),
-                server=failure.server,
+                attempts=attempts,
+                server=raised.server,
             )
         )
 
-    def _chosen(self, failure: Failure) -> Exception:
-        """Retryable Reads and Writes: the newer error, but for those that say less than the
-        earlier one."""
-        before = self._last_error
-        if before is None or before is failure.error:
-            return failure.error
-        of_the_driver = isinstance(failure.error, PyMongoError) and not isinstance(
-            failure.error, (ConnectionFailure, OperationFailure, ProtocolError)
-        )
+    def _chosen(self, failure: Failure) -> Failure:
+        """Whose error is raised. Retryable Reads and Writes: the newer, but for those that say less
+        than the earlier one."""
+        before = self._last
+        if before is None or before.error is failure.error:
+            return failure
         out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
         if failure.no_writes_performed:
-            before.__cause__ = failure.error
+            before.error.__cause__ = failure.error
             return before
-        if failure.selection or of_the_driver or out_of_time:
-            before.__context__ = failure.error
+        if failure.selection or _of_the_driver(failure.error) or out_of_time:
+            before.error.__context__ = failure.error
             return before
-        return failure.error
+        return failure
+
+
+def _of_the_driver(error: Exception) -> bool:
+    """An error that the driver came to by itself: it does not tell that an attempt was made."""
+    if isinstance(error, WaitQueueTimeoutError):
+        return True
+    if isinstance(error, ConnectionFailure):
+        # Of a pool that was cleared: what else ends a connection is caused by a socket's error.
+        return isinstance(error.__cause__, AutoReconnect)
+    return isinstance(error, PyMongoError) and not isinstance(
+        error, (OperationFailure, ProtocolError)
+    )

@@ -51,8 +51,8 @@ class Call:
     __slots__ = (
         "acknowledged", "backoff", "client", "collection", "command_spans", "database",
         "deadline", "declined_by", "driver_connection_id", "ended", "namespace", "only_reads",
-        "operation", "otel_token", "outer_context", "public", "reasons", "server", "span",
-        "started", "timeout", "token",
+        "operation", "otel_token", "outer_context", "public", "reasons", "selected",
+        "server", "span", "started", "timeout", "token",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +85,8 @@ class Call:
         self.span: Span | None = None
         self.command_spans: dict[int, Span] = {}
         """Spans of commands in flight, by request id: ended with the call at the latest."""
+        self.selected: Any = None
+        """The driver's server of the last run of its loop."""
         self.server: tuple[str, int | None] | None = None
         """Of the last command sent."""
         self.driver_connection_id: int | None = None
@@ -123,7 +125,7 @@ def enter(call: Call) -> None:
 def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
-    call.client = None
+    call.client = call.selected = None
     if _current.get() is not call:
         # A coroutine that was never finished ends wherever it is collected: nothing to restore.
         return

@@ -220,7 +220,17 @@ def carries_txn_number(loop: Any) -> bool:
 
 def server_address(loop: Any) -> str | None:
     """``"host:port"`` of the selected server, if one was selected."""
-    return None if loop._server is None else address_text(loop._server.description.address)
+    return address_of(loop._server)
+
+
+def server(loop: Any) -> Any:
+    """The selected server, if one was selected."""
+    return loop._server
+
+
+def address_of(server: Any) -> str | None:
+    """``"host:port"``."""
+    return None if server is None else address_text(server.description.address)
 
 
 def lost_its_txn_number(loop: Any, connection: Any) -> bool:

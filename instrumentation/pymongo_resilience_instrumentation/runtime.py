@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
+from pymongo.errors import OperationFailure
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver, monkey_patching
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, DefaultTimeout
 from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
+from pymongo_resilience_instrumentation.origins import state_origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +87,13 @@ class Runtime:
 
     def end(self, call: Call, error: BaseException | None) -> None:
         """Leave it: the spans end, the duration is recorded, whatever happened."""
+        try:
+            if isinstance(error, OperationFailure) and call.selected is not None:
+                # Of a bulk write, say: raised once the driver's loop is over.
+                server = driver.address_of(call.selected)
+                state_origin(error, server=server, attempts=1 + len(call.reasons))
+        except Exception:
+            logger.exception("a fault of pymongo-resilience with the error of %s", call.operation)
         try:
             if self.operation_metrics is not None and call.public:
                 elapsed = time.perf_counter() - call.started

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience_instrumentation.origins import attempts_text
 
 if TYPE_CHECKING:
     from pymongo.errors import PyMongoError
@@ -20,12 +21,11 @@ def timed_out(
     cls = _timeout_class(type(cause))
     error: PyMongoError = cls.__new__(cls)
     error.__dict__.update(cause.__dict__)
-    tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     where = f", the last on {server}" if server else ""
     error.args = (
         (
             f"operation exceeded its timeout of {timeout_s:.3g} s after {elapsed_s:.3f} s "
-            f"and {tried}{where}: {cause}"
+            f"and {attempts_text(attempts)}{where}: {cause}"
         ),
     )
     error.__dict__.update(

@@ -24,6 +24,7 @@ from pymongo_resilience.events import RetryScheduled
 
 OUR_PACKAGES = ("/pymongo_resilience/", "/pymongo_resilience_instrumentation/")
 VOLATILE = {"$clusterTime", "operationTime", "electionId", "opTime", "topologyVersion"}
+_ORIGIN = re.compile(r" \((?:[^ ()]+:\d+, )?\d+ attempts?\)$")
 _NUMBERS = re.compile(r"[0-9a-f]{24}|-?\d+(\.\d+)?(e-?\d+)?")
 """Identifiers, ports and times differ from one run to the next."""
 _LOST = re.compile(r"[Cc]onnection (is )?(already )?closed|\[Errno \d+\] [A-Z][a-z]+( [a-z]+)*")
@@ -230,6 +231,7 @@ def _facts(error: Exception) -> tuple[Any, ...]:
 
 
 def _steady(text: str) -> str:
+    text = _ORIGIN.sub("", text)  # what the library adds, and plain pymongo does not
     return _NUMBERS.sub("#", _LOST.sub("connection lost", text))
 
 

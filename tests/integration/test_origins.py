@@ -1,0 +1,196 @@
+"""Every error that is raised knows the server it came from and the number of attempts."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side
+from pymongo import InsertOne, ReadPreference
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    DuplicateKeyError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+)
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.origins import state_origin
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload, Slow
+
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+
+pytestmark = pytest.mark.oldest
+
+
+def origin(error: Any) -> tuple[str | None, int]:
+    """As its attributes say, once the text is seen to say the same."""
+    tried = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
+    said = tried if error.server is None else f"{error.server}, {tried}"
+    assert str(error).endswith(f" ({said})")
+    assert str(error).count(tried) == 1
+    return error.server, error.attempts
+
+
+def raised(side: Side, kind: type[PyMongoError], function: Any, *args: Any) -> Any:
+    with pytest.raises(kind) as caught:
+        side.do(function, *args)
+    return caught.value
+
+
+def test_of_an_error_that_is_not_repeated(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+    error = raised(side, DuplicateKeyError, coll.insert_one, {"_id": 1})
+    assert origin(error) == (address_text(proxy.address), 1)
+    bulk = raised(side, BulkWriteError, coll.bulk_write, [InsertOne({"_id": 1})])
+    assert origin(bulk) == (address_text(proxy.address), 1)
+    command = raised(side, OperationFailure, coll.database.command, "noSuchCommand")
+    assert origin(command) == (address_text(proxy.address), 1)
+
+
+def test_of_an_error_after_retries(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(base_backoff_ms=1)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    proxy.inject(CutBefore("find", times=9))
+    assert origin(raised(side, AutoReconnect, coll.find_one)) == (address_text(proxy.address), 2)
+    proxy.clear()
+    proxy.inject(Overload("update", times=9))
+    error = raised(side, OperationFailure, coll.update_many, {}, {"$set": {"a": 1}})
+    assert origin(error) == (address_text(proxy.address), 6)
+
+
+def test_where_no_server_was_selected(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri, serverSelectionTimeoutMS=50)
+    coll = client.get_database(database, read_preference=ReadPreference.SECONDARY).coll
+    error = raised(side, ServerSelectionTimeoutError, coll.find_one)
+    assert origin(error) == (None, 1)
+
+
+def test_the_newer_error_names_the_newer_server(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.client(replica_set.uri, localThresholdMS=60_000)
+    coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
+    side.do(coll.find_one)
+    replica_set.inject(Fail("find", times=2, code=6, name="HostUnreachable", text="unreachable"))
+    error = raised(side, OperationFailure, coll.find_one)
+    first, second = (event.server for event in telemetry.decisions.events)
+    assert first != second, "the retry avoids the server that failed"
+    assert origin(error) == (second, 2)
+
+
+def test_the_earlier_error_names_the_earlier_server(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """No server for the retry: the error, and so the address, is that of the first attempt."""
+    telemetry = instrument()
+    gate = Gate()
+    client = side.client(
+        replica_set.uri,
+        server_selector=gate,
+        localThresholdMS=60_000,
+        serverSelectionTimeoutMS=300,
+    )
+    coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
+    side.do(coll.find_one)
+    replica_set.inject(CutBefore("find"))
+    gate.closes_after = 1
+    error = raised(side, AutoReconnect, coll.find_one)
+    assert not isinstance(error, ServerSelectionTimeoutError)
+    first = telemetry.decisions.events[0].server
+    assert origin(error) == (first, 2)
+
+
+class Gate:
+    """Lets so many selections through, then none."""
+
+    closes_after: int | None = None
+
+    def __call__(self, servers: list[Any]) -> list[Any]:
+        if self.closes_after is None:
+            return servers
+        self.closes_after -= 1
+        return servers if self.closes_after >= 0 else []
+
+
+def test_a_full_pool_on_the_retry_says_less_than_the_first_error(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """Retryable Reads: an error of the driver's own pool does not tell that an attempt was made."""
+    telemetry = instrument()
+    taken = threading.Event()
+
+    class CheckedOut(pymongo.monitoring.ConnectionPoolListener):
+        """Of the pool's events, the one that counts here."""
+
+        def connection_checked_out(self, event: Any) -> None:
+            if threading.current_thread() is holder:
+                taken.set()
+
+        def __getattribute__(self, name: str) -> Any:
+            known = name.startswith("__") or name == "connection_checked_out"
+            return object.__getattribute__(self, name) if known else lambda event: None
+
+    client: Any = pymongo.MongoClient(
+        proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=50, event_listeners=[CheckedOut()]
+    )
+    holder = threading.Thread(target=lambda: client.admin.command("ping"))
+
+    def take_the_connection(event: Any) -> None:
+        if isinstance(event, RetryScheduled):
+            holder.start()
+            assert taken.wait(10)
+        decided.append(event)
+
+    decided: list[Any] = []
+    telemetry.decisions.on_event = take_the_connection  # type: ignore[method-assign]
+    with client:
+        client[database].coll.find_one()
+        proxy.inject(CutBefore("find"))
+        proxy.inject(Slow(1.0))
+        with pytest.raises(AutoReconnect) as caught:
+            client[database].coll.find_one()
+        holder.join()
+    assert [type(event) for event in decided] == [RetryScheduled, RetryDeclined]
+    assert isinstance(caught.value.__context__, WaitQueueTimeoutError)
+    assert origin(caught.value) == (address_text(proxy.address), 2)
+
+
+@pytest.mark.parametrize("server", ["h:27017", None])
+def test_it_is_said_once_and_survives_pickling(server: str | None) -> None:
+    error = OperationFailure("no", 6, {"ok": 0, "errmsg": "no", "code": 6})
+    text = str(error)
+    state_origin(error, server=server, attempts=3)
+    state_origin(error, server="other:1", attempts=9)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    expected = "3 attempts" if server is None else f"{server}, 3 attempts"
+    for each in (error, again):
+        assert str(each) == f"{text} ({expected})"
+        assert (each.server, each.attempts, each.code) == (server, 3, 6)
+
+
+def test_an_error_of_the_application_is_left_alone(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    with pytest.raises(Exception, match="cannot encode object") as caught:
+        side.do(coll.insert_one, {"a": object()})
+    assert not hasattr(caught.value, "attempts")
