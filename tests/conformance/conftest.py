@@ -1,0 +1,54 @@
+"""One test for every case of the specifications, on both sides of pymongo, and their count.
+
+The names of the integration tests are imported for the same reason as in ``tests/chaos``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
+
+from conformance import verdicts
+from conformance.deployments import Beds
+from conformance.runner import Case
+from conformance.verdicts import Verdict
+
+VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
+
+
+@pytest.fixture(scope="session")
+def beds() -> Iterator[Beds]:
+    with Beds() as started:
+        yield started
+
+
+@pytest.fixture(params=["sync", "async"])
+def api(request: pytest.FixtureRequest) -> str:
+    """The side of pymongo, by its name: a case makes its clients itself."""
+    return str(request.param)
+
+
+@pytest.fixture
+def conforms(beds: Beds, api: str, pytestconfig: pytest.Config) -> Callable[[Case], None]:
+    """``conforms(case)``: passes, fails, or skips what plain pymongo fails as well."""
+
+    def check(case: Case) -> None:
+        bed = beds.that_meets(*case.requirements)
+        verdict = verdicts.judge(case, bed, api)
+        pytestconfig.stash.setdefault(VERDICTS, []).append(verdict)
+        if verdict.result == "not runnable":
+            pytest.skip(f"plain pymongo fails too: {verdict.plain}")
+        assert verdict.result == "passed", str(verdict)
+
+    return check
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    found = config.stash.get(VERDICTS, [])
+    for line in verdicts.summary(found):
+        terminalreporter.write_line(line)
+    verdicts.write_json(found)
