@@ -3,6 +3,7 @@
 #   make demo ARGS="--seconds 30"   one workload through scripted faults, three sides compared
 #   make test                       every check of the project
 #   make chaos SEED=7               ledger, failover, memory and hostile input at full length
+#   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
 #   make clean                      remove what the other targets made
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ WHEEL := .venv-wheel
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos clean
+.PHONY: help demo test chaos conformance clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -34,6 +35,10 @@ chaos: $(MAIN)/dev.stamp
 	@echo "seed $(SEED): make chaos SEED=$(SEED) repeats it"
 	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(DURATION) CHAOS_OPERATIONS=$(OPERATIONS) \
 	  HYPOTHESIS_PROFILE=chaos $(MAIN)/bin/pytest $(or $(ARGS),tests/chaos tests/unit/test_hostile_*)
+
+# The list of what did not pass: CONFORMANCE_JSON=list.json.
+conformance: $(MAIN)/dev.stamp
+	@$(MAIN)/bin/pytest tests/conformance
 
 clean:
 	rm -rf $(MAIN) $(OLDEST) $(WHEEL) build dist .hypothesis .import_linter_cache .mypy_cache \

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
-
 from conformance import verdicts
 from conformance.deployments import Beds
 from conformance.runner import Case
 from conformance.verdicts import Verdict
+from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
 
 VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pymongo
+from conformance.matching import only_known
 from pymongo_resilience_instrumentation.testbed import (
     Deployment,
     EmbeddedServer,
     ReplicaSet,
     ShardedCluster,
 )
-
-from conformance.matching import only_known
 
 Requirement = Mapping[str, Any]
 USER: Final = {"username": "root", "password": "only-for-the-tests"}

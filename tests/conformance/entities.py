@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import gridfs
-from integration.conftest import Side
-
 from conformance.deployments import Bed
 from conformance.events import Recorder
 from conformance.matching import NotUnderstood, only_known
+from integration.conftest import Side
 
 _KNOWN: Final = {
     "client": {

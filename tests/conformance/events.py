@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pymongo.monitoring import CommandListener, ConnectionPoolListener
-
 from conformance.matching import CaseFailed, match, only_known
+from pymongo.monitoring import CommandListener, ConnectionPoolListener
 
 # What no case wants to see unless it says so: credentials, and the failpoints of the case itself.
 _NEVER_OBSERVED: Final = frozenset(

@@ -10,10 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from conformance.matching import CaseFailed, NotUnderstood, described, only_known
 from integration.conftest import Side
 from pymongo import InsertOne
-
-from conformance.matching import CaseFailed, NotUnderstood, described, only_known
 
 Arguments = Mapping[str, Any]
 Operation = Callable[[Side, Any, Arguments], Any]

@@ -1,6 +1,6 @@
-"""Where MongoDB's specification tests are: in a checkout that a variable names, never in this project.
+"""Where MongoDB's specification tests are: in a checkout that a variable names.
 
-Shared by everything that reads them, whatever their format.
+None of them is part of this project. Shared by whatever reads them, in whatever format.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-
 from conformance.runner import Case, load
 from conformance.specifications import parameters
 

@@ -54,9 +54,7 @@ def judge(case: Case, bed: Bed, side: str) -> Verdict:
         result = "passed"
     elif isinstance(plain, CaseFailed) and _text(plain) == _text(ours):
         result = "not runnable"
-    return Verdict(
-        case.suite, case.file, case.description, side, result, _text(ours), _text(plain)
-    )
+    return Verdict(case.suite, case.file, case.description, side, result, _text(ours), _text(plain))
 
 
 def _text(error: Exception | None) -> str | None:

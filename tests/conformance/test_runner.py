@@ -1,0 +1,169 @@
+"""The runner itself, by cases of our own: what passes, fails, and counts as not runnable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance import verdicts
+from conformance.deployments import Beds
+from conformance.runner import Case, failure
+from conformance.verdicts import Verdict, judge
+
+DATABASE = "conformance-runner"
+OVERLOADED = ["RetryableError", "SystemOverloadedError"]
+FIND = {"object": "coll", "name": "find", "arguments": {"filter": {"_id": 1}}}
+FOUND = {**FIND, "expectResult": [{"_id": 1}]}
+STARTED = {"commandStartedEvent": {"command": {"find": "coll"}, "databaseName": DATABASE}}
+
+
+def _case(
+    *operations: dict[str, Any], events: list[dict[str, Any]] | None = None, **more: Any
+) -> Case:
+    entities = [
+        {"client": {"id": "client", "observeEvents": ["commandStartedEvent"]}},
+        {"database": {"id": "db", "client": "client", "databaseName": DATABASE}},
+        {"collection": {"id": "coll", "database": "db", "collectionName": "coll"}},
+    ]
+    data = {"databaseName": DATABASE, "collectionName": "coll", "documents": [{"_id": 1}]}
+    test: dict[str, Any] = {"description": "ours", "operations": list(operations), **more}
+    if events is not None:
+        test["expectEvents"] = [{"client": "client", "events": events}]
+    return Case("ours", "ours", {"createEntities": entities, "initialData": [data]}, test)
+
+
+def _fail_find(**how: Any) -> dict[str, Any]:
+    """More overload errors than plain pymongo repeats, and fewer than we do."""
+    failpoint = {
+        "configureFailPoint": "failCommand",
+        "mode": {"times": 4},
+        "data": {
+            "failCommands": ["find"],
+            "errorCode": 2,
+            "errorLabels": OVERLOADED,
+        },
+        **how,
+    }
+    arguments = {"client": "client", "failPoint": failpoint}
+    return {"object": "testRunner", "name": "failPoint", "arguments": arguments}
+
+
+def _insert(number: int) -> dict[str, Any]:
+    return {"object": "coll", "name": "insertOne", "arguments": {"document": {"_id": number}}}
+
+
+def _outcome(*numbers: int) -> list[dict[str, Any]]:
+    documents = [{"_id": number} for number in numbers]
+    return [{"databaseName": DATABASE, "collectionName": "coll", "documents": documents}]
+
+
+def test_a_case_passes(beds: Beds, api: str) -> None:
+    case = _case(_insert(2), FOUND, events=[{"commandStartedEvent": {}}, STARTED])
+    assert judge(case, beds.that_meets(), api).result == "passed"
+
+
+def test_no_case_meets_the_data_or_the_failpoint_of_another(beds: Beds, api: str) -> None:
+    bed = beds.that_meets()
+    error = {"expectError": {"isError": True, "isClientError": False}}
+    never_ends = _fail_find(mode="alwaysOn")
+    assert judge(_case(_insert(2), never_ends, {**FIND, **error}), bed, api).result == "passed"
+    assert judge(_case(FOUND, outcome=_outcome(1)), bed, api).result == "passed"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(_case({**FIND, "expectResult": []}), id="another result"),
+        pytest.param(_case({**FIND, "expectError": {"isError": True}}), id="no error"),
+        pytest.param(_case(_insert(1)), id="an error"),
+        pytest.param(_case(FIND, events=[]), id="an event too many"),
+        pytest.param(_case(FIND, events=[STARTED, STARTED]), id="an event missing"),
+        pytest.param(_case(_insert(2), outcome=_outcome(1)), id="another outcome"),
+        pytest.param(_case(_insert(2), outcome=_outcome(1, 2, 3)), id="a document missing"),
+    ],
+)
+def test_a_case_fails(case: Case, beds: Beds, api: str) -> None:
+    bed = beds.that_meets()
+    assert failure(case, bed, api, instrumented=True) is not None
+    assert judge(case, bed, api).result == "not runnable", "plain pymongo fails it as well"
+
+
+def test_what_plain_pymongo_passes_has_failed(beds: Beds, api: str) -> None:
+    case = _case(_fail_find(), {**FIND, "expectError": {"errorCode": 2}})
+    verdict = judge(case, beds.that_meets(), api)
+    assert (verdict.result, verdict.plain) == ("failed", None)
+
+
+def test_what_plain_pymongo_fails_for_another_reason_has_failed(beds: Beds, api: str) -> None:
+    case = _case(_fail_find(), {**FIND, "expectResult": []})
+    verdict = judge(case, beds.that_meets(), api)
+    assert verdict.result == "failed"
+    assert "expected 0 elements" in str(verdict.ours)
+    assert "failCommand" in str(verdict.plain)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param({"object": "coll", "name": "rename"}, id="an operation"),
+        pytest.param({"object": "testRunner", "name": "wait"}, id="one of the runner"),
+        pytest.param({**FIND, "arguments": {"strange": 1}}, id="an argument"),
+        pytest.param({**FIND, "object": "other"}, id="an entity"),
+        pytest.param({**FIND, "timeout": 1}, id="a field"),
+        pytest.param({**_insert(2), "expectResult": {}}, id="a result"),
+    ],
+)
+def test_what_the_runner_does_not_know_has_failed(
+    operation: dict[str, Any], beds: Beds, api: str
+) -> None:
+    assert judge(_case(operation), beds.that_meets(), api).result == "failed"
+
+
+def test_an_operation_that_pymongo_lacks_satisfies_no_expected_error(beds: Beds, api: str) -> None:
+    operation = {"object": "coll", "name": "count", "expectError": {"isError": True}}
+    verdict = judge(_case(operation), beds.that_meets(), api)
+    assert verdict.result == "not runnable"
+    assert "no such method exists" in str(verdict.plain)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "topology", "auth"),
+    [
+        ({"minServerVersion": "4.0", "topologies": ["single", "replicaset"]}, "replicaset", False),
+        ({"auth": True}, "replicaset", True),
+        ({"maxServerVersion": "99.0", "topologies": ["sharded"]}, "sharded", False),
+        ({"minServerVersion": "99.0"}, "replicaset", False),
+    ],
+)
+def test_a_deployment_is_chosen_by_the_requirements(
+    requirement: dict[str, Any], topology: str, auth: bool, beds: Beds
+) -> None:
+    bed = beds.that_meets([requirement, {"topologies": []}], ())
+    assert (bed.topology, bool(bed.credentials)) == (topology, auth)
+    assert ("," in bed.uri()) == (topology == "sharded")
+    assert "," not in bed.uri(all_routers=False)
+
+
+def test_what_did_not_pass_is_counted_and_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        Verdict("suite", "file", "one", "sync", "passed"),
+        Verdict("suite", "file", "two", "sync", "not runnable", "said", "said"),
+        Verdict("suite", "file", "one", "async", "failed", "why"),
+    ]
+    counts = [
+        "conformance, suite, async: 0 passed, 1 failed, 0 not runnable",
+        "conformance, suite, sync: 1 passed, 0 failed, 1 not runnable",
+    ]
+    assert verdicts.summary(found) == counts
+    monkeypatch.setenv(verdicts.VARIABLE, str(tmp_path / "out.json"))
+    verdicts.write_json(found)
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["counts"] == counts
+    assert [(each["description"], each["plain"]) for each in written["not passed"]] == [
+        ("two", "said"),
+        ("one", None),
+    ]
