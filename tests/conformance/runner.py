@@ -31,6 +31,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testing import set_active
 
 _TRACES: Final = TracerProvider(shutdown_on_exit=False)
 _METRICS: Final = MeterProvider(shutdown_on_exit=False)
@@ -145,7 +146,7 @@ def _run(case: Case, bed: Bed, side_name: str) -> None:
             _perform(operation, entities, side)
         observed = entities.observed()
     finally:
-        with pymongo_resilience.testing.set_active(False):
+        with set_active(False):
             bed.control.admin.command("configureFailPoint", "failCommand", mode="off")
         side.close()
     for expected in case.test.get("expectEvents", ()):
