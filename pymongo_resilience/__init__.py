@@ -21,10 +21,11 @@ from pymongo_resilience.strategy import (
     MongoDBSpecification,
     RetryAction,
     RetryStrategy,
+    check_strategy,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
@@ -57,6 +58,7 @@ __all__ = [
 def instrument(
     config: Config | None = None,
     *,
+    policies: Mapping[str, Policy] | None = None,
     strategy: RetryStrategy | None = None,
     listeners: Sequence[Listener] = (),
     tracer_provider: Any = None,
@@ -65,6 +67,8 @@ def instrument(
     """Make every MongoClient and AsyncMongoClient of the process resilient and visible.
 
     ``config`` defaults to :meth:`Config.from_env`; ``strategy`` replaces the one it names.
+    ``policies`` are rules for namespaces, by patterns such as ``"shop.*"``; they replace those of
+    the configuration. What an :class:`override` around the operation says wins over them.
     ``listeners`` hear every retry decision. The providers default to OpenTelemetry's global ones,
     looked up when they are needed, so that the SDK may be set up before or after.
 
@@ -79,12 +83,8 @@ def instrument(
             f"config is of type {type(config).__name__}: "
             "expected a Config, as in Config(timeout_ms=20_000)"
         )
-    if strategy is not None and not callable(getattr(strategy, "retry_after", None)):
-        raise TypeError(
-            f"strategy is of type {type(strategy).__name__}: "
-            "expected an object with retry_after(operation, failure); "
-            'a strategy is chosen by name with Config(strategy="mongodb")'
-        )
+    if strategy is not None:
+        check_strategy(strategy)
     for listener in listeners:
         if not callable(getattr(listener, "on_event", None)):
             raise TypeError(
@@ -92,6 +92,7 @@ def instrument(
             )
     _instrumentor().instrument(
         config=Config.from_env() if config is None else config,
+        policies=policies,
         strategy=strategy,
         listeners=listeners,
         tracer_provider=tracer_provider,

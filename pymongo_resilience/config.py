@@ -2,73 +2,42 @@
 
 ``Config`` holds only options that act. Values come from keyword arguments, from
 ``PYMONGO_RESILIENCE_*`` variables, and from a TOML file that such a variable names; a variable
-wins over the file.
+wins over the file. Namespace rules come from code and from the file alone.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import tomllib
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.kinds import (
+    BOOLEAN,
+    PREFIX,
+    Kind,
+    integer,
+    one_of,
+    shown,
+    warn_unknown,
+)
+from pymongo_resilience.namespaces import problems_of
+from pymongo_resilience.policy_file import policies_of
+from pymongo_resilience.strategy import NAMED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
-PREFIX = "PYMONGO_RESILIENCE_"
+    from pymongo_resilience.policy import Policy
+
 FILE_VARIABLE = PREFIX + "CONFIG"
-STRATEGIES = ("fast_fail", "best_effort", "mongodb", "driver")
+RULES = "policies"
+STRATEGIES = (*NAMED, "driver")
 LONGEST_MS = 2_147_483_647
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
-
-logger = logging.getLogger("pymongo_resilience")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A type of value: how text becomes one, which values are legal, and how to say so."""
-
-    name: str
-    allowed: str
-    parse: Callable[[str], Any]
-    """From a variable's text; raises ValueError or KeyError where it is no such value."""
-    legal: Callable[[Any], bool]
-
-
-_BOOLEANS = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
-BOOLEAN = Kind(
-    "boolean",
-    "true, false, 1, 0, yes, no, on or off",
-    lambda text: _BOOLEANS[text.lower()],
-    lambda value: isinstance(value, bool),
-)
-
-
-def _integer(low: int, high: int, *, optional: bool = False) -> Kind:
-    def legal(value: Any) -> bool:
-        if value is None:
-            return optional
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-    return Kind("integer", f"an integer from {low} to {high}", int, legal)
-
-
-def _one_of(names: tuple[str, ...]) -> Kind:
-    return Kind(
-        "name",
-        "one of " + ", ".join(names),
-        str,
-        lambda value: isinstance(value, str) and value in names,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +68,27 @@ class Config:
     enabled: bool = _option(True, BOOLEAN, "Whether instrument() does anything at all.")
     strategy: str = _option(
         "fast_fail",
-        _one_of(STRATEGIES),
+        one_of(STRATEGIES),
         "Which failures are repeated and when; driver leaves pymongo's own loop alone.",
     )
     timeout_ms: int | None = _option(
         None,
-        _integer(0, LONGEST_MS, optional=True),
+        integer(0, LONGEST_MS, optional=True),
         "The time an operation has, its retries included, unless the client or pymongo.timeout "
         "sets one; 0 is without end, unset leaves one retry.",
     )
     max_retries: int = _option(
         5,
-        _integer(0, 1000),
+        integer(0, 1000),
         "How often a command is repeated once an overload error was seen.",
     )
     base_backoff_ms: int = _option(
         100,
-        _integer(1, 60_000),
+        integer(1, 60_000),
         "The base of the back-off after an overload error; it doubles with each retry.",
     )
     max_backoff_ms: int = _option(
-        10_000, _integer(1, 600_000), "The longest back-off after an overload error."
+        10_000, integer(1, 600_000), "The longest back-off after an overload error."
     )
     adaptive_retries: bool = _option(
         False,
@@ -139,15 +108,20 @@ class Config:
     metrics: bool = _option(
         True, BOOLEAN, "Whether durations, retries, servers and pools are measured."
     )
+    policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)
+    """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 
     def __post_init__(self) -> None:
         problems = [
-            f"{option.name}={_shown(getattr(self, option.name))}: expected {option.kind.allowed}"
+            f"{option.name}={shown(getattr(self, option.name))}: expected {option.kind.allowed}"
             for option in OPTIONS
             if not option.kind.legal(getattr(self, option.name))
         ]
+        problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
+        # A copy: what the caller changes later must not seem to hold.
+        object.__setattr__(self, "policies", dict(self.policies))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
@@ -167,7 +141,7 @@ class Config:
                 continue
             option = known.get(variable)
             if option is None:
-                _warn_unknown(variable, "variable", [*known, FILE_VARIABLE])
+                warn_unknown(variable, "variable", [*known, FILE_VARIABLE])
                 continue
             try:
                 value = option.kind.parse(text.strip())
@@ -184,7 +158,7 @@ class Config:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Config:
-        """From a TOML file whose top-level keys are the options' names.
+        """From a TOML file whose top-level keys are the options' names, and ``policies``.
 
         An unknown key is a warning with the nearest name. Raises ConfigurationError with every
         bad value at once, also where the file cannot be read.
@@ -206,12 +180,14 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in document.items():
         option = known.get(name)
-        if option is None:
-            _warn_unknown(name, f"key in {path}", known)
+        if name == RULES:
+            values[name] = policies_of(value, path, problems)
+        elif option is None:
+            warn_unknown(name, f"key in {path}", [*known, RULES])
         elif option.kind.legal(value):
             values[name] = value
         else:
-            problems.append(f"{path}: {name} = {_shown(value)}: expected {option.kind.allowed}")
+            problems.append(f"{path}: {name} = {shown(value)}: expected {option.kind.allowed}")
     return values
 
 
@@ -223,26 +199,10 @@ def _content(path: Path) -> str:
     return content.decode()
 
 
-def _shown(value: Any) -> str:
-    # Python refuses to write a number of thousands of digits, which TOML can give in hexadecimal.
-    try:
-        return repr(value)
-    except Exception:  # noqa: BLE001 - a keyword may be anything, with a __repr__ of its own
-        return f"<{type(value).__name__} that cannot be printed>"
-
-
-def _warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
-    # Without what all variables begin with, by which any two of them would be close.
-    candidates = {each.removeprefix(PREFIX): each for each in known}
-    nearest = get_close_matches(name.removeprefix(PREFIX), candidates, n=1)
-    hint = f"; did you mean {candidates[nearest[0]]}?" if nearest else ""
-    logger.warning("unknown %s %s is ignored%s", what, name, hint)
-
-
 def _row(entry: Field[Any]) -> Option:
     default = None if entry.default is MISSING else entry.default
     return Option(entry.name, entry.metadata["kind"], default, entry.metadata["sentence"])
 
 
-OPTIONS: tuple[Option, ...] = tuple(_row(entry) for entry in fields(Config))
+OPTIONS: tuple[Option, ...] = tuple(_row(entry) for entry in fields(Config) if entry.name != RULES)
 """The table that ``pymongo-resilience config`` and the README show."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
@@ -85,11 +85,14 @@ def _fault_of_ours(error: Exception) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """What both loops share: every decision. Thread- and task-safe: immutable."""
+    """What both loops share: every decision. Thread- and task-safe: but for names that are only
+    ever added to a set, nothing changes."""
 
     orchestrator: Orchestrator
     clock: Clock
     listener: Listener
+    told: set[str] = field(default_factory=set, compare=False)
+    """Strategies that were logged once and are not to be logged again."""
 
     def _screen(self, operation: Operation, failure: Failure) -> Verdict | Ask:
         operation.record(failure)
@@ -171,13 +174,25 @@ class Executor(_Loop):
                     work.budget.succeeded(retried=True)
                 return result
 
+    def _not_awaited(self, operation: Operation) -> None:
+        name = type(operation.strategy).__name__
+        if name not in self.told:
+            self.told.add(name)
+            logger.error(
+                "the retry strategy %s must be awaited, which sync clients cannot do: %s is not "
+                "retried; further cases are not logged",
+                name,
+                operation.name,
+            )
+
     def _ask(self, operation: Operation, failure: Failure) -> Answer:
         try:
             answer = operation.strategy.retry_after(operation, failure)
             if inspect.isawaitable(answer):
                 if inspect.iscoroutine(answer):
                     answer.close()
-                raise TypeError("a coroutine strategy works with async clients only")
+                self._not_awaited(operation)
+                return None
             return self._checked(answer)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
             self._no_answer(operation, error)

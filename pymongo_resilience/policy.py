@@ -1,16 +1,20 @@
-"""What holds for the operations of one block of code, over what holds for the process."""
+"""What holds for the operations of one block of code or of some namespaces, over what holds for
+the process."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from pymongo_resilience.strategy import check_strategy
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import TracebackType
 
     from pymongo_resilience.strategy import RetryStrategy
@@ -18,13 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A field left at None inherits. Immutable, so thread- and task-safe."""
+    """A field left at None inherits. Immutable, so thread- and task-safe.
+
+    Raises TypeError for a field of a wrong type.
+    """
 
     idempotent: bool | None = None
-    """The caller declares that repeating the block's writes does no harm."""
+    """The caller declares that repeating the writes it holds for does no harm."""
     strategy: RetryStrategy | None = None
     data: Mapping[str, Any] | None = field(default=None, repr=False)
     """The caller's own facts; the strategy sees them as ``operation.data``, and nobody else."""
+
+    def __post_init__(self) -> None:
+        # Only types are named: the data may be confidential, and so may be what is given for it.
+        if self.idempotent is not None and not isinstance(self.idempotent, bool):
+            raise TypeError(
+                f"idempotent is of type {type(self.idempotent).__name__}: expected a bool"
+            )
+        if self.strategy is not None:
+            check_strategy(self.strategy)
+        if self.data is not None and not isinstance(self.data, Mapping):
+            raise TypeError(f"data is of type {type(self.data).__name__}: expected a mapping")
 
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""
@@ -100,5 +118,6 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
 
     def _recreate_cm(self) -> override:
         # A decorated function may run in several threads at once: each call has its own block.
-        policy = self._policy
-        return override(idempotent=policy.idempotent, strategy=policy.strategy, data=policy.data)
+        block = override()
+        block._policy = self._policy
+        return block

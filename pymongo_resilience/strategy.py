@@ -5,6 +5,7 @@ A strategy may refuse or delay; it can never permit what the rules refuse.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +14,7 @@ from pymongo_resilience import backoff
 from pymongo_resilience.failure import RetryReason
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
@@ -56,12 +57,25 @@ class RetryStrategy(Protocol):
         """When to repeat, or None to give up."""
 
 
+def _exponential(attempt: int) -> float:
+    # A function with a name, so that a strategy can be sent to another process.
+    return backoff.exponential(attempt, random)
+
+
 class BestEffort:
     """Repeats whatever is safe, from 1 ms doubling to 500 ms, until the time is up."""
 
     def __init__(self, calculator: Callable[[int], float] | None = None) -> None:
-        """``calculator`` maps failed attempts (from 1) to seconds; default the exponential."""
-        self._calculator = calculator or (lambda attempt: backoff.exponential(attempt, random))
+        """``calculator`` maps failed attempts (from 1) to seconds; default the exponential.
+
+        Raises TypeError where it cannot be called.
+        """
+        if calculator is not None and not callable(calculator):
+            raise TypeError(
+                f"calculator is of type {type(calculator).__name__}: expected a function from the "
+                "number of failed attempts to seconds"
+            )
+        self._calculator = _exponential if calculator is None else calculator
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:  # noqa: ARG002 - the protocol's shape
         return RetryAction(self._calculator(operation.attempts))
@@ -83,3 +97,30 @@ class MongoDBSpecification:
         if failure.in_texts or failure.retryable_overload:
             return RetryAction(0.0)
         return None
+
+
+NAMED: Mapping[str, RetryStrategy] = {
+    "fast_fail": FastFailOnTerminalError(),
+    "best_effort": BestEffort(),
+    "mongodb": MongoDBSpecification(),
+}
+"""What variables and files call them by. They keep no state: one of each serves everybody."""
+
+
+def check_strategy(strategy: object) -> None:
+    """Raises TypeError for what can never answer; names its type alone, it may be anything."""
+    method = inspect.getattr_static(strategy, "retry_after", None)
+    if isinstance(strategy, type) and inspect.isfunction(method):
+        name = strategy.__name__
+        raise TypeError(f"strategy is the class {name}: expected an object, as in {name}()")
+    if not callable(getattr(strategy, "retry_after", None)):
+        raise TypeError(
+            f"strategy is of type {type(strategy).__name__}: expected an object with "
+            "retry_after(operation, failure), as in BestEffort(); a strategy is chosen by name "
+            'with Config(strategy="mongodb")'
+        )
+
+
+def is_coroutine(strategy: RetryStrategy) -> bool:
+    """Whether it must be awaited, as far as its method tells: only async clients can do that."""
+    return inspect.iscoroutinefunction(strategy.retry_after)

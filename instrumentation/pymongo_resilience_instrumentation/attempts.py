@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.failure import Failure
-    from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.calls import Call
 
 
@@ -55,7 +55,7 @@ class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
     __slots__ = ("_clock", "_func", "_last", "_loop", "_progress",
-                 "_reached_connection", "_retargeting", "_started", "_strategy",
+                 "_reached_connection", "_retargeting", "_rules", "_started",
                  "_wants_txn_number", "budget", "call", "owns_call", "send")  # fmt: skip
 
     send: Callable[[], Any]
@@ -68,7 +68,7 @@ class Attempts:
         *,
         owns_call: bool,
         clock: Clock,
-        strategy: RetryStrategy,
+        rules: NamespaceRules,
         retargeting: bool,
         budget: TokenBucket | None,
     ) -> None:
@@ -77,7 +77,7 @@ class Attempts:
         self.owns_call = owns_call
         self.budget = budget
         self._clock = clock
-        self._strategy = strategy
+        self._rules = rules
         self._retargeting = retargeting
         self._last: Failure | None = None
         self._progress: tuple[Any, int] | None = None
@@ -119,23 +119,24 @@ class Attempts:
     def operation(self) -> Operation:
         loop = self._loop
         call = self.call
-        block = policy.current()
+        rules = self._rules
+        said = policy.current().over(rules.policy_of(call.database, call.collection))
         kind = Kind.READ if call.only_reads else driver.kind(loop)
         deadline, window = self._deadlines()
         return Operation(
             name=call.operation,
             namespace=call.namespace,
             kind=kind,
-            strategy=block.strategy or self._strategy,
+            strategy=rules.strategy if said.strategy is None else said.strategy,
             retries_enabled=driver.retries_enabled(loop, kind),
             in_transaction=driver.in_transaction(loop),
             acknowledged=call.acknowledged,
-            idempotent=bool(block.idempotent),
+            idempotent=bool(said.idempotent),
             deadline=deadline,
             retry_window=window,
             max_retries=driver.max_retries(loop),
             budget=self.budget,
-            data=NO_DATA if block.data is None else block.data,
+            data=NO_DATA if said.data is None else said.data,
         )
 
     def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
@@ -12,11 +13,13 @@ from urllib.parse import urlsplit
 import pymongo_resilience
 from pymongo_resilience.config import OPTIONS
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.strategy import NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pymongo_resilience.config import Option
+    from pymongo_resilience.policy import Policy
 
 PROGRAM: Final = "pymongo-resilience"
 FAILURE: Final = 1
@@ -209,6 +212,8 @@ def _config() -> int:
         return _complain(str(exc), USAGE)
     for option in OPTIONS:
         print(_described(option, getattr(present, option.name)))
+    for pattern, policy in present.policies.items():
+        print(_rule(pattern, policy))
     return 0
 
 
@@ -219,6 +224,21 @@ def _described(option: Option, value: object) -> str:
         f"    option: {option.name}, type: {option.kind.name}, default: {_shown(option.default)}\n"
         f"    legal: {option.kind.allowed}\n"
     )
+
+
+def _rule(pattern: str, policy: Policy) -> str:
+    lines = [f"[policies.{pattern!r}]"]
+    for field in dataclasses.fields(policy):
+        value = getattr(policy, field.name)
+        # A field without a repr is confidential, and None inherits.
+        if value is not None:
+            lines.append(f"    {field.name} = {_said(value) if field.repr else 'not shown'}")
+    return "\n".join(lines) + "\n"
+
+
+def _said(value: object) -> str:
+    names = [name for name, strategy in NAMED.items() if strategy is value]
+    return names[0] if names else _shown(value)
 
 
 def _shown(value: object) -> str:

@@ -88,14 +88,14 @@ def topology_description() -> type:
     return cls
 
 
-def existing_clients() -> int:
-    """How many clients of this process are alive and not closed."""
+def existing_clients() -> list[Any]:
+    """The clients of this process that are alive and not closed."""
     sync, asynchronous = importlib.import_module(SYNC), importlib.import_module(ASYNC)
     clients = [
         *sync.MongoClient._clients.values(),
         *asynchronous.AsyncMongoClient._clients.values(),
     ]
-    return sum(not client._closed for client in clients)
+    return [client for client in clients if not client._closed]
 
 
 def show_listeners(client: Any, given: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pymongo
@@ -18,12 +19,14 @@ from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.events import Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.orchestrator import Orchestrator
-from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError, MongoDBSpecification
+from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation import driver, forks, monkey_patching, self_check
 from pymongo_resilience_instrumentation.budgets import Budgets
 from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
 from pymongo_resilience_instrumentation.metrics import (
     OperationMetrics,
     ServerMetrics,
@@ -35,20 +38,15 @@ from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.spans import OperationSpans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from pymongo_resilience.events import Listener
     from pymongo_resilience.strategy import RetryStrategy
 
 SCOPE = "pymongo_resilience"
 SUPPORTED = ("pymongo >= 4.17, < 5",)
-STRATEGIES: dict[str, Callable[[], RetryStrategy]] = {
-    "fast_fail": FastFailOnTerminalError,
-    "best_effort": BestEffort,
-    "mongodb": MongoDBSpecification,
-    # The driver's own loop decides; no strategy is ever asked.
-    "driver": FastFailOnTerminalError,
-}
+ANY_STRATEGY = NAMED["fast_fail"]
+"""For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -69,6 +67,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             return
         given = kwargs.pop("config", None)
         config = given or _from_environment()
+        policies = kwargs.pop("policies", None)
+        if policies is not None:
+            config = replace(config, policies=policies)
         if not config.enabled:
             logger.info("pymongo-resilience is switched off by its configuration")
             return
@@ -104,7 +105,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         switch.current = runtime.switch
         runtime.switch.on = True
         if Feature.EXISTING_CLIENTS not in lacking:
-            _warn_about_existing_clients(retried=Feature.RETRIES not in without)
+            _tell_of_existing_clients(runtime, retried=Feature.RETRIES not in without)
 
     def _uninstrument(self, **_: Any) -> None:
         switch.current.on = False
@@ -167,6 +168,7 @@ def _runtime(
     if config.metrics:
         operation_metrics = OperationMetrics(_meter(meter_provider))
         hearing.append(operation_metrics)
+    rules = _rules(config, strategy)
     parts = (
         Orchestrator(
             max_retries=config.max_retries,
@@ -178,7 +180,8 @@ def _runtime(
     )
     return Runtime(
         config=config,
-        strategy=strategy or STRATEGIES[config.strategy](),
+        rules=rules,
+        coroutines=CoroutineStrategies(rules),
         executor=Executor(*parts),
         async_executor=AsyncExecutor(*parts),
         clients=clients,
@@ -191,8 +194,21 @@ def _runtime(
     )
 
 
-def _warn_about_existing_clients(*, retried: bool) -> None:
-    count = driver.existing_clients()
+def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
+    if strategy is not None:
+        return NamespaceRules(strategy, config.policies)
+    if config.strategy in NAMED:
+        return NamespaceRules(NAMED[config.strategy], config.policies)
+    if config.policies:
+        logger.warning("strategy=driver: pymongo retries by itself, the policies have no effect")
+    return NamespaceRules(ANY_STRATEGY, {})
+
+
+def _tell_of_existing_clients(runtime: Runtime, *, retried: bool) -> None:
+    clients = driver.existing_clients()
+    count = len(clients)
+    for client in clients:
+        runtime.coroutines.meet(client)
     if count:
         logger.warning(
             "%d client%s made before instrument(): covered by %soperation spans and durations; "

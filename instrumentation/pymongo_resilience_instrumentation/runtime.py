@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from pymongo_resilience.config import Config
     from pymongo_resilience.events import Event
     from pymongo_resilience.executor import AsyncExecutor, Executor
-    from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.budgets import Budgets
     from pymongo_resilience_instrumentation.clients import Clients
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
+    from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
     from pymongo_resilience_instrumentation.spans import OperationSpans
 
@@ -54,7 +55,8 @@ class Runtime:
     """Immutable, so thread- and task-safe; what changes is on the call."""
 
     config: Config
-    strategy: RetryStrategy
+    rules: NamespaceRules
+    coroutines: CoroutineStrategies
     executor: Executor
     async_executor: AsyncExecutor
     clients: Clients
@@ -124,7 +126,7 @@ class Runtime:
                 call,
                 owns_call=owns_call,
                 clock=self.executor.clock,
-                strategy=self.strategy,
+                rules=self.rules,
                 retargeting=self.config.overload_retargeting,
                 budget=self.budgets.of(client),
             )
@@ -200,6 +202,7 @@ class Runtime:
         if not self._may_act():
             return own
         self.budgets.open(client, adaptive)
+        self.coroutines.meet(client)
         state = self.clients.add(client)
         metrics = self.operation_metrics is not None
         return own + listeners_of(state, self.command_spans, self.switch, metrics=metrics)

@@ -25,9 +25,12 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
 
     def begin(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         client = operation.client(instance)
-        if runtime.nested(client):
+        nested = runtime.nested(client)
+        if nested and operation.name not in operations.WRITES:
             return None
         database, collection = operation.target(instance, args, kwargs)
+        if nested and not _leaves_the_namespace(database, collection):
+            return None
         concern = getattr(instance, "write_concern", None)
         acknowledged = concern is None or concern.acknowledged
         call = runtime.begin(client, operation.name, database, collection, acknowledged)
@@ -36,6 +39,14 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
         return call
 
     return _call(runtime, begin, asynchronous)
+
+
+def _leaves_the_namespace(database: str, collection: str | None) -> bool:
+    """The driver never writes elsewhere inside of a call: it is the application that does, from a
+    listener or from what it inserts, and what holds for the call's namespace does not hold there.
+    """
+    call = calls.current()
+    return call is not None and (call.database, call.collection) != (database, collection)
 
 
 def cursor_batch(runtime: Runtime, asynchronous: bool) -> Wrapper:

@@ -49,6 +49,13 @@ class Awaiting:
         return self._answer
 
 
+class Promise:
+    """Can be awaited, and is no coroutine."""
+
+    def __await__(self) -> Any:
+        yield
+
+
 def test_a_coroutine_strategy_is_awaited_in_a_task() -> None:
     work = AwaitedWork(READ, [CUT] * 2, Awaiting(RetryAction(0.25)), timeout=10)
     outcome = run_in_task(ORCHESTRATOR, work)
@@ -73,13 +80,23 @@ def test_a_future_is_awaited_as_well() -> None:
     assert (outcome.result, outcome.waits) == (RESULT, [0.25])
 
 
-def test_a_coroutine_strategy_counts_as_no_in_a_thread(caplog: pytest.LogCaptureFixture) -> None:
-    outcome = run_in_thread(ORCHESTRATOR, BlockingWork(READ, [CUT], Awaiting(RetryAction())))
-    assert (outcome.rule, outcome.attempts) == (Rule.STRATEGY, 1)
-    (record,) = caplog.records
-    assert record.getMessage() == "the retry strategy Awaiting raised on find: not retried"
-    assert record.exc_info is not None
-    assert "works with async clients only" in str(record.exc_info[1])
+def test_a_coroutine_strategy_counts_as_no_in_a_thread_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard = RecordingListener()
+    executor = Executor(ORCHESTRATOR, FakeClock(START), heard)
+    for _ in range(3):
+        with pytest.raises(Final) as caught:
+            executor.run(BlockingWork(READ, [CUT], Awaiting(RetryAction())))
+        assert caught.value.rule is Rule.STRATEGY
+    with pytest.raises(Final):
+        executor.run(BlockingWork(READ, [CUT], Answering(Promise)))
+    assert len(heard.events) == 4
+    said = "must be awaited, which sync clients cannot do: find is not retried; further cases"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("ERROR", f"the retry strategy {name} {said} are not logged")
+        for name in ("Awaiting", "Answering")
+    ]
 
 
 def test_a_coroutine_that_is_not_awaited_is_closed() -> None:

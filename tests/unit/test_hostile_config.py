@@ -13,6 +13,7 @@ from strategies import examples
 
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.namespaces import problems_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,11 +112,17 @@ toml_values = st.one_of(
 )
 lines = st.builds(
     "{} = {}".format,
-    st.sampled_from([option.name for option in OPTIONS])
+    st.sampled_from([*(option.name for option in OPTIONS), "policies", "policies.'shop.*'"])
+    | st.sampled_from(["idempotent", "data", "policies.shop"])
     | st.sampled_from(["'\u0000'", '""', '"a\\nb"', "a.b.c", "\u0663"]),
     toml_values,
 )
-sections = st.sampled_from(["[a]", "[[a]]", "[timeout_ms]", "[strategy.driver]", "# comment", ""])
+sections = st.sampled_from(
+    [
+        *("[a]", "[[a]]", "[timeout_ms]", "[strategy.driver]", "# comment", ""),
+        *("[policies]", "[policies.'shop.*']", "[policies.shop.orders]", "[policies.''.data]"),
+    ]
+)
 contents = st.builds(
     lambda start, texts, newline: (start + newline.join(texts)).encode(errors="replace"),
     st.sampled_from(["", "", "", "\ufeff"]),
@@ -133,6 +140,7 @@ def test_any_file_is_legal_or_one_error(content: bytes, tmp_path: Path) -> None:
     assert type(outcome(lambda: Config.from_env({FILE_VARIABLE: str(file)}))) is type(made)
     if isinstance(made, Config):
         assert all(option.kind.legal(getattr(made, option.name)) for option in OPTIONS)
+        assert problems_of(made.policies) == []
     else:
         assert made.problems
         assert all(problem.startswith(f"{file}: ") for problem in made.problems)

@@ -6,14 +6,32 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 from threading import Barrier
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pymongo_resilience.policy import NOTHING, Policy, current, override
+from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError
 
 from .answers import BEST_EFFORT, FAST_FAIL
+
+if TYPE_CHECKING:
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.operation import Operation
+
+
+class SaysNothing:
+    """No strategy."""
+
+
+class ByClass:
+    """A strategy that needs no object."""
+
+    @classmethod
+    def retry_after(cls, operation: Operation, failure: Failure, /) -> None: ...
+
 
 policies = st.builds(
     Policy,
@@ -222,3 +240,36 @@ def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
     assert inside.__doc__ == "Of the application."
     assert asyncio.run(main()) == [(0, True), (1, True), (2, True)]
     assert current() is NOTHING
+
+
+@pytest.mark.parametrize("make", [Policy, override])
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("strategy", "best_effort", r"^strategy is of type str: expected an object with"),
+        ("strategy", SaysNothing(), r"^strategy is of type SaysNothing: expected an object with"),
+        ("strategy", BestEffort, r"^strategy is the class BestEffort: .* as in BestEffort\(\)$"),
+        ("strategy", 0, r"^strategy is of type int: expected an object with"),
+        ("idempotent", "no", r"^idempotent is of type str: expected a bool$"),
+        ("idempotent", 0, r"^idempotent is of type int: expected a bool$"),
+        ("data", ["secret"], r"^data is of type list: expected a mapping$"),
+        ("data", "", r"^data is of type str: expected a mapping$"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused_where_it_is_given(
+    make: Any, field: str, value: object, text: str
+) -> None:
+    with pytest.raises(TypeError, match=text) as caught:
+        make(**{field: value})
+    assert "secret" not in str(caught.value)
+    assert current() is NOTHING
+
+
+def test_a_class_may_be_a_strategy_where_its_method_needs_no_object() -> None:
+    assert Policy(strategy=ByClass).strategy is ByClass
+
+
+@pytest.mark.parametrize("cls", [BestEffort, FastFailOnTerminalError])
+def test_a_calculator_that_is_no_function_is_refused(cls: Any) -> None:
+    with pytest.raises(TypeError, match="calculator is of type float: expected a function"):
+        cls(0.1)

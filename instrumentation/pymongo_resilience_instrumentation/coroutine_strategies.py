@@ -1,0 +1,38 @@
+"""Coroutine strategies beside sync clients, which cannot await them: told as soon as both exist."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pymongo import MongoClient
+
+from pymongo_resilience.namespaces import EVERYTHING
+
+if TYPE_CHECKING:
+    from pymongo_resilience.namespaces import NamespaceRules
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+class CoroutineStrategies:
+    """Tells once. An error where the strategy is that of the process, for every retry of the
+    client is refused then; else a warning, for nobody knows what the client is for.
+
+    Thread-safe but for one thing: two clients made in one instant may both be told of.
+    """
+
+    def __init__(self, rules: NamespaceRules) -> None:
+        self._untold = rules.coroutines()
+
+    def meet(self, client: object) -> None:
+        """A client that exists, or is being made."""
+        if not self._untold or not isinstance(client, MongoClient):
+            return
+        found: dict[str, Any] = self._untold
+        self._untold = {}
+        logger.log(
+            logging.ERROR if EVERYTHING in found else logging.WARNING,
+            'a sync client cannot await a strategy: there it counts as "no" (%s)',
+            ", ".join(f"{type(each).__name__} for {pattern}" for pattern, each in found.items()),
+        )

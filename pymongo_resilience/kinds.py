@@ -1,0 +1,73 @@
+"""The types of values that options and rules have: what is legal, and how wrong ones are told."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PREFIX = "PYMONGO_RESILIENCE_"
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of value: how text becomes one, which values are legal, and how to say so."""
+
+    name: str
+    allowed: str
+    parse: Callable[[str], Any]
+    """From a variable's text; raises ValueError or KeyError where it is no such value."""
+    legal: Callable[[Any], bool]
+
+
+_BOOLEANS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+BOOLEAN = Kind(
+    "boolean",
+    "true, false, 1, 0, yes, no, on or off",
+    lambda text: _BOOLEANS[text.lower()],
+    lambda value: isinstance(value, bool),
+)
+
+
+def integer(low: int, high: int, *, optional: bool = False) -> Kind:
+    def legal(value: Any) -> bool:
+        if value is None:
+            return optional
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+    return Kind("integer", f"an integer from {low} to {high}", int, legal)
+
+
+def one_of(names: Iterable[str]) -> Kind:
+    known = tuple(names)
+    return Kind(
+        "name",
+        "one of " + ", ".join(known),
+        str,
+        lambda value: isinstance(value, str) and value in known,
+    )
+
+
+def shown(value: Any) -> str:
+    # Python refuses to write a number of thousands of digits, which TOML can give in hexadecimal.
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a keyword may be anything, with a __repr__ of its own
+        return f"<{type(value).__name__} that cannot be printed>"
+
+
+def warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
+    # Without what all variables begin with, by which any two of them would be close.
+    candidates = {each.removeprefix(PREFIX): each for each in known}
+    nearest = get_close_matches(name.removeprefix(PREFIX), candidates, n=1)
+    hint = f"; did you mean {candidates[nearest[0]]}?" if nearest else ""
+    logger.warning("unknown %s %s is ignored%s", what, name, hint)

@@ -1,0 +1,118 @@
+"""Namespace rules: which policy holds for which databases and collections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, reduce
+from typing import TYPE_CHECKING
+
+from pymongo_resilience.kinds import shown
+from pymongo_resilience.policy import NOTHING, Policy
+from pymongo_resilience.strategy import is_coroutine
+
+if TYPE_CHECKING:
+    from pymongo_resilience.strategy import RetryStrategy
+
+REMEMBERED = 1024
+"""Namespaces whose policy is kept; an application may name collections by the day."""
+EVERYTHING = "*.*"
+EXPECTED_PATTERN = 'expected "database.collection", where * is any text, as in "shop.*"'
+EXPECTED_POLICIES = (
+    'expected patterns with a Policy each, as in {"shop.*": Policy(idempotent=True)}'
+)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether ``name`` is ``pattern``, where each ``*`` stands for any text, the empty one too."""
+    start, *rest = pattern.split("*")
+    if not rest:
+        return name == start
+    *middle, end = rest
+    at, last = len(start), len(name) - len(end)
+    if at > last or not name.startswith(start) or not name.endswith(end):
+        return False
+    for piece in middle:
+        found = name.find(piece, at, last)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return True
+
+
+def is_pattern(text: str) -> bool:
+    """Whether ``text`` has a database and a collection; a collection's name may have dots."""
+    database, dot, collection = text.partition(".")
+    return bool(database and dot and collection)
+
+
+def problems_of(policies: object) -> list[str]:
+    """What is wrong with rules that were given in code; nothing where they can be used."""
+    if not isinstance(policies, Mapping):
+        return [f"policies is of type {type(policies).__name__}: {EXPECTED_POLICIES}"]
+    return [
+        f"policies[{shown(pattern)}]{problem}"
+        for pattern, policy in policies.items()
+        if (problem := _problem(pattern, policy))
+    ]
+
+
+def _problem(pattern: object, policy: object) -> str | None:
+    if not isinstance(pattern, str) or not is_pattern(pattern):
+        return f": {EXPECTED_PATTERN}"
+    if not isinstance(policy, Policy):
+        return f" is of type {type(policy).__name__}: expected a Policy"
+    return None
+
+
+def _breadth(pattern: str) -> tuple[int, int]:
+    """Smaller for patterns that say more."""
+    stars = pattern.count("*")
+    return stars - len(pattern), stars
+
+
+class NamespaceRules:
+    """The policies of patterns over the strategy of the process.
+
+    All rules that match hold, field by field: of two that say something, the one with more
+    characters besides ``*``, then the one with fewer ``*``, then the one given first.
+    Thread- and task-safe: nothing changes but a cache.
+    """
+
+    def __init__(self, strategy: RetryStrategy, policies: Mapping[str, Policy]) -> None:
+        self.strategy = strategy
+        self._policies = {pattern: policies[pattern] for pattern in sorted(policies, key=_breadth)}
+        self._of = lru_cache(REMEMBERED)(self._combined)
+
+    def policy_of(self, database: str, collection: str | None) -> Policy:
+        """What the rules say on one namespace; nothing where no rule matches.
+
+        Without a collection only patterns hold whose collection is ``*``. Where the database is
+        not known either, it is empty, and ``*.*`` alone holds.
+        """
+        return self._of(database, collection) if self._policies else NOTHING
+
+    def coroutines(self) -> dict[str, RetryStrategy]:
+        """The strategies that are coroutines, by pattern; that of the process is for everything."""
+        strategies = {EVERYTHING: self.strategy}
+        for pattern, policy in self._policies.items():
+            if policy.strategy is not None:
+                strategies[pattern] = policy.strategy
+        return {pattern: each for pattern, each in strategies.items() if is_coroutine(each)}
+
+    def _combined(self, database: str, collection: str | None) -> Policy:
+        return reduce(
+            Policy.over,
+            (
+                policy
+                for pattern, policy in self._policies.items()
+                if _covers(pattern, database, collection)
+            ),
+            NOTHING,
+        )
+
+
+def _covers(pattern: str, database: str, collection: str | None) -> bool:
+    of_database, _, of_collection = pattern.partition(".")
+    if collection is None:
+        return of_collection == "*" and matches(of_database, database)
+    return matches(of_database, database) and matches(of_collection, collection)

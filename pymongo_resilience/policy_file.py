@@ -1,0 +1,59 @@
+"""Namespace rules as a TOML file has them: a table ``[policies."shop.*"]`` for each pattern."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.kinds import BOOLEAN, Kind, one_of, shown, warn_unknown
+from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
+from pymongo_resilience.policy import Policy
+from pymongo_resilience.strategy import NAMED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+# A file's own words: what variables may call true and false beside that is no boolean there.
+_TRUTH = replace(BOOLEAN, allowed="true or false")
+_TABLE = Kind("table", "a table, as in {robot = true}", str, lambda value: isinstance(value, dict))
+KEYS: Mapping[str, Kind] = {
+    "idempotent": _TRUTH,
+    "strategy": one_of(NAMED),
+    "data": _TABLE,
+}
+"""The fields of a Policy, as the file has them."""
+CONFIDENTIAL = "data"
+
+
+def policies_of(tables: Any, path: Path, problems: list[str]) -> dict[str, Policy]:
+    """The rules in ``tables``; what is wrong with them is added to ``problems``.
+
+    An unknown key is a warning with the nearest name.
+    """
+    if not isinstance(tables, dict):
+        problems.append(
+            f'{path}: policies = {shown(tables)}: expected tables, as in [policies."shop.*"]'
+        )
+        return {}
+    return {pattern: _policy(table, pattern, path, problems) for pattern, table in tables.items()}
+
+
+def _policy(table: Any, pattern: str, path: Path, problems: list[str]) -> Policy:
+    place = f"policies.{pattern!r}"
+    if not is_pattern(pattern):
+        problems.append(f"{path}: {place}: {EXPECTED_PATTERN}")
+    if not isinstance(table, dict):
+        problems.append(f"{path}: {place} = {shown(table)}: expected a table")
+        return Policy()
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        kind = KEYS.get(name)
+        if kind is None:
+            warn_unknown(name, f"key of {place} in {path}", KEYS)
+        elif kind.legal(value):
+            values[name] = NAMED[value] if name == "strategy" else value
+        else:
+            said = f"of type {type(value).__name__}" if name == CONFIDENTIAL else shown(value)
+            problems.append(f"{path}: {place}.{name} = {said}: expected {kind.allowed}")
+    return Policy(**values)

@@ -1,0 +1,227 @@
+"""Namespace rules: what a pattern matches, and what holds where several of them do."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pymongo_resilience import namespaces
+from pymongo_resilience.config import Config
+from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.namespaces import NamespaceRules, matches
+from pymongo_resilience.policy import NOTHING, Policy
+
+from .answers import BEST_EFFORT, FAST_FAIL, MONGODB, Answering
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EVERYWHERE = [
+    ("shop", "orders"),
+    ("shop", "fs.files"),
+    ("log", "audit"),
+    ("shop", None),
+    ("", None),
+]
+
+
+def rules(policies: Mapping[str, Policy]) -> NamespaceRules:
+    return NamespaceRules(FAST_FAIL, policies)
+
+
+def covered(pattern: str) -> list[tuple[str, str | None]]:
+    made = rules({pattern: Policy(idempotent=True)})
+    return [each for each in EVERYWHERE if made.policy_of(*each).idempotent]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("shop.orders", [("shop", "orders")]),
+        ("shop.fs.files", [("shop", "fs.files")]),
+        ("shop.fs.*", [("shop", "fs.files")]),
+        ("shop.*", [("shop", "orders"), ("shop", "fs.files"), ("shop", None)]),
+        ("sh*.*", [("shop", "orders"), ("shop", "fs.files"), ("shop", None)]),
+        ("*.audit", [("log", "audit")]),
+        ("*.*.files", [("shop", "fs.files")]),
+        ("*.*", EVERYWHERE),
+        ("shop.o*s", [("shop", "orders")]),
+        ("shop.**", [("shop", "orders"), ("shop", "fs.files")]),
+        ("Shop.*", []),
+        ("shop.order", []),
+        ("shop.order?", []),
+        ("shop.[o]rders", []),
+        ("hop.orders", []),
+    ],
+)
+def test_what_a_pattern_covers(pattern: str, expected: list[tuple[str, str | None]]) -> None:
+    assert covered(pattern) == expected
+
+
+letters = st.text("ab.", max_size=6)
+globs = st.text("ab.*", max_size=6)
+
+
+@given(pattern=globs, name=letters)
+def test_a_star_is_any_text_and_nothing_else_is_special(pattern: str, name: str) -> None:
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+    assert matches(pattern, name) == bool(re.fullmatch(expression, name, re.DOTALL))
+
+
+@given(name=st.text())
+def test_any_name_matches_itself_and_the_star(name: str) -> None:
+    assert matches("*", name)
+    assert "*" in name or (matches(name, name) and not matches(name, name + "x"))
+
+
+def test_a_pattern_of_many_stars_takes_no_time_on_a_long_name() -> None:
+    """A regular expression would try every way to share out the name's characters."""
+    assert not matches("*a" * 50 + "*b", "a" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("wider", "narrower"),
+    [
+        ("*.*", "shop.*"),
+        ("*.*", "*.orders"),
+        ("sh*.*", "shop.*"),
+        ("shop*.*", "shop.*"),
+        ("shop.*", "shop.o*"),
+        ("shop.o*", "shop.orders"),
+        ("shop.orders*", "shop.orders"),
+        ("shop.*", "*.orders"),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_pattern_that_says_more_wins_wherever_it_stands(
+    wider: str, narrower: str, order: int
+) -> None:
+    given = [(wider, Policy(strategy=BEST_EFFORT)), (narrower, Policy(strategy=MONGODB))]
+    assert rules(dict(given[::order])).policy_of("shop", "orders").strategy is MONGODB
+
+
+def test_of_two_that_say_as_much_the_first_one_wins() -> None:
+    first, second = Policy(strategy=BEST_EFFORT), Policy(strategy=MONGODB)
+    for one, other in (("s*.orders", "*p.orders"), ("*p.orders", "s*.orders")):
+        assert rules({one: first, other: second}).policy_of("shop", "orders") == first
+
+
+def test_all_rules_that_match_hold_field_by_field() -> None:
+    made = rules(
+        {
+            "shop.orders": Policy(strategy=MONGODB),
+            "log.*": Policy(data={"other": 1}),
+            "shop.*": Policy(idempotent=False, strategy=BEST_EFFORT),
+            "*.*": Policy(idempotent=True, data={"everywhere": 1}),
+        }
+    )
+    assert made.policy_of("shop", "orders") == Policy(False, MONGODB, {"everywhere": 1})
+    assert made.policy_of("shop", "users") == Policy(False, BEST_EFFORT, {"everywhere": 1})
+    assert made.policy_of("log", "audit") == Policy(True, None, {"other": 1})
+
+
+patterns = st.builds("{}.{}".format, *[st.text("ab*", min_size=1, max_size=3)] * 2)
+policies = st.builds(
+    Policy,
+    idempotent=st.none() | st.booleans(),
+    strategy=st.none() | st.sampled_from([FAST_FAIL, BEST_EFFORT]),
+    data=st.none() | st.dictionaries(st.text(max_size=1), st.integers(), max_size=1),
+)
+tables = st.dictionaries(patterns, policies, max_size=5)
+names = st.text("ab", max_size=3)
+
+
+@given(table=tables, database=names, collection=names)
+def test_each_field_is_that_of_the_narrowest_rule_that_says_something(
+    table: dict[str, Policy], database: str, collection: str
+) -> None:
+    said = rules(table).policy_of(database, collection)
+    matching = [each for each in table if matches(each, f"{database}.{collection}")]
+    for name in ("idempotent", "strategy", "data"):
+        speaking = {each for each in matching if getattr(table[each], name) is not None}
+        literal = max((len(each.replace("*", "")) for each in speaking), default=0)
+        most = {each for each in speaking if len(each.replace("*", "")) == literal}
+        fewest = min((each.count("*") for each in most), default=0)
+        first = [each for each in table if each in most and each.count("*") == fewest]
+        assert getattr(said, name) == (getattr(table[first[0]], name) if first else None)
+
+
+@given(wide=patterns, narrow=patterns)
+def test_a_pattern_never_wins_over_one_that_it_covers(wide: str, narrow: str) -> None:
+    """What stands for a star of ``narrow`` is in no ``wide``: only a star there matches it."""
+    everything = [narrow.replace("*", filling) for filling in ("", "#", "##")]
+    if wide.replace("**", "*") == narrow.replace("**", "*"):
+        return
+    if all(matches(wide, each) for each in everything):
+        made = rules({wide: Policy(idempotent=True), narrow: Policy(idempotent=False)})
+        database, collection = narrow.replace("*", "#").split(".")
+        assert made.policy_of(database, collection).idempotent is False
+
+
+def test_a_namespace_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(namespaces, "_covers", lambda pattern, *_: not asked.append(pattern))
+    made = rules({"shop.*": Policy(idempotent=True)})
+    assert [made.policy_of("shop", "orders").idempotent for _ in range(3)] == [True] * 3
+    assert asked == ["shop.*"]
+
+
+def test_what_is_remembered_has_an_end() -> None:
+    made = rules({"shop.*": Policy(idempotent=True)})
+    for number in range(namespaces.REMEMBERED + 10):
+        assert made.policy_of("shop", f"day{number}").idempotent
+    assert made._of.cache_info().currsize == namespaces.REMEMBERED
+
+
+def test_without_rules_nothing_is_looked_up() -> None:
+    made = rules({})
+    assert made.policy_of("shop", "orders") is NOTHING
+    assert made._of.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize("pattern", ["shop", "*", "", ".", "shop.", ".orders", None, 5, b"a.b"])
+def test_what_is_no_pattern_is_named(pattern: Any) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Config(policies={pattern: Policy()})
+    expected = 'expected "database.collection", where * is any text, as in "shop.*"'
+    assert caught.value.problems == (f"policies[{pattern!r}]: {expected}",)
+
+
+def test_all_that_is_wrong_with_rules_is_named_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Config(max_retries=-1, policies={"a.b": BEST_EFFORT, "c": Policy()})  # type: ignore[dict-item]
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "max_retries=-1",
+        "policies['a.b'] is of type BestEffort",
+        "policies['c']",
+    ]
+
+
+@pytest.mark.parametrize("given", [None, 5, "shop.*", [("shop.*", Policy())], Policy()])
+def test_rules_that_are_no_mapping_are_one_error(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"of type {type(given).__name__}: expected patt"):
+        Config(policies=given)
+
+
+def test_rules_are_copied_when_they_are_given() -> None:
+    given = {"shop.*": Policy(idempotent=True)}
+    config = Config(policies=given)
+    made = NamespaceRules(FAST_FAIL, config.policies)
+    given.clear()
+    assert config.policies == {"shop.*": Policy(idempotent=True)}
+    assert made.policy_of("shop", "orders").idempotent
+
+
+def test_coroutine_strategies_are_told_by_pattern() -> None:
+    class Awaited:
+        async def retry_after(self, operation: object, failure: object, /) -> None: ...
+
+    awaited, plain = Awaited(), Answering(lambda: None)
+    table = {"a.*": Policy(strategy=awaited), "b.*": Policy(strategy=plain), "c.*": Policy()}
+    assert NamespaceRules(FAST_FAIL, table).coroutines() == {"a.*": awaited}
+    assert NamespaceRules(awaited, {}).coroutines() == {"*.*": awaited}
+    assert NamespaceRules(awaited, {"*.*": Policy(strategy=plain)}).coroutines() == {}
