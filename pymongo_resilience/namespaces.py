@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
@@ -65,9 +66,8 @@ def _problem(pattern: object, policy: object) -> str | None:
 
 
 def _breadth(pattern: str) -> tuple[int, int]:
-    """Smaller for patterns that say more."""
-    stars = pattern.count("*")
-    return stars - len(pattern), stars
+    """Smaller for patterns that say more; several ``*`` in a row are one."""
+    return -len(pattern.replace("*", "")), len(re.findall(r"\*+", pattern))
 
 
 class NamespaceRules:
@@ -114,5 +114,5 @@ class NamespaceRules:
 def _covers(pattern: str, database: str, collection: str | None) -> bool:
     of_database, _, of_collection = pattern.partition(".")
     if collection is None:
-        return of_collection == "*" and matches(of_database, database)
+        return not of_collection.strip("*") and matches(of_database, database)
     return matches(of_database, database) and matches(of_collection, collection)

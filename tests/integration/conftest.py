@@ -172,7 +172,11 @@ def instrument() -> Iterator[Instrument]:
     """``instrument(**options of Config)``, taken off again after the test."""
 
     def start(
-        *, strategy: Any = None, config_strategy: str = "fast_fail", **options: Any
+        *,
+        strategy: Any = None,
+        policies: Any = None,
+        config_strategy: str = "fast_fail",
+        **options: Any,
     ) -> Telemetry:
         exporter, reader, decisions = (
             InMemorySpanExporter(),
@@ -184,6 +188,7 @@ def instrument() -> Iterator[Instrument]:
         pymongo_resilience.instrument(
             Config(strategy=config_strategy, **options),
             strategy=strategy,
+            policies=policies,
             listeners=[decisions],
             tracer_provider=tracer_provider,
             meter_provider=MeterProvider([reader], shutdown_on_exit=False),

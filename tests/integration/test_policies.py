@@ -1,0 +1,392 @@
+"""Rules for namespaces at work on real sockets: each collection as its rule says, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import POLLING, Instrument, Side, Telemetry
+from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Fail, ReplicaSet
+
+import pymongo_resilience
+from pymongo_resilience import (
+    BestEffort,
+    Config,
+    ConfigurationError,
+    MongoDBSpecification,
+    Policy,
+    RetryAction,
+    RetryScheduled,
+    override,
+)
+from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.testing import set_active
+
+pytestmark = pytest.mark.oldest
+
+WRITE_CONFLICT = 112
+"""Repeated for a read, but not by the strategy that follows MongoDB's texts."""
+
+
+class Own:
+    """A strategy that remembers what it was asked."""
+
+    def __init__(self, answer: Callable[[], Any] = RetryAction) -> None:
+        self._answer = answer
+        self.seen: list[tuple[str, str, dict[str, Any]]] = []
+
+    def retry_after(self, operation: Any, failure: Any, /) -> Any:
+        self.seen.append((operation.name, operation.namespace, dict(operation.data)))
+        return self._answer()
+
+
+class Awaited(Own):
+    """The same for async clients."""
+
+    async def retry_after(self, operation: Any, failure: Any, /) -> Any:
+        return super().retry_after(operation, failure)
+
+
+def refuse() -> None:
+    return None
+
+
+@pytest.fixture
+def db(side: Side, proxy: ReplicaSet, database: str) -> Any:
+    """A database whose connection is made: faults hit the operation, not the start."""
+    client = side.client(proxy.uri)
+    side.do(client.admin.command, "ping")
+    return client[database]
+
+
+def retries(telemetry: Telemetry) -> int:
+    return sum(isinstance(event, RetryScheduled) for event in telemetry.decisions.events)
+
+
+def test_two_collections_have_two_strategies(
+    side: Side, proxy: ReplicaSet, db: Any, database: str, instrument: Instrument
+) -> None:
+    instrument(
+        timeout_ms=20_000,
+        policies={
+            f"{database}.*": Policy(strategy=MongoDBSpecification()),
+            f"{database}.fs.files": Policy(strategy=BestEffort()),
+        },
+    )
+    proxy.inject(Fail("find", code=WRITE_CONFLICT, times=3))
+    assert side.do(db.fs.files.find_one) is None
+    strict = Fail("find", code=WRITE_CONFLICT, times=3)
+    proxy.clear()
+    proxy.inject(strict)
+    with pytest.raises(OperationFailure) as caught:
+        side.do(db.orders.find_one)
+    assert (caught.value.code, strict.injected) == (WRITE_CONFLICT, 1)
+
+
+def test_the_strategy_of_a_namespace_sees_its_data_unless_a_block_says_otherwise(
+    side: Side, proxy: ReplicaSet, db: Any, database: str, instrument: Instrument
+) -> None:
+    globally, by_rule, in_block = Own(), Own(), Own()
+    policies = {f"{database}.orders": Policy(strategy=by_rule, data={"team": "sales", "level": 1})}
+    instrument(timeout_ms=20_000, strategy=globally, policies=policies)
+    cuts = CutBefore("insert", times=4)
+    proxy.inject(cuts)
+    side.do(db.orders.insert_one, {"_id": 1})
+    assert by_rule.seen == [("insert", f"{database}.orders", {"team": "sales", "level": 1})] * 4
+    proxy.inject(CutBefore("insert"))
+    side.do(db.users.insert_one, {"_id": 1})
+    assert globally.seen == [("insert", f"{database}.users", {})]
+    by_rule.seen.clear()
+    proxy.inject(CutBefore("insert"))
+    with override(data={"robot": True}):
+        side.do(db.orders.insert_one, {"_id": 2})
+    assert by_rule.seen == [("insert", f"{database}.orders", {"robot": True})]
+    proxy.inject(CutBefore("insert"))
+    with override(strategy=in_block):
+        side.do(db.orders.insert_one, {"_id": 3})
+    assert in_block.seen == [("insert", f"{database}.orders", {"team": "sales", "level": 1})]
+    assert len(by_rule.seen) == len(globally.seen) == 1
+
+
+def test_a_rule_and_a_block_may_refuse(
+    side: Side, proxy: ReplicaSet, db: Any, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(
+        timeout_ms=20_000, policies={f"{database}.orders": Policy(strategy=Own(refuse))}
+    )
+    proxy.inject(CutBefore("find"))
+    with pytest.raises(AutoReconnect):
+        side.do(db.orders.find_one)
+    proxy.inject(CutBefore("find"))
+    with override(strategy=BestEffort()):
+        assert side.do(db.orders.find_one) is None
+    proxy.inject(CutBefore("find"))
+    with override(strategy=Own(refuse)), pytest.raises(AutoReconnect):
+        side.do(db.users.find_one)
+    assert retries(telemetry) == 1
+
+
+def test_a_coroutine_by_rule_is_awaited_in_async_clients_and_counts_as_no_in_sync_ones(
+    side: Side,
+    proxy: ReplicaSet,
+    db: Any,
+    database: str,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy = Awaited()
+    telemetry = instrument(
+        timeout_ms=20_000, policies={f"{database}.orders": Policy(strategy=strategy)}
+    )
+    caplog.clear()
+    for _ in range(2):
+        proxy.inject(CutBefore("find"))
+        if side.name == "async":
+            assert side.do(db.orders.find_one) is None
+        else:
+            with pytest.raises(AutoReconnect):
+                side.do(db.orders.find_one)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    if side.name == "async":
+        assert (len(strategy.seen), retries(telemetry), errors) == (2, 2, [])
+    else:
+        (error,) = errors
+        assert "the retry strategy Awaited must be awaited, which sync clients cannot do" in error
+        assert [event.rule for event in telemetry.decisions.events] == [Rule.STRATEGY] * 2
+
+
+def test_a_strategy_that_raises_counts_as_no_and_the_error_is_the_applications(
+    side: Side,
+    proxy: ReplicaSet,
+    db: Any,
+    database: str,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def mistake() -> None:
+        raise LookupError("no such table")
+
+    cls = Awaited if side.name == "async" else Own
+    telemetry = instrument(policies={f"{database}.orders": Policy(strategy=cls(mistake))})
+    fault = {"code": WRITE_CONFLICT, "text": "try again", "times": 1}
+    proxy.inject(Fail("find", **fault))
+    with set_active(False), pytest.raises(OperationFailure) as plain:
+        side.do(db.orders.find_one)
+    proxy.inject(Fail("find", **fault))
+    with pytest.raises(OperationFailure) as ours:
+        side.do(db.orders.find_one)
+    assert type(ours.value) is type(plain.value)
+    volatile = {"operationTime", "$clusterTime"}
+    said, expected = (
+        {key: value for key, value in error.value.details.items() if key not in volatile}
+        for error in (ours, plain)
+    )
+    assert said == expected
+    assert (ours.value.__cause__, ours.value.__context__) == (None, None)
+    (record,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert record.getMessage() == f"the retry strategy {cls.__name__} raised on find: not retried"
+    assert record.exc_info is not None
+    assert repr(record.exc_info[1]) == "LookupError('no such table')"
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.STRATEGY]
+
+
+def _get_more(side: Side, db: Any) -> None:
+    side.documents(db.coll.find(batch_size=2))
+
+
+FORBIDDEN: dict[str, tuple[Callable[[Side, Any], Any], str, bool, Rule]] = {
+    "getMore": (_get_more, "getMore", True, Rule.NEVER_REPEATED),
+    "runCommand": (
+        lambda side, db: side.do(db.command, "count", "coll"), "count", True, Rule.NEVER_REPEATED,
+    ),
+    "$out": (
+        lambda side, db: side.do(db.coll.aggregate, [{"$out": "other"}]),
+        "aggregate", True, Rule.NEVER_REPEATED,
+    ),
+    "update_many": (
+        lambda side, db: side.do(db.coll.update_many, {}, {"$inc": {"n": 1}}),
+        "update", False, Rule.NOT_SAFE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_no_rule_permits_what_must_not_be_repeated(
+    name: str,
+    side: Side,
+    proxy: ReplicaSet,
+    db: Any,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    call, command, idempotent, rule = FORBIDDEN[name]
+    strategy = Own()
+    telemetry = instrument(
+        timeout_ms=20_000,
+        policies={f"{database}.*": Policy(idempotent=idempotent, strategy=strategy)},
+    )
+    control[database].coll.insert_many([{"_id": number, "n": 0} for number in range(5)])
+    telemetry.clear()
+    cut = CutAfter(command)
+    proxy.inject(cut)
+    with pytest.raises(AutoReconnect):
+        call(side, db)
+    assert (cut.injected, strategy.seen) == (1, [])
+    assert [event.rule for event in telemetry.decisions.events] == [rule]
+
+
+def test_a_rule_declares_a_collections_writes_idempotent_and_no_others(
+    side: Side, proxy: ReplicaSet, db: Any, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000, policies={f"{database}.marks": Policy(idempotent=True)})
+    control[database].marks.insert_many([{"_id": number} for number in range(3)])
+    cut = CutAfter("update", times=2)
+    proxy.inject(cut)
+    side.do(db.marks.update_many, {}, {"$set": {"seen": True}})
+    assert cut.injected == 2
+    for block, coll in (({}, db.counters), ({"idempotent": False}, db.marks)):
+        proxy.inject(CutAfter("update"))
+        with override(**block), pytest.raises(AutoReconnect):
+            side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+
+
+def test_a_write_inside_of_a_call_has_the_rules_of_its_own_collection(
+    proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    """A generator that feeds an insert may write elsewhere. Nothing can be awaited there."""
+    telemetry = instrument(
+        timeout_ms=20_000,
+        policies={
+            f"{database}.*": Policy(data={"of": "others"}),
+            f"{database}.jobs": Policy(idempotent=True, data={"of": "jobs"}),
+        },
+        strategy=(strategy := Own()),
+    )
+    control[database].accounts.insert_one({"_id": 1, "n": 0})
+    with pymongo.MongoClient[Any](proxy.uri, **POLLING) as client:
+        db = client[database]
+        telemetry.clear()
+
+        def jobs() -> Iterator[dict[str, Any]]:
+            proxy.inject(CutAfter("update"))
+            with pytest.raises(AutoReconnect):
+                db.accounts.update_many({}, {"$inc": {"n": 1}})
+            proxy.inject(CutBefore("update"))
+            db.accounts.update_one({"_id": 1}, {"$inc": {"n": 1}})
+            yield {"_id": 1}
+
+        db.jobs.insert_many(jobs())
+    names = [span.name for span in telemetry.operations()]
+    assert names == [f"update {database}.accounts"] * 2 + [f"insert {database}.jobs"]
+    assert control[database].accounts.find_one() == {"_id": 1, "n": 2}
+    assert strategy.seen == [("update", f"{database}.accounts", {"of": "others"})]
+
+
+def test_what_has_no_collection_and_what_has_no_namespace(
+    side: Side, proxy: ReplicaSet, db: Any, database: str, instrument: Instrument
+) -> None:
+    bound = db.coll.insert_one
+    of_coll, of_database, of_all = Own(), Own(), Own()
+    instrument(
+        timeout_ms=20_000,
+        policies={
+            f"{database}.coll": Policy(strategy=of_coll),
+            f"{database}.*": Policy(strategy=of_database),
+            "*.*": Policy(strategy=of_all),
+        },
+    )
+    for command, call in (
+        ("listCollections", (db.list_collection_names,)),
+        ("insert", (bound, {"_id": 1})),
+        ("insert", (db.coll.insert_one, {"_id": 2})),
+    ):
+        proxy.inject(CutBefore(command))
+        side.do(*call)
+    assert of_database.seen == [("listCollections", database, {})]
+    # A method bound before instrument() was called enters no wrapper: only the driver's loop.
+    assert of_all.seen == [("insert", "", {})]
+    assert of_coll.seen == [("insert", f"{database}.coll", {})]
+
+
+def test_rules_of_a_file_hold_and_those_in_code_replace_them(
+    side: Side,
+    proxy: ReplicaSet,
+    db: Any,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "resilience.toml"
+    file.write_text(f'timeout_ms = 20000\n[policies."{database}.orders"]\nstrategy = "mongodb"\n')
+    monkeypatch.setenv("PYMONGO_RESILIENCE_CONFIG", str(file))
+
+    def find() -> None:
+        proxy.inject(Fail("find", code=WRITE_CONFLICT))
+        side.do(db.orders.find_one)
+
+    try:
+        pymongo_resilience.instrument()
+        with pytest.raises(OperationFailure, match="112"):
+            find()
+        pymongo_resilience.uninstrument()
+        pymongo_resilience.instrument(policies={"other.*": Policy(idempotent=True)})
+        find()
+        pymongo_resilience.uninstrument()
+        pymongo_resilience.instrument(Config.from_toml(file), policies={})
+        find()
+    finally:
+        pymongo_resilience.uninstrument()
+
+
+@pytest.mark.parametrize("policies", [{"shop": Policy()}, {"shop.*": BestEffort()}, [], "shop.*"])
+def test_wrong_rules_are_refused_when_they_are_given(policies: Any) -> None:
+    with pytest.raises(ConfigurationError, match="policies"):
+        pymongo_resilience.instrument(policies=policies)
+    assert not pymongo_resilience.is_instrumented()
+
+
+def test_the_driver_strategy_leaves_policies_without_effect_and_says_so(
+    instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    instrument(config_strategy="driver", policies={"shop.*": Policy(strategy=Awaited())})
+    with pymongo.MongoClient[Any](connect=False):
+        pass
+    said = [text for record in caplog.records if "made before" not in (text := record.getMessage())]
+    assert said == ["strategy=driver: pymongo retries by itself, the policies have no effect"]
+
+
+def _about_coroutines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    return [(level, text) for level, text in said if "cannot await" in text]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_coroutine_strategy_is_refused_as_soon_as_a_sync_client_is_there(
+    existing: bool,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = 'a sync client cannot await a strategy: there it counts as "no" ({})'
+    for options, level, which in (
+        ({"strategy": Awaited()}, "ERROR", "Awaited for *.*"),
+        ({"policies": {"a.*": Policy(strategy=Awaited())}}, "WARNING", "Awaited for a.*"),
+    ):
+        caplog.clear()
+        clients = [pymongo.MongoClient[Any](connect=False)] if existing else []
+        # Not those of the whole session.
+        monkeypatch.setattr(driver, "existing_clients", clients.copy)
+        instrument(**options)
+        pymongo.AsyncMongoClient[Any](connect=False)
+        assert len(_about_coroutines(caplog)) == len(clients)
+        clients += [pymongo.MongoClient[Any](connect=False) for _ in range(2)]
+        assert _about_coroutines(caplog) == [(level, text.format(which))]
+        for client in clients:
+            client.close()
+        pymongo_resilience.uninstrument()
