@@ -51,6 +51,13 @@ class GaveUp(Exception):  # noqa: N818 - a signal through the driver's loop, nev
         self.error = error
 
 
+def _governed(call: Call) -> tuple[str, str | None]:
+    """Where the rules look; a client's bulk write goes to many places, and ``admin`` is none."""
+    if call.operation == "bulkWrite" and call.collection is None:
+        return "", None
+    return call.database, call.collection
+
+
 class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
@@ -120,7 +127,7 @@ class Attempts:
         loop = self._loop
         call = self.call
         rules = self._rules
-        said = policy.current().over(rules.policy_of(call.database, call.collection))
+        said = policy.current().over(rules.policy_of(*_governed(call)))
         kind = Kind.READ if call.only_reads else driver.kind(loop)
         deadline, window = self._deadlines()
         return Operation(

@@ -222,6 +222,23 @@ def test_config_shows_every_option_and_its_present_value(
         assert option.kind.allowed in output
 
 
+def test_config_shows_the_rules_of_the_file_without_their_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "resilience.toml"
+    file.write_text(
+        '[policies."shop.*"]\nstrategy = "best_effort"\nidempotent = false\n'
+        '[policies."*.audit".data]\nkey = "secret"\n'
+    )
+    monkeypatch.setenv("PYMONGO_RESILIENCE_CONFIG", str(file))
+    assert cli.main(["config"]) == 0
+    output = capsys.readouterr().out
+    assert output.endswith(
+        "[policies.'shop.*']\n    idempotent = false\n    strategy = best_effort\n\n"
+        "[policies.'*.audit']\n    data = not shown\n\n"
+    )
+
+
 def test_config_names_a_bad_value(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

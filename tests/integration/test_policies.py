@@ -9,7 +9,7 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import POLLING, Instrument, Side, Telemetry
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Fail, ReplicaSet
 
@@ -254,6 +254,23 @@ def test_a_rule_declares_a_collections_writes_idempotent_and_no_others(
         proxy.inject(CutAfter("update"))
         with override(**block), pytest.raises(AutoReconnect):
             side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+
+
+def test_a_clients_bulk_write_goes_to_many_places_and_has_the_rule_for_all_of_them(
+    side: Side, proxy: ReplicaSet, db: Any, database: str, instrument: Instrument
+) -> None:
+    write = pymongo.UpdateMany({}, {"$set": {"seen": True}}, namespace=f"{database}.marks")
+    idempotent = Policy(idempotent=True)
+    narrow, wide = {"admin.*": idempotent, f"{database}.*": idempotent}, {"*.*": idempotent}
+    for policies, expected in ((narrow, 0), (wide, 1)):
+        telemetry = instrument(timeout_ms=20_000, policies=policies)
+        proxy.inject(CutBefore("bulkWrite"))
+        # Raised in both cases: pymongo 4.20 puts the first attempt's error into the result of a
+        # bulk that has no transaction number, and raises it although the second one succeeded.
+        with pytest.raises(ClientBulkWriteException):
+            side.do(db.client.bulk_write, [write])
+        assert retries(telemetry) == expected
+        pymongo_resilience.uninstrument()
 
 
 def test_a_write_inside_of_a_call_has_the_rules_of_its_own_collection(

@@ -7,6 +7,7 @@ there, and none anywhere else.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import assert_never, assert_type
 
 import pymongo_resilience
@@ -134,6 +135,22 @@ instrument(strategy=AsksElsewhere(), listeners=(Counts(), Counts()))
 assert_type(is_instrumented(), bool)
 uninstrument()
 
+instrument(
+    policies={
+        "shop.*": Policy(strategy=AsksElsewhere(), data={"team": "shop"}),
+        "*.audit": Policy(idempotent=True),
+    },
+    strategy=BestEffort(),
+)
+instrument(policies=Config.from_toml("resilience.toml").policies)
+assert_type(Config.from_env().policies, Mapping[str, Policy])
+assert_type(Config(policies={}).policies, Mapping[str, Policy])
+instrument(policies={"shop.*": {"idempotent": True}})  # type: ignore[dict-item]
+instrument(policies={"shop.*": BestEffort()})  # type: ignore[dict-item]
+instrument(policies=[("shop.*", Policy())])  # type: ignore[arg-type]
+instrument(policies={("shop", "*"): Policy()})  # type: ignore[dict-item]
+Config(policies={"shop.*": "best_effort"})  # type: ignore[dict-item]
+
 instrument(strategy="best_effort")  # type: ignore[arg-type]
 instrument(listeners=Counts())  # type: ignore[arg-type]
 instrument(timeout_ms=500)  # type: ignore[call-arg]
@@ -173,6 +190,9 @@ pay("1", by="card")  # type: ignore[arg-type]
 override(idempotent="yes")  # type: ignore[arg-type]
 override(retry_writes=False)  # type: ignore[call-arg]
 Policy(data=["robot"])  # type: ignore[arg-type]
+Policy(strategy="best_effort")  # type: ignore[arg-type]
+Policy(strategy=AnswersSeconds())  # type: ignore[arg-type]
+override(strategy=BestEffort)  # type: ignore[arg-type]
 assert_type(Policy(idempotent=True).over(Policy()), Policy)
 
 # Errors and facts.
