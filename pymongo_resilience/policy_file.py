@@ -32,9 +32,9 @@ def policies_of(tables: Any, path: Path, problems: list[str]) -> dict[str, Polic
     An unknown key is a warning with the nearest name.
     """
     if not isinstance(tables, dict):
-        problems.append(
-            f'{path}: policies = {shown(tables)}: expected tables, as in [policies."shop.*"]'
-        )
+        # Only the type, here and below: the data may be inside, and they may be confidential.
+        said = f"policies is of type {type(tables).__name__}"
+        problems.append(f'{path}: {said}: expected tables, as in [policies."shop.*"]')
         return {}
     return {pattern: _policy(table, pattern, path, problems) for pattern, table in tables.items()}
 
@@ -44,7 +44,7 @@ def _policy(table: Any, pattern: str, path: Path, problems: list[str]) -> Policy
     if not is_pattern(pattern):
         problems.append(f"{path}: {place}: {EXPECTED_PATTERN}")
     if not isinstance(table, dict):
-        problems.append(f"{path}: {place} = {shown(table)}: expected a table")
+        problems.append(f"{path}: {place} is of type {type(table).__name__}: expected a table")
         return Policy()
     values: dict[str, Any] = {}
     for name, value in table.items():
@@ -54,6 +54,7 @@ def _policy(table: Any, pattern: str, path: Path, problems: list[str]) -> Policy
         elif kind.legal(value):
             values[name] = NAMED[value] if name == "strategy" else value
         else:
-            said = f"of type {type(value).__name__}" if name == CONFIDENTIAL else shown(value)
-            problems.append(f"{path}: {place}.{name} = {said}: expected {kind.allowed}")
+            confidential = f"is of type {type(value).__name__}"
+            said = confidential if name == CONFIDENTIAL else f"= {shown(value)}"
+            problems.append(f"{path}: {place}.{name} {said}: expected {kind.allowed}")
     return Policy(**values)

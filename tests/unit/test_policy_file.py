@@ -90,7 +90,7 @@ def test_every_strategy_has_its_name(name: str, file: Path) -> None:
         ("strategy = 1", "strategy = 1: expected one of fast_fail, best_effort, mongodb"),
         ("idempotent = 1", "idempotent = 1: expected true or false"),
         ("idempotent = 'yes'", "idempotent = 'yes': expected true or false"),
-        ("data = 'secret'", "data = of type str: expected a table, as in {robot = true}"),
+        ("data = 'secret'", "data is of type str: expected a table, as in {robot = true}"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named_with_its_place(line: str, problem: str, file: Path) -> None:
@@ -100,9 +100,10 @@ def test_a_bad_value_is_named_with_its_place(line: str, problem: str, file: Path
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("policies = 5", 'policies = 5: expected tables, as in [policies."shop.*"]'),
-        ("[[policies]]", 'policies = [{}]: expected tables, as in [policies."shop.*"]'),
-        ("policies.'a.b' = 5", "policies.'a.b' = 5: expected a table"),
+        ("policies = 5", 'policies is of type int: expected tables, as in [policies."shop.*"]'),
+        ("[[policies]]\ndata = {key = 'secret'}",
+         'policies is of type list: expected tables, as in [policies."shop.*"]'),
+        ("policies.'a.b' = 5", "policies.'a.b' is of type int: expected a table"),
         ("[policies.shop]", f"policies.'shop': {EXPECTED_PATTERN}"),
     ],
 )  # fmt: skip
@@ -127,7 +128,7 @@ def test_all_problems_are_reported_at_once(file: Path) -> None:
         f"{file}: policies.'shop.*'.strategy = 'luck'",
         f"{file}: policies.'shop.*'.idempotent = 2",
         f"{file}: policies.'log'",
-        f"{file}: policies.'log'.data = of type int",
+        f"{file}: policies.'log'.data is of type int",
         "PYMONGO_RESILIENCE_STRATEGY='fate'",
     ]
 
