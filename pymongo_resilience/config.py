@@ -98,7 +98,7 @@ class Config:
     )
     retry_token_capacity: int = _option(
         1000,
-        _integer(1, 1_000_000),
+        integer(1, 1_000_000),
         "How many tokens a client's retry budget holds, and begins with.",
     )
     overload_retargeting: bool = _option(

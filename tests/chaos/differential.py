@@ -16,6 +16,7 @@ from bson import Int64
 from complaints import no_complaints
 from conftest import Instrument, Side, Telemetry
 from operations_under_attack import Operation
+from origin_text import text_without_origin
 from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import Delay, Rewrite
 
@@ -24,7 +25,6 @@ from pymongo_resilience.events import RetryScheduled
 
 OUR_PACKAGES = ("/pymongo_resilience/", "/pymongo_resilience_instrumentation/")
 VOLATILE = {"$clusterTime", "operationTime", "electionId", "opTime", "topologyVersion"}
-_ORIGIN = re.compile(r" \((?:[^ ()]+:\d+, )?\d+ attempts?\)$")
 _NUMBERS = re.compile(r"[0-9a-f]{24}|-?\d+(\.\d+)?(e-?\d+)?")
 """Identifiers, ports and times differ from one run to the next."""
 _LOST = re.compile(r"[Cc]onnection (is )?(already )?closed|\[Errno \d+\] [A-Z][a-z]+( [a-z]+)*")
@@ -223,7 +223,7 @@ def raised_by_us(error: BaseException) -> bool:
 def _facts(error: Exception) -> tuple[Any, ...]:
     return (
         type(error),
-        _steady(str(error)),
+        _steady(text_without_origin(error)),
         _steady(repr(_attribute(error, "details"))),
         repr(_attribute(error, "code")),
         sorted(map(repr, getattr(error, "_error_labels", ()))),
@@ -231,7 +231,6 @@ def _facts(error: Exception) -> tuple[Any, ...]:
 
 
 def _steady(text: str) -> str:
-    text = _ORIGIN.sub("", text)  # what the library adds, and plain pymongo does not
     return _NUMBERS.sub("#", _LOST.sub("connection lost", text))
 
 

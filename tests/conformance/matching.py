@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from bson.errors import BSONError
+from origin_text import text_without_origin
 from pymongo.errors import (
     ClientBulkWriteException,
     NotPrimaryError,
@@ -98,8 +99,8 @@ def match_error(expected: Mapping[str, Any], error: Exception) -> None:
 
 
 def described(error: Exception) -> str:
-    """The class and the text of an error."""
-    return f"{type(error).__name__}: {error}"
+    """The class and the text of an error, as plain pymongo has it."""
+    return f"{type(error).__name__}: {text_without_origin(error)}"
 
 
 def _is_client_error(error: Exception) -> bool:
