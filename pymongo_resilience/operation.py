@@ -32,6 +32,8 @@ class Kind(enum.Enum):
     GET_MORE = "getMore"
     AGGREGATE_WRITE = "aggregate with a write stage"
     TRANSACTION_END = "commit or abort"
+    CLEANUP = "killCursors or endSessions"
+    """What the driver sends on its own account; repeated for an overloaded server alone."""
 
 
 @dataclass(slots=True)

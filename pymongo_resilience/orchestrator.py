@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.operation import Operation
     from pymongo_resilience.strategy import Answer
 
-NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE})
+NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
 
 
 class Rule(enum.Enum):

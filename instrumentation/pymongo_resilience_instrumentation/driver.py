@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import importlib
 import ssl
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
+
+from pymongo import common
 
 from pymongo_resilience.failure import RETRYABLE_WRITE
 from pymongo_resilience.operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.calls import DefaultTimeout
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
 try:
@@ -30,6 +34,7 @@ else:
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextvars import Token
 
     from pymongo_resilience.failure import Failure
 
@@ -43,6 +48,10 @@ _LOOP_NAMES = (
     "_last_error", "_operation", "_retryable", "_retrying", "_server", "_session",
 )  # fmt: skip
 _BULK_NAMES = ("current_run", "retrying")
+_CLEANUP_NAMES = (
+    "_kill_cursors", "_kill_cursor_impl", "_process_kill_cursors", "_close_cursor_soon",
+    "_end_sessions", "_conn_for_reads",
+)  # fmt: skip
 _TRANSACTION_NAMES = ("set_starting", "has_completed_command", "attempt")
 
 
@@ -63,6 +72,19 @@ def parts() -> Iterator[Part]:
             Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients", "_closed")
         )
         yield Part(Feature.REPR, f"{client}:{prefix}MongoClient", ("_options",))
+        yield Part(Feature.CLEANUP, f"{client}:{prefix}MongoClient", _CLEANUP_NAMES)
+        yield Part(
+            Feature.CLEANUP, f"pymongo.periodic_executor:{prefix}PeriodicExecutor", ("_stopped",)
+        )
+        yield Part(
+            Feature.CLEANUP,
+            f"{client}:{prefix}MongoClient",
+            ("_kill_cursors_executor",),
+            set_by="_init_background",
+        )
+    yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
+    yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
+    yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "remaining", "get_rtt"))
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
     yield Part(Feature.REPR, "pymongo.client_options:ClientOptions", ("_options",))
     yield Part(Feature.RETRIES, "pymongo.client_options:ClientOptions", ("_options",))
@@ -125,6 +147,48 @@ def remaining() -> float | None:
 def min_rtt() -> float:
     """The minimum round-trip time of the selected server, under a deadline; else 0."""
     return _csot.get_rtt()
+
+
+class TimeoutAnew(AbstractContextManager[None]):
+    """``pymongo.timeout`` in full: inside of another one, that can only shorten what is left."""
+
+    __slots__ = ("_before", "_timeout")
+
+    def __init__(self, seconds: float) -> None:
+        self._timeout = DefaultTimeout(seconds)
+        self._before: Token[float] | None = None
+
+    def __enter__(self) -> None:
+        self._before = _csot.DEADLINE.set(float("inf"))
+        self._timeout.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._timeout.__exit__(*raised)
+        if self._before is not None:
+            # As with DefaultTimeout: collected elsewhere, there is nothing to take back.
+            with suppress(ValueError):
+                _csot.DEADLINE.reset(self._before)
+
+
+def cursor_namespace(address: Any) -> tuple[str, str]:
+    """Database and collection of a cursor, which its address carries."""
+    database, _, collection = str(address.namespace).partition(".")
+    return database, collection
+
+
+def kill_later(client: Any, cursor_id: int, address: Any) -> None:
+    """Queue a cursor for the client's background task, as the driver does after a failure."""
+    client._close_cursor_soon(cursor_id, address)
+
+
+def kills_no_more(client: Any) -> bool:
+    """Whether the background task was stopped: the client is being closed."""
+    return bool(client._kill_cursors_executor._stopped)
+
+
+def kill_interval() -> float:
+    """Seconds between two runs of the background task."""
+    return float(common.KILL_CURSOR_FREQUENCY)
 
 
 def replace_func(loop: Any, func: Any) -> Any:

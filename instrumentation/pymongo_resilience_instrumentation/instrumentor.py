@@ -94,7 +94,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         )
         without = set(lacking)
         if config.strategy == "driver" and kwargs.get("strategy") is None:
-            without.add(Feature.RETRIES)
+            without |= {Feature.RETRIES, Feature.CLEANUP}
         self._patches = Patches()
         self._patches.apply(runtime, without=without)
         if config.metrics:

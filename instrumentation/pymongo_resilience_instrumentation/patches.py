@@ -14,7 +14,13 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
-from pymongo_resilience_instrumentation import deprioritized, driver, operations, wrappers
+from pymongo_resilience_instrumentation import (
+    cleanup_wrappers,
+    deprioritized,
+    driver,
+    operations,
+    wrappers,
+)
 from pymongo_resilience_instrumentation.self_check import Feature
 
 if TYPE_CHECKING:
@@ -73,6 +79,11 @@ class Patches:
                 self._wrap(owner, name, wrapper)
             if Feature.RETARGETING not in without:
                 self._wrap(driver.topology_description(), "apply_selector", deprioritized.select)
+        if Feature.CLEANUP not in without:
+            for owner in CLIENTS:
+                asynchronous = _is_async(owner, "close")
+                for name, wrapper in cleanup_wrappers.of_a_client(runtime, asynchronous):
+                    self._wrap(owner, name, wrapper)
 
     def remove(self) -> None:
         """Restore every attribute that still is our wrapper.

@@ -78,7 +78,7 @@ class Runtime:
     ) -> Call:
         """Enter a call of the public API."""
         call = Call(client, operation, database, collection, acknowledged=acknowledged)
-        self._enter(call)
+        self.enter(call)
         try:
             if self.operation_spans is not None:
                 self.operation_spans.start(call)
@@ -144,10 +144,11 @@ class Runtime:
         database, collection = driver.namespace(loop)
         name = driver.operation_name(loop)
         call = Call(client, name, database, collection, acknowledged=False, public=False)
-        self._enter(call)
+        self.enter(call)
         return call
 
-    def _enter(self, call: Call) -> None:
+    def enter(self, call: Call) -> None:
+        """Make it the call in progress; a span is the caller's to start, if there is to be one."""
         self.disinherit()
         call.started = time.perf_counter()
         call.timeout, call.deadline = self._deadline(call.client)

@@ -18,6 +18,7 @@ class Feature(enum.Enum):
     CURSORS = "operation spans of cursor batches"
     TIMEOUT = "the default timeout"
     RETARGETING = "avoiding a failed server while the driver waits for one"
+    CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
     REPR = "a client's repr without our listeners"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
@@ -30,6 +31,8 @@ class Part:
     place: str
     """``"module"`` or ``"module:class"``."""
     names: tuple[str, ...]
+    set_by: str = "__init__"
+    """The method that sets those that are attributes of instances."""
 
 
 def missing(parts: Iterable[Part]) -> dict[Feature, list[str]]:
@@ -50,15 +53,15 @@ def _missing_names(part: Part) -> list[str]:
             place = getattr(place, class_name)
     except (ImportError, AttributeError):
         return [part.place]
-    return [f"{part.place}.{name}" for name in part.names if not _has(place, name)]
+    return [f"{part.place}.{name}" for name in part.names if not _has(place, name, part.set_by)]
 
 
-def _has(place: Any, name: str) -> bool:
+def _has(place: Any, name: str, set_by: str) -> bool:
     if hasattr(place, name):
         return True
     # Attributes that a constructor sets are no attributes of the class unless it has slots.
     for cls in getattr(place, "__mro__", ()):
-        code = getattr(vars(cls).get("__init__"), "__code__", None)
+        code = getattr(vars(cls).get(set_by), "__code__", None)
         if code is not None and name in code.co_names:
             return True
     return False

@@ -70,6 +70,7 @@ IDEMPOTENT = UPDATE_MANY(idempotent=True)
 UNACKNOWLEDGED = UPDATE_MANY(acknowledged=False)
 COMMAND = Call(kind=Kind.COMMAND)
 GET_MORE = Call(kind=Kind.GET_MORE)
+CLEANUP = Call(kind=Kind.CLEANUP)
 OUT = Call(kind=Kind.AGGREGATE_WRITE)
 COMMIT = Call(kind=Kind.TRANSACTION_END, in_transaction=True)
 READ_IN_TXN = READ(in_transaction=True)
@@ -140,6 +141,10 @@ RULE_0 = [
     S("a getMore, not primary", GET_MORE, [NOT_PRIMARY], NEVER, 1, []),
     S("a getMore, overload", GET_MORE, [OVERLOAD], OK, 2, [0.05]),
     S("a getMore, only one overload label", GET_MORE, [BUSY], NEVER, 1, []),
+    S("a killCursors", CLEANUP, [CUT], NEVER, 1, []),
+    S("a killCursors that was not sent", CLEANUP, [UNCONNECTED], NEVER, 1, []),
+    S("a killCursors, not primary", CLEANUP, [NOT_PRIMARY], NEVER, 1, []),
+    S("a killCursors, overload", CLEANUP, [OVERLOAD], OK, 2, [0.05]),
     S("a command", COMMAND, [CUT], NEVER, 1, []),
     S("a command that was not sent", COMMAND, [UNCONNECTED], NEVER, 1, []),
     S("a command, not primary", COMMAND, [NOT_PRIMARY], NEVER, 1, []),
@@ -255,6 +260,8 @@ RULE_3 = [
     S("one of both off, a command, overload", COMMAND(retries_enabled=False), [OVERLOAD],
       OFF, 1, []),
     S("retryReads off, a getMore, overload", GET_MORE(retries_enabled=False), [OVERLOAD],
+      OFF, 1, []),
+    S("retryReads off, a killCursors, overload", CLEANUP(retries_enabled=False), [OVERLOAD],
       OFF, 1, []),
     S("rule 3 before rule 5", READ(retries_enabled=False), [CUT], OFF, 1, [], strategy=REFUSES),
 ]

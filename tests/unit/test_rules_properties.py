@@ -62,7 +62,7 @@ def permitted(call: Call, fault: Fault) -> bool:
         return False
     if fault.labels >= BOTH_LABELS:
         return True
-    if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE}:
+    if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE, Kind.CLEANUP}:
         return False
     if call.in_transaction and not ends_a_transaction:
         return False

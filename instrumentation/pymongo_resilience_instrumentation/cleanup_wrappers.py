@@ -1,0 +1,323 @@
+"""What runs in place of pymongo's killCursors and endSessions, which its retry loop never sees."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context
+from opentelemetry.context import Context
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.cleanup import (
+    END_SESSIONS,
+    KILL_CURSORS,
+    MOST_REQUEUES,
+    BackgroundCall,
+    CleanupCall,
+    CloseInBackground,
+    CloseNow,
+    Dropped,
+    EndSessions,
+    NeverWaits,
+    Postponed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def of_a_client(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper]]:
+    """What to wrap of a client's class, and with what."""
+    kill = (_async_kill if asynchronous else _kill)(_Kills(runtime, asynchronous))
+    yield "_kill_cursors", kill
+    yield "_kill_cursor_impl", kill
+    yield "_process_kill_cursors", (_async_background if asynchronous else _background)(runtime)
+    yield "_end_sessions", (_async_end_sessions if asynchronous else _end_sessions)(runtime)
+    yield "_conn_for_reads", _async_conn_for_reads if asynchronous else _conn_for_reads
+
+
+class _Kills:
+    """Makes the work of one killCursors, and knows which executor is to do it."""
+
+    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
+        self.runtime = runtime
+        self.now: Any = runtime.async_executor if asynchronous else runtime.executor
+        orchestrator, interval = self.now.orchestrator, driver.kill_interval()
+        # The same rules; only what they call a delay is the time until the next run.
+        self.background: Any = (AsyncExecutor if asynchronous else Executor)(
+            replace(
+                orchestrator,
+                max_retries=min(MOST_REQUEUES, orchestrator.max_retries),
+                base_backoff=interval,
+                max_backoff=interval,
+                random=lambda: 1.0,
+            ),
+            NeverWaits(self.now.clock),
+            self.now.listener,
+        )
+
+    def begin(self, client: Any, args: tuple[Any, ...]) -> tuple[CloseNow, Any] | None:
+        """The work and its executor; None where the driver is to go on by itself."""
+        if not self.runtime.switch.on:
+            return None
+        try:
+            return self._begin(client, *args[:2])
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before %s", KILL_CURSORS)
+            return None
+
+    def _begin(
+        self, client: Any, cursor_ids: Any, cursor_address: Any
+    ) -> tuple[CloseNow, Any] | None:
+        outer = calls.current()
+        if outer is not None and outer.client is not client:
+            outer = None
+        # Below _kill_cursors the driver calls _kill_cursor_impl: that belongs to the attempt.
+        if isinstance(outer, CleanupCall) or cursor_address is None:
+            return None
+        if isinstance(outer, BackgroundCall) and outer.is_last:
+            return None
+        runtime = self.runtime
+        call = CleanupCall(client, KILL_CURSORS, *driver.cursor_namespace(cursor_address))
+        facts = (call, runtime.strategy, self.now.clock, cursor_ids, cursor_address)
+        runtime.enter(call)
+        call.deadline = calls.NO_DEADLINE
+        if isinstance(outer, BackgroundCall):
+            postponable = CloseInBackground(*facts)
+            postponable.most_requeues = self.background.orchestrator.max_retries
+            return postponable, self.background
+        if outer is None and runtime.knows_timeouts and call.timeout is not None:
+            # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself is
+            # within that call's own time.
+            call.deadline = driver.TimeoutAnew(call.timeout)
+        return CloseNow(*facts), self.now
+
+
+def _kill(kills: _Kills) -> Wrapper:
+    def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        begun = kills.begin(client, args)
+        if begun is None:
+            return wrapped(*args, **kwargs)
+        work, executor = begun
+        work.send = functools.partial(wrapped, *args, **kwargs)
+        try:
+            with work.call.deadline:
+                executor.run(work)
+        except (Postponed, Dropped):
+            kills.runtime.end(work.call, None)
+        except BaseException as error:
+            _failed(kills.runtime, work, error)
+            raise
+        else:
+            kills.runtime.end(work.call, None)
+        return None
+
+    return wrapper
+
+
+def _async_kill(kills: _Kills) -> Wrapper:
+    async def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        begun = kills.begin(client, args)
+        if begun is None:
+            return await wrapped(*args, **kwargs)
+        work, executor = begun
+        work.send = functools.partial(wrapped, *args, **kwargs)
+        try:
+            with work.call.deadline:
+                await executor.run(work)
+        except (Postponed, Dropped):
+            kills.runtime.end(work.call, None)
+        except BaseException as error:
+            _failed(kills.runtime, work, error)
+            raise
+        else:
+            kills.runtime.end(work.call, None)
+        return None
+
+    return wrapper
+
+
+def _failed(runtime: Runtime, work: CloseNow, error: BaseException) -> None:
+    # What is an Exception, the driver itself queues for the background task, or drops.
+    if not isinstance(error, Exception):
+        work.interrupted()
+    runtime.end(work.call, error)
+
+
+def _background(runtime: Runtime) -> Wrapper:
+    def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        call = _begin_background(runtime, client)
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            if call is not None:
+                calls.leave(call)
+
+    return wrapper
+
+
+def _async_background(runtime: Runtime) -> Wrapper:
+    async def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        call = _begin_background(runtime, client)
+        try:
+            return await wrapped(*args, **kwargs)
+        finally:
+            if call is not None:
+                calls.leave(call)
+
+    return wrapper
+
+
+def _begin_background(runtime: Runtime, client: Any) -> Call | None:
+    if not runtime.switch.on:
+        return None
+    try:
+        call = BackgroundCall(client)
+        calls.enter(call)
+        if not call.is_last:
+            # The task of an async client inherits the span of whoever used the client first.
+            call.otel_token = context.attach(Context())
+    except Exception:
+        logger.exception("a fault of pymongo-resilience before %s", KILL_CURSORS)
+        return None
+    return call
+
+
+def _end_sessions(runtime: Runtime) -> Wrapper:
+    def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        work = _begin_end_sessions(runtime, client)
+        if work is None:
+            return wrapped(*args, **kwargs)
+
+        def send() -> None:
+            work.call.swallowed = None
+            with work.limit():
+                wrapped(*args, **kwargs)
+            if work.call.swallowed is not None:
+                raise work.call.swallowed
+
+        work.send = send
+        try:
+            # What the driver ignores is ignored.
+            with suppress(PyMongoError):
+                runtime.executor.run(work)
+        finally:
+            _finish_end_sessions(runtime, work)
+        return None
+
+    return wrapper
+
+
+def _async_end_sessions(runtime: Runtime) -> Wrapper:
+    async def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        work = _begin_end_sessions(runtime, client)
+        if work is None:
+            return await wrapped(*args, **kwargs)
+
+        async def send() -> None:
+            work.call.swallowed = None
+            with work.limit():
+                await wrapped(*args, **kwargs)
+            if work.call.swallowed is not None:
+                raise work.call.swallowed
+
+        work.send = send
+        try:
+            with suppress(PyMongoError):
+                await runtime.async_executor.run(work)
+        finally:
+            _finish_end_sessions(runtime, work)
+        return None
+
+    return wrapper
+
+
+def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
+    if not runtime.switch.on:
+        return None
+    try:
+        call = CleanupCall(client, END_SESSIONS, "admin", None)
+        work = EndSessions(call, runtime.strategy, runtime.executor.clock)
+        runtime.enter(call)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience before %s", END_SESSIONS)
+        return None
+    return work
+
+
+def _finish_end_sessions(runtime: Runtime, work: EndSessions) -> None:
+    runtime.end(work.call, None)
+    # Nothing may keep the closed client alive: neither the closure nor the error's frames.
+    del work.send
+    work.call.swallowed = None
+
+
+def _conn_for_reads(
+    wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    call = _ending_sessions(client)
+    if call is None:
+        return wrapped(*args, **kwargs)
+
+    @contextmanager
+    def noticing() -> Iterator[Any]:
+        try:
+            with wrapped(*args, **kwargs) as (connection, preference):
+                call.address = connection.address
+                yield connection, preference
+        except Exception as error:
+            call.swallowed = error
+            raise
+
+    return noticing()
+
+
+async def _async_conn_for_reads(
+    wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    call = _ending_sessions(client)
+    if call is None:
+        return await wrapped(*args, **kwargs)
+
+    @asynccontextmanager
+    async def noticing() -> AsyncIterator[Any]:
+        try:
+            async with await wrapped(*args, **kwargs) as (connection, preference):
+                call.address = connection.address
+                yield connection, preference
+        except Exception as error:
+            call.swallowed = error
+            raise
+
+    return noticing()
+
+
+def _ending_sessions(client: Any) -> CleanupCall | None:
+    call = calls.current()
+    if not isinstance(call, CleanupCall) or call.operation != END_SESSIONS:
+        return None
+    return call if call.client is client else None
