@@ -1,0 +1,405 @@
+"""A cursor's ``close()`` under overload: the whole policy, in its own time, and never an error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pymongo
+import pytest
+from closing import (
+    background_by_hand,
+    documents,
+    half_read,
+    is_open,
+    killed,
+    no_jitter,
+    run_background,
+    until,
+)
+from conftest import Instrument, SentCommands, Side, wait_until
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.self_check import Feature, Part
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
+
+import pymongo_resilience
+from pymongo_resilience import RetryReason
+from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.testing import set_active
+
+__all__ = ["background_by_hand", "documents", "no_jitter"]
+pytestmark = [pytest.mark.oldest, pytest.mark.usefixtures("background_by_hand")]
+
+
+def _find(side: Side, client: Any, database: str) -> Any:
+    return half_read(side, client, database)
+
+
+def _aggregate(side: Side, client: Any, database: str) -> Any:
+    cursor = side.do(client[database].coll.aggregate, [{"$match": {}}], batchSize=2)
+    side.do(cursor.next)
+    return cursor
+
+
+def _change_stream(side: Side, client: Any, database: str) -> Any:
+    coll = client[database].coll
+    stream = side.do(coll.watch, max_await_time_ms=1)
+    if side.name == "async":
+        side.do(stream.try_next)
+    return stream
+
+
+CURSORS: dict[str, Callable[[Side, Any, str], Any]] = {
+    "find": _find,
+    "aggregate": _aggregate,
+    "change stream": _change_stream,
+}
+
+
+def _close(side: Side, cursor: Any) -> None:
+    side.do(cursor.close)
+
+
+def _leave_the_block(side: Side, cursor: Any) -> None:
+    async def asynchronous() -> None:
+        async with cursor:
+            pass
+
+    def synchronous() -> None:
+        with cursor:
+            pass
+
+    side.do(asynchronous if side.name == "async" else synchronous)
+
+
+@pytest.mark.parametrize("kind", CURSORS)
+@pytest.mark.parametrize("close", [_close, _leave_the_block])
+def test_an_overloaded_server_is_asked_again_until_the_cursor_is_gone(
+    kind: str,
+    close: Callable[[Side, Any], None],
+    side: Side,
+    proxy: ReplicaSet,
+    documents: str,
+    control: Any,
+    instrument: Instrument,
+    no_jitter: None,
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    cursor = CURSORS[kind](side, client, documents)
+    cursor_id = getattr(cursor, "_cursor", cursor).cursor_id
+    assert cursor_id
+    telemetry.clear()
+    proxy.inject(Overload("killCursors", times=3))
+    close(side, cursor)
+    assert killed(sent) == [[cursor_id]] * 4
+    assert not is_open(control, documents, cursor_id)
+    assert not client._kill_cursors_queue
+    events = telemetry.decisions.events
+    assert [event.delay for event in events] == [0.001, 0.002, 0.004]
+    assert {(e.operation, e.namespace, e.reason) for e in events} == {
+        ("killCursors", f"{documents}.coll", RetryReason.OVERLOADED)
+    }
+    assert {event.server for event in events} == {proxy.members[0].host_and_port}
+    (point,) = (
+        point
+        for attributes, point in telemetry.points("pymongo_resilience.retries")
+        if attributes["db.operation.name"] == "killCursors"
+    )
+    assert point.value == 3
+    assert [span.name for span in telemetry.spans()] == ["killCursors"] * 4
+
+
+def test_five_times_and_no_more_then_the_background_has_it(
+    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client = side.client(proxy.uri)
+    cursor = half_read(side, client, documents)
+    cursor_id = cursor.cursor_id
+    overload = Overload("killCursors", times=6)
+    proxy.inject(overload)
+    side.do(cursor.close)
+    assert overload.injected == 6
+    assert telemetry.decisions.events[-1].rule is Rule.ATTEMPTS
+    assert is_open(control, documents, cursor_id)
+    run_background(side, client)
+    assert not is_open(control, documents, cursor_id)
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "network": lambda: CutAfter("killCursors"),
+    "not primary": lambda: Fail("killCursors", code=10107),
+    "refused": lambda: Fail("killCursors", code=13),
+    "one label": lambda: Fail("killCursors", code=462, labels=["SystemOverloadedError"]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_any_other_error_it_is_left_to_the_background_as_ever(
+    fault: str, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    cursor = half_read(side, client, documents)
+    cursor_id = cursor.cursor_id
+    proxy.inject(FAULTS[fault]())
+    side.do(cursor.close)
+    assert killed(sent) == [[cursor_id]]
+    assert [entry[1] for entry in client._kill_cursors_queue] == [cursor_id]
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.NEVER_REPEATED]
+
+
+@pytest.mark.parametrize(("option", "attempts"), [("retryReads", 1), ("retryWrites", 2)])
+def test_it_belongs_to_a_read(
+    option: str,
+    attempts: int,
+    side: Side,
+    proxy: ReplicaSet,
+    documents: str,
+    instrument: Instrument,
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], **{option: False})
+    cursor = half_read(side, client, documents)
+    proxy.inject(Overload("killCursors"))
+    side.do(cursor.close)
+    assert len(killed(sent)) == attempts
+    rules = [getattr(event, "rule", None) for event in telemetry.decisions.events]
+    assert rules == [Rule.SWITCHED_OFF if attempts == 1 else None]
+
+
+TIMEOUT = 5.0
+SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "block": ({}, {}, True),
+    "client": ({"timeoutMS": TIMEOUT * 1000}, {}, False),
+    "ours": ({}, {"timeout_ms": int(TIMEOUT * 1000)}, False),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_of_a_timeout_gives_close_the_whole_of_it(
+    source: str, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    of_the_client, ours, block = SOURCES[source]
+    instrument(**ours)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], **of_the_client)
+    cursor = half_read(side, client, documents)
+    with pymongo.timeout(TIMEOUT) if block else contextlib.nullcontext():
+        if block:
+            wait_until(lambda: driver.remaining() < TIMEOUT - 0.1)
+        side.do(cursor.close)
+        left = driver.remaining()
+    (command,) = sent.named("killCursors")
+    assert (TIMEOUT - 0.1) * 1000 < command["maxTimeMS"] <= TIMEOUT * 1000
+    # And the caller has what he had.
+    assert left is None if not block else left < TIMEOUT - 0.1
+
+
+def test_without_a_timeout_close_has_none(
+    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    instrument()
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    side.do(half_read(side, client, documents).close)
+    (command,) = sent.named("killCursors")
+    assert "maxTimeMS" not in command
+
+
+def test_a_cursor_is_closed_although_the_time_is_up(
+    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(base_backoff_ms=1)
+    client = side.client(proxy.uri)
+    with pymongo.timeout(0.5):
+        cursor = half_read(side, client, documents)
+        cursor_id = cursor.cursor_id
+        wait_until(lambda: driver.remaining() < 0)
+        proxy.inject(Overload("killCursors"))
+        side.do(cursor.close)
+    assert not is_open(control, documents, cursor_id)
+
+
+def test_no_wait_passes_the_refreshed_deadline(
+    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=350, max_backoff_ms=600_000)
+    client = side.client(proxy.uri)
+    cursor = half_read(side, client, documents)
+    overload = Overload("killCursors", times=50)
+    proxy.inject(overload)
+    with pymongo.timeout(0.6):
+        wait_until(lambda: driver.remaining() < 0.3)
+        side.do(cursor.close)
+    # What was left had no room for the first wait; the second would end after 1.05 s.
+    assert overload.injected == 2
+    first, second = telemetry.decisions.events
+    assert first.delay == 0.35
+    assert second.rule is Rule.DEADLINE
+
+
+# An async cursor cannot be closed in the generator that a write reads from.
+@pytest.mark.parametrize("side", ["sync"], indirect=True)
+def test_what_is_closed_inside_of_a_call_has_the_time_of_the_call_and_its_own_retries(
+    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    cursor = half_read(side, client, documents)
+    telemetry.clear()
+    proxy.inject(Overload("killCursors", times=2))
+
+    def generated() -> Any:
+        wait_until(lambda: driver.remaining() < TIMEOUT - 0.1)
+        cursor.close()
+        yield {"_id": "new"}
+
+    with pymongo.timeout(TIMEOUT):
+        client[documents].coll.insert_many(generated())
+    commands = sent.named("killCursors")
+    assert len(commands) == 3
+    assert all(command["maxTimeMS"] <= (TIMEOUT - 0.1) * 1000 for command in commands)
+    (insert,) = telemetry.operations()
+    assert insert.attributes["pymongo_resilience.attempts"] == 1
+    assert insert.attributes["pymongo_resilience.outcome"] == "ok"
+
+
+class _Interrupts:
+    """As a signal that arrives while a retry is being decided."""
+
+    def retry_after(self, operation: Any, failure: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+# An interrupt ends an event loop; instead, there is the cancelled close below.
+@pytest.mark.parametrize("side", ["sync"], indirect=True)
+def test_who_is_interrupted_leaves_the_cursor_to_the_background(
+    proxy: ReplicaSet, side: Side, documents: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(strategy=_Interrupts())
+    client = side.client(proxy.uri)
+    cursor = half_read(side, client, documents)
+    cursor_id = cursor.cursor_id
+    proxy.inject(Overload("killCursors"))
+    with pytest.raises(KeyboardInterrupt):
+        cursor.close()
+    run_background(side, client)
+    assert not is_open(control, documents, cursor_id)
+    assert telemetry.decisions.events == []
+
+
+def test_a_cancelled_close_ends_at_once_and_leaves_the_cursor_to_the_background(
+    proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=60_000, max_backoff_ms=60_000)
+
+    async def main() -> int:
+        async with pymongo.AsyncMongoClient(proxy.uri) as client:
+            cursor = client[documents].coll.find(batch_size=2)
+            await cursor.next()
+            cursor_id = cursor.cursor_id
+            assert cursor_id
+            proxy.inject(Overload("killCursors"))
+            closing = asyncio.create_task(cursor.close())
+            await until(lambda: telemetry.decisions.events)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(closing, 5)
+            await client._process_periodic_tasks()
+            return int(cursor_id)
+
+    assert not is_open(control, documents, asyncio.run(main()))
+
+
+def test_a_cursor_with_a_connection_of_its_own_is_closed_over_that_one(
+    side: Side,
+    proxy: ReplicaSet,
+    documents: str,
+    control: Any,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    # As behind a load balancer, which the test bed has not.
+    monkeypatch.setattr(client, "_should_pin_cursor", lambda session: True)
+    cursor = half_read(side, client, documents)
+    cursor_id = cursor.cursor_id
+    assert cursor._sock_mgr
+    proxy.inject(Overload("killCursors", times=2))
+    side.do(cursor.close)
+    assert killed(sent) == [[cursor_id]] * 3
+    assert not is_open(control, documents, cursor_id)
+    assert len(telemetry.decisions.events) == 2
+
+
+def test_a_client_made_before_instrument_has_it_too(
+    side: Side, proxy: ReplicaSet, documents: str, control: Any, instrument: Instrument
+) -> None:
+    client = side.client(proxy.uri)
+    cursor = half_read(side, client, documents)
+    cursor_id = cursor.cursor_id
+    telemetry = instrument(base_backoff_ms=1)
+    proxy.inject(Overload("killCursors", times=2))
+    side.do(cursor.close)
+    assert not is_open(control, documents, cursor_id)
+    assert len(telemetry.decisions.events) == 2
+
+
+def _as_driver(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
+    instrument(config_strategy="driver", timeout_ms=5000)
+    return contextlib.nullcontext()
+
+
+def _taken_off(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
+    instrument(timeout_ms=5000)
+    pymongo_resilience.uninstrument()
+    return contextlib.nullcontext()
+
+
+def _switched_off(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
+    instrument(timeout_ms=5000)
+    return set_active(False)
+
+
+def _lacking(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
+    parts = [*driver.parts(), Part(Feature.CLEANUP, "pymongo.common", ("NO_SUCH_NAME",))]
+    patch.setattr(driver, "parts", lambda: iter(parts))
+    instrument(timeout_ms=5000)
+    return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("off", [_as_driver, _taken_off, _switched_off, _lacking])
+def test_where_it_is_off_pymongo_is_as_ever(
+    off: Callable[..., Any],
+    side: Side,
+    proxy: ReplicaSet,
+    documents: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    proxy.inject(Overload("killCursors", times=2))
+    proxy.inject(Overload("endSessions"))
+    with off(instrument, monkeypatch):
+        cursor = half_read(side, client, documents)
+        cursor_id = cursor.cursor_id
+        side.do(cursor.close)
+        assert len(killed(sent)) == 1
+        run_background(side, client)
+        assert killed(sent) == [[cursor_id]] * 2
+        assert not client._kill_cursors_queue
+        side.do(client.close)
+    assert len(sent.named("endSessions")) == 1
+    assert "maxTimeMS" not in sent.named("killCursors")[0]

@@ -1,0 +1,233 @@
+"""endSessions of a client's ``close()``: repeated for half a second, and never an error."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pymongo
+import pytest
+from closing import no_jitter, until
+from conftest import Instrument, SentCommands, Side
+from pymongo_resilience_instrumentation.cleanup import CleanupCall, EndSessions
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
+from pymongo_resilience_instrumentation.testbed.interception import (
+    Answer,
+    Connection,
+    Hang,
+    Interception,
+    Verdict,
+)
+from pymongo_resilience_instrumentation.testbed.wire import Message
+
+from pymongo_resilience import RetryReason
+from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.strategy import FastFailOnTerminalError
+from pymongo_resilience.testing import FakeClock, RecordingListener
+
+__all__ = ["no_jitter"]
+pytestmark = pytest.mark.oldest
+
+
+def used(side: Side, proxy: ReplicaSet, **options: Any) -> tuple[Any, SentCommands]:
+    """A client that has a session to end, and what it sent."""
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], **options)
+    side.do(client.admin.command, "ping")
+    return client, sent
+
+
+def test_it_is_repeated_until_the_server_takes_it(
+    side: Side, proxy: ReplicaSet, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, sent = used(side, proxy)
+    proxy.inject(Overload("endSessions", times=3))
+    side.do(client.close)
+    assert len(sent.named("endSessions")) == 4
+    assert len({str(command["endSessions"]) for command in sent.named("endSessions")}) == 1
+    assert [
+        (event.operation, event.namespace, event.reason, event.server, event.delay)
+        for event in telemetry.decisions.events
+    ] == [
+        ("endSessions", "admin", RetryReason.OVERLOADED, proxy.members[0].host_and_port, delay)
+        for delay in (0.001, 0.002, 0.004)
+    ]
+    (point,) = (
+        point
+        for attributes, point in telemetry.points("pymongo_resilience.retries")
+        if attributes["db.operation.name"] == "endSessions"
+    )
+    assert point.value == 3
+
+
+def test_all_well_it_is_sent_once(side: Side, proxy: ReplicaSet, instrument: Instrument) -> None:
+    telemetry = instrument()
+    client, sent = used(side, proxy)
+    side.do(client.close)
+    assert len(sent.named("endSessions")) == 1
+    assert telemetry.decisions.events == []
+
+
+@pytest.mark.parametrize("base", [1, 100])
+def test_a_server_that_stays_overloaded_costs_half_a_second_at_most(
+    base: int, side: Side, proxy: ReplicaSet, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=base)
+    client, _ = used(side, proxy)
+    overload = Overload("endSessions", times=50)
+    proxy.inject(overload)
+    start = time.monotonic()
+    side.do(client.close)
+    took = time.monotonic() - start
+    assert overload.injected == {1: 6, 100: 3}[base]
+    *scheduled, last = telemetry.decisions.events
+    assert last.rule is Rule.ATTEMPTS
+    assert sum(event.delay for event in scheduled) < 0.5
+    # What is over the waits is six round trips on a busy machine.
+    assert took < 1.0
+
+
+class _NoAnswerToTheSecond(Interception):
+    """Sheds the first endSessions, and says nothing to the next."""
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        if request.command_name != "endSessions":
+            return None
+        self.injected += 1
+        return Answer(Overload().document) if self.injected == 1 else Hang(8.0)
+
+
+def test_a_repetition_that_hangs_is_cut_off(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument(base_backoff_ms=1)
+    client, _ = used(side, proxy)
+    fault = _NoAnswerToTheSecond()
+    proxy.inject(fault)
+    start = time.monotonic()
+    side.do(client.close)
+    assert fault.injected == 2
+    assert time.monotonic() - start < 4.0
+
+
+@pytest.mark.parametrize(
+    "fault", [lambda: Fail("endSessions", code=13), lambda: CutAfter("endSessions")]
+)
+def test_any_other_error_is_ignored_as_ever(
+    fault: Any, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, sent = used(side, proxy)
+    proxy.inject(fault())
+    side.do(client.close)
+    assert len(sent.named("endSessions")) == 1
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.NEVER_REPEATED]
+
+
+def test_without_a_server_it_is_ignored_as_ever(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, _ = used(side, proxy, serverSelectionTimeoutMS=200)
+    proxy.stop()
+    side.do(client.close)
+    assert [event.operation for event in telemetry.decisions.events] == ["endSessions"]
+
+
+@pytest.mark.parametrize("option", ["retryReads", "retryWrites"])
+def test_it_needs_both_switches(
+    option: str, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, sent = used(side, proxy, **{option: False})
+    proxy.inject(Overload("endSessions"))
+    side.do(client.close)
+    assert len(sent.named("endSessions")) == 1
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.SWITCHED_OFF]
+
+
+def test_a_deadline_around_close_ends_it_earlier(
+    side: Side, proxy: ReplicaSet, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=250)
+    client, sent = used(side, proxy)
+    proxy.inject(Overload("endSessions", times=50))
+    with pymongo.timeout(0.2):
+        side.do(client.close)
+    assert len(sent.named("endSessions")) == 1
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.ATTEMPTS]
+
+
+def test_a_cancelled_close_ends_at_once(
+    proxy: ReplicaSet, instrument: Instrument, no_jitter: None
+) -> None:
+    telemetry = instrument(base_backoff_ms=400)
+
+    async def main() -> float:
+        client: Any = pymongo.AsyncMongoClient(proxy.uri)
+        await client.admin.command("ping")
+        proxy.inject(Overload("endSessions"))
+        closing = asyncio.create_task(client.close())
+        await until(lambda: telemetry.decisions.events)
+        start = time.monotonic()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        took = time.monotonic() - start
+        await client.close()
+        return took
+
+    assert asyncio.run(main()) < 0.3
+
+
+class _Overloaded:
+    """endSessions that takes its time to be shed, on a clock turned by hand."""
+
+    def __init__(self, clock: FakeClock, takes: float) -> None:
+        self.clock, self.takes, self.attempts = clock, takes, 0
+        self.error = pymongo.errors.OperationFailure("shed", 462, Overload().document)
+
+    def __call__(self) -> None:
+        self.attempts += 1
+        self.clock.advance(self.takes)
+        raise self.error
+
+    async def awaited(self) -> None:
+        self()
+
+
+@pytest.mark.parametrize(
+    ("base", "takes", "sleeps"),
+    [
+        (0.1, 0.0, [0.1, 0.2]),
+        (0.1, 0.25, [0.1]),
+        (0.01, 0.0, [0.01, 0.02, 0.04, 0.08, 0.16]),
+        (0.5, 0.0, []),
+        (0.499, 0.0, [0.499]),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_whole_wait_stays_under_half_a_second(
+    base: float, takes: float, sleeps: list[float], asynchronous: bool
+) -> None:
+    client: Any = pymongo.MongoClient(connect=False)
+    clock = FakeClock(128.0)
+    work = EndSessions(
+        CleanupCall(client, "endSessions", "admin", None), FastFailOnTerminalError(), clock
+    )
+    server = _Overloaded(clock, takes)
+    work.send = server.awaited if asynchronous else server
+    parts = (Orchestrator(base_backoff=base, random=lambda: 1.0), clock, RecordingListener())
+    executor: Any = (AsyncExecutor if asynchronous else Executor)(*parts)
+    run = asyncio.Runner().run if asynchronous else lambda result: result
+    with pytest.raises(pymongo.errors.OperationFailure) as raised:
+        run(executor.run(work))
+    assert raised.value is server.error
+    assert clock.sleeps == pytest.approx(sleeps)
+    assert server.attempts == len(sleeps) + 1
+    assert sum(clock.sleeps) < 0.5
+    client.close()
