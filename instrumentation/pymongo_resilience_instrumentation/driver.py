@@ -84,7 +84,7 @@ def parts() -> Iterator[Part]:
         )
     yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
     yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
-    yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "remaining", "get_rtt"))
+    yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "get_timeout", "remaining"))
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
     yield Part(Feature.REPR, "pymongo.client_options:ClientOptions", ("_options",))
     yield Part(Feature.RETRIES, "pymongo.client_options:ClientOptions", ("_options",))

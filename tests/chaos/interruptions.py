@@ -37,13 +37,14 @@ def interrupt_soon() -> None:
 
 
 class Interrupter(monitoring.CommandListener):
-    """Interrupts whoever runs the command, while it is under way."""
+    """Interrupts whoever runs the command for the first time, while it is under way."""
 
     def __init__(self, command: str) -> None:
-        self.command = command
+        self.command: str | None = command
 
     def started(self, event: Any) -> None:
         if event.command_name == self.command:
+            self.command = None
             interrupt_soon()
 
     def succeeded(self, event: Any) -> None: ...

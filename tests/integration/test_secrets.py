@@ -47,6 +47,10 @@ LIVING_TOO_SHORT = {
     "ConfigurationError": "its text is about options of ours",
     "OperationTimeoutError": "handed to the application, with the server's text",
     "_TimedOutError": "the same",
+    "Postponed": "has no fields",
+    "Dropped": "has no fields",
+    # in the queue of a background task, between two ticks
+    "RequeuedId": "a cursor's id, a number of the server's",
 }
 """Classes with a ``repr`` that no look at the living objects is sure to meet, and what it shows."""
 

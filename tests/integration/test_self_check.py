@@ -30,6 +30,8 @@ REMOVABLE = {
     "pymongo.asynchronous.client_session:AsyncClientSession._unpin": Feature.RETRIES,
     "pymongo._csot.get_rtt": Feature.RETRIES,
     "pymongo.synchronous.mongo_client:MongoClient._run_operation": Feature.CURSORS,
+    "pymongo.asynchronous.mongo_client:AsyncMongoClient._end_sessions": Feature.CLEANUP,
+    "pymongo._csot.DEADLINE": Feature.CLEANUP,
     "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients": Feature.EXISTING_CLIENTS,
 }
 
