@@ -47,7 +47,7 @@ class CleanupCall(Call):
     __slots__ = ("address", "swallowed")
 
     def __init__(self, client: Any, operation: str, database: str, collection: str | None) -> None:
-        super().__init__(client, operation, database, collection, acknowledged=True, public=False)
+        super().__init__(client, operation, database, collection, acknowledged=False, public=False)
         self.address: Address | None = None
         """Of the server it was sent to."""
         self.swallowed: Exception | None = None
@@ -60,7 +60,7 @@ class BackgroundCall(Call):
     __slots__ = ("is_last",)
 
     def __init__(self, client: Any) -> None:
-        super().__init__(client, KILL_CURSORS, "", None, acknowledged=True, public=False)
+        super().__init__(client, KILL_CURSORS, "", None, acknowledged=False, public=False)
         self.is_last = driver.kills_no_more(client)
         """The client is being closed: no later run takes up what this one leaves."""
 

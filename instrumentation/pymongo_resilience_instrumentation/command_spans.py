@@ -110,7 +110,7 @@ class CommandSpans:
 
     def leave_connection(self) -> None:
         """The caller sends no more over its connection: without a call, this is what ends a
-        command that was interrupted (a cursor's or a client's ``close()`` sends such commands)."""
+        command that was interrupted (with the strategy ``driver``, a ``close()`` sends such)."""
         if not self._without_call or calls.current() is not None:
             return
         error = sys.exc_info()[1]

@@ -10,7 +10,7 @@ counted as used for good. So in the child
 - a call in progress is the parent's, which ends its spans and counts it. What the child calls has
   neither that span above it nor that deadline, even where the fork happened inside of the call (in
   a generator that ``insert_many`` reads from, say);
-- so is a command in flight without a call, as a cursor's ``close()`` sends it;
+- so is a command in flight without a call, as a ``close()`` sends it with the strategy ``driver``;
 - retry budgets are full again, with locks of their own; so will circuit breakers be, once there are
   any.
 
