@@ -15,9 +15,10 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience_instrumentation import (
-    cleanup_wrappers,
     deprioritized,
     driver,
+    end_sessions_wrappers,
+    kill_cursors_wrappers,
     operations,
     wrappers,
 )
@@ -82,8 +83,9 @@ class Patches:
         if Feature.CLEANUP not in without:
             for owner in CLIENTS:
                 asynchronous = _is_async(owner, "close")
-                for name, wrapper in cleanup_wrappers.of_a_client(runtime, asynchronous):
-                    self._wrap(owner, name, wrapper)
+                for module in (kill_cursors_wrappers, end_sessions_wrappers):
+                    for name, wrapper in module.of_a_client(runtime, asynchronous):
+                        self._wrap(owner, name, wrapper)
 
     def remove(self) -> None:
         """Restore every attribute that still is our wrapper.

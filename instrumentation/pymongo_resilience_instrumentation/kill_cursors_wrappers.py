@@ -1,21 +1,18 @@
-"""What runs in place of pymongo's killCursors and endSessions, which its retry loop never sees."""
+"""What runs in place of pymongo's killCursors, which its retry loop never sees."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
 from opentelemetry.context import Context
-from pymongo.errors import PyMongoError
 
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cleanup import (
-    END_SESSIONS,
     KILL_CURSORS,
     MOST_REQUEUES,
     BackgroundCall,
@@ -23,13 +20,12 @@ from pymongo_resilience_instrumentation.cleanup import (
     CloseInBackground,
     CloseNow,
     Dropped,
-    EndSessions,
     NeverWaits,
     Postponed,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -44,8 +40,6 @@ def of_a_client(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wra
     yield "_kill_cursors", kill
     yield "_kill_cursor_impl", kill
     yield "_process_kill_cursors", (_async_background if asynchronous else _background)(runtime)
-    yield "_end_sessions", (_async_end_sessions if asynchronous else _end_sessions)(runtime)
-    yield "_conn_for_reads", _async_conn_for_reads if asynchronous else _conn_for_reads
 
 
 class _Kills:
@@ -201,123 +195,3 @@ def _begin_background(runtime: Runtime, client: Any) -> Call | None:
         logger.exception("a fault of pymongo-resilience before %s", KILL_CURSORS)
         return None
     return call
-
-
-def _end_sessions(runtime: Runtime) -> Wrapper:
-    def wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        work = _begin_end_sessions(runtime, client)
-        if work is None:
-            return wrapped(*args, **kwargs)
-
-        def send() -> None:
-            work.call.swallowed = None
-            with work.limit():
-                wrapped(*args, **kwargs)
-            if work.call.swallowed is not None:
-                raise work.call.swallowed
-
-        work.send = send
-        try:
-            # What the driver ignores is ignored.
-            with suppress(PyMongoError):
-                runtime.executor.run(work)
-        finally:
-            _finish_end_sessions(runtime, work)
-        return None
-
-    return wrapper
-
-
-def _async_end_sessions(runtime: Runtime) -> Wrapper:
-    async def wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        work = _begin_end_sessions(runtime, client)
-        if work is None:
-            return await wrapped(*args, **kwargs)
-
-        async def send() -> None:
-            work.call.swallowed = None
-            with work.limit():
-                await wrapped(*args, **kwargs)
-            if work.call.swallowed is not None:
-                raise work.call.swallowed
-
-        work.send = send
-        try:
-            with suppress(PyMongoError):
-                await runtime.async_executor.run(work)
-        finally:
-            _finish_end_sessions(runtime, work)
-        return None
-
-    return wrapper
-
-
-def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
-    if not runtime.switch.on:
-        return None
-    try:
-        call = CleanupCall(client, END_SESSIONS, "admin", None)
-        work = EndSessions(call, runtime.strategy, runtime.executor.clock)
-        runtime.enter(call)
-    except Exception:
-        logger.exception("a fault of pymongo-resilience before %s", END_SESSIONS)
-        return None
-    return work
-
-
-def _finish_end_sessions(runtime: Runtime, work: EndSessions) -> None:
-    runtime.end(work.call, None)
-    # Nothing may keep the closed client alive: neither the closure nor the error's frames.
-    del work.send
-    work.call.swallowed = None
-
-
-def _conn_for_reads(
-    wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    call = _ending_sessions(client)
-    if call is None:
-        return wrapped(*args, **kwargs)
-
-    @contextmanager
-    def noticing() -> Iterator[Any]:
-        try:
-            with wrapped(*args, **kwargs) as (connection, preference):
-                call.address = connection.address
-                yield connection, preference
-        except Exception as error:
-            call.swallowed = error
-            raise
-
-    return noticing()
-
-
-async def _async_conn_for_reads(
-    wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    call = _ending_sessions(client)
-    if call is None:
-        return await wrapped(*args, **kwargs)
-
-    @asynccontextmanager
-    async def noticing() -> AsyncIterator[Any]:
-        try:
-            async with await wrapped(*args, **kwargs) as (connection, preference):
-                call.address = connection.address
-                yield connection, preference
-        except Exception as error:
-            call.swallowed = error
-            raise
-
-    return noticing()
-
-
-def _ending_sessions(client: Any) -> CleanupCall | None:
-    call = calls.current()
-    if not isinstance(call, CleanupCall) or call.operation != END_SESSIONS:
-        return None
-    return call if call.client is client else None
