@@ -141,7 +141,7 @@ class Attempts:
             idempotent=bool(said.idempotent),
             deadline=deadline,
             retry_window=window,
-            max_retries=driver.max_retries(loop),
+            max_retries=driver.max_retries(call.client),
             budget=self.budget,
             data=NO_DATA if said.data is None else said.data,
         )
@@ -187,7 +187,7 @@ class Attempts:
             deprioritized.remember(driver.deprioritize(self._loop))
 
     def _avoids_overloaded(self) -> bool:
-        own = driver.retargets_on_overload(self._loop)
+        own = driver.retargets_on_overload(self.call.client)
         return self._retargeting if own is None else own
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:

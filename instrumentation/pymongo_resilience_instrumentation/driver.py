@@ -86,8 +86,8 @@ def parts() -> Iterator[Part]:
     yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
     yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "get_timeout", "remaining"))
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
-    yield Part(Feature.REPR, "pymongo.client_options:ClientOptions", ("_options",))
-    yield Part(Feature.RETRIES, "pymongo.client_options:ClientOptions", ("_options",))
+    for feature in (Feature.REPR, Feature.RETRIES, Feature.CLEANUP):
+        yield Part(feature, "pymongo.client_options:ClientOptions", ("_options",))
     yield Part(
         Feature.RETARGETING,
         "pymongo.topology_description:TopologyDescription",
@@ -253,21 +253,23 @@ def retries_enabled(loop: Any, what: Kind) -> bool:
     return bool(options.retry_writes)
 
 
-def max_retries(loop: Any) -> int | None:
+def max_retries(client: Any) -> int | None:
     """What the client itself says of overload retries; None where it says nothing."""
-    own: int | None = _own_option(loop, "maxadaptiveretries", "max_adaptive_retries")
+    own: int | None = _own_option(client, "maxadaptiveretries", "max_adaptive_retries")
     return own
 
 
-def retargets_on_overload(loop: Any) -> bool | None:
+def retargets_on_overload(client: Any) -> bool | None:
     """Whether the client itself says to avoid an overloaded server; None where it does not say."""
-    own: bool | None = _own_option(loop, "enableoverloadretargeting", "enable_overload_retargeting")
+    own: bool | None = _own_option(
+        client, "enableoverloadretargeting", "enable_overload_retargeting"
+    )
     return own
 
 
-def _own_option(loop: Any, *names: str) -> Any:
+def _own_option(client: Any, *names: str) -> Any:
     # The public properties do not tell a value that was given from a default.
-    given = loop._client.options._options
+    given = client.options._options
     return next((given[name] for name in names if name in given), None)
 
 

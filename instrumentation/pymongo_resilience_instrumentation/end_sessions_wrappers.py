@@ -84,7 +84,9 @@ def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
         return None
     try:
         call = CleanupCall(client, END_SESSIONS, "admin", None)
-        work = EndSessions(call, runtime.strategy, runtime.executor.clock)
+        work = EndSessions(
+            call, runtime.rules, runtime.executor.clock, runtime.budgets.of(call.client)
+        )
         runtime.enter(call)
     except Exception:
         logger.exception("a fault of pymongo-resilience before %s", END_SESSIONS)

@@ -12,13 +12,11 @@ from opentelemetry.context import Context
 
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.cleanup import (
-    KILL_CURSORS,
+from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CleanupCall, CloseNow
+from pymongo_resilience_instrumentation.cleanup_in_background import (
     MOST_REQUEUES,
     BackgroundCall,
-    CleanupCall,
     CloseInBackground,
-    CloseNow,
     Dropped,
     NeverWaits,
     Postponed,
@@ -85,18 +83,20 @@ class _Kills:
             return None
         runtime = self.runtime
         call = CleanupCall(client, KILL_CURSORS, *driver.cursor_namespace(cursor_address))
-        facts = (call, runtime.strategy, self.now.clock, cursor_ids, cursor_address)
+        budget = runtime.budgets.of(client)
+        facts = (call, runtime.rules, self.now.clock, budget)
+        cursors = {"cursor_ids": cursor_ids, "cursor_address": cursor_address}
         runtime.enter(call)
         call.deadline = calls.NO_DEADLINE
         if isinstance(outer, BackgroundCall):
-            postponable = CloseInBackground(*facts)
+            postponable = CloseInBackground(*facts, **cursors)
             postponable.most_requeues = self.background.orchestrator.max_retries
             return postponable, self.background
         if outer is None and runtime.knows_timeouts and call.timeout is not None:
             # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself is
             # within that call's own time.
             call.deadline = driver.TimeoutAnew(call.timeout)
-        return CloseNow(*facts), self.now
+        return CloseNow(*facts, **cursors), self.now
 
 
 def _kill(kills: _Kills) -> Wrapper:

@@ -24,6 +24,7 @@ from pymongo_resilience_instrumentation.testbed.wire import Message
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.orchestrator import Orchestrator, Rule
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience.testing import FakeClock, RecordingListener
@@ -216,9 +217,9 @@ def test_the_whole_wait_stays_under_half_a_second(
 ) -> None:
     client: Any = pymongo.MongoClient(connect=False)
     clock = FakeClock(128.0)
-    work = EndSessions(
-        CleanupCall(client, "endSessions", "admin", None), FastFailOnTerminalError(), clock
-    )
+    rules = NamespaceRules(FastFailOnTerminalError(), {})
+    call = CleanupCall(client, "endSessions", "admin", None)
+    work = EndSessions(call, rules, clock, None)
     server = _Overloaded(clock, takes)
     work.send = server.awaited if asynchronous else server
     parts = (Orchestrator(base_backoff=base, random=lambda: 1.0), clock, RecordingListener())

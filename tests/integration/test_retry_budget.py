@@ -83,6 +83,27 @@ def test_successes_fill_it_again(
     assert decisions(telemetry) == ["again"]
 
 
+def test_closing_a_cursor_and_the_client_spends_it_too(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**SPENT)
+    client = side.client(proxy.uri)
+    coll = client[database].coll
+    side.do(coll.insert_many, [{"_id": n} for n in range(5)])
+    cursor = coll.find(batch_size=2)
+    side.do(cursor.__next__ if side.runner is None else cursor.__anext__)
+    proxy.inject(Overload("killCursors", times=2))
+    side.do(cursor.close)
+    proxy.inject(Overload("endSessions", times=1))
+    side.do(client.close)
+    assert decisions(telemetry) == ["again", "again", "again"]
+    assert [event.operation for event in telemetry.decisions.events] == [
+        "killCursors",
+        "killCursors",
+        "endSessions",
+    ]
+
+
 def test_each_client_has_its_own(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
