@@ -201,9 +201,10 @@ def _open_cursor(reply: Any) -> int | None:
 
 
 def _record_failure(span: Span, event: CommandFailedEvent) -> None:
-    # The driver reports the failure while it handles the exception.
+    # The driver reports the failure while it handles the exception, and so do we an interruption.
     error = sys.exc_info()[1]
-    if isinstance(error, PyMongoError | OSError):
+    is_an_interruption = not isinstance(error, Exception)
+    if error is not None and (is_an_interruption or isinstance(error, PyMongoError | OSError)):
         record_error(span, error)
     else:
         span.set_status(Status(StatusCode.ERROR))

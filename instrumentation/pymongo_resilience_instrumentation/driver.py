@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import ssl
+import traceback
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ _CLEANUP_NAMES = (
     "_end_sessions", "_conn_for_reads",
 )  # fmt: skip
 _TRANSACTION_NAMES = ("set_starting", "has_completed_command", "attempt")
+_SENDING = "_run_command"
+_SENDERS = ("pymongo.synchronous.command_runner", "pymongo.asynchronous.command_runner")
 
 
 def parts() -> Iterator[Part]:
@@ -85,6 +88,16 @@ def parts() -> Iterator[Part]:
     yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
     yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
     yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "get_timeout", "remaining"))
+        topology = f"pymongo.{half}.topology"
+        yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
+        yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
+    for module in _SENDERS:
+        yield Part(Feature.INTERRUPTIONS, f"{module}:{_SENDING}", ("telemetry", "command_name"))
+    yield Part(
+        Feature.INTERRUPTIONS,
+        "pymongo._telemetry:_CommandTelemetry",
+        ("failed", "_start", "_duration_s"),
+    )
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
     for feature in (Feature.REPR, Feature.RETRIES, Feature.CLEANUP):
         yield Part(feature, "pymongo.client_options:ClientOptions", ("_options",))
@@ -108,6 +121,43 @@ def topology_description() -> type:
     """The class whose ``apply_selector`` is the driver's every look at the servers."""
     cls: type = importlib.import_module("pymongo.topology_description").TopologyDescription
     return cls
+
+
+def topology_classes() -> tuple[type, ...]:
+    """Their ``handle_error`` hears every error of a checked out connection before that is given
+    back, and nothing else."""
+    return tuple(
+        importlib.import_module(f"pymongo.{half}.topology").Topology
+        for half in ("synchronous", "asynchronous")
+    )
+
+
+def handled_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException:
+    """What ``handle_error`` was called for, given its arguments."""
+    context = args[1] if len(args) > 1 else kwargs["err_ctx"]
+    error: BaseException = context.error
+    return error
+
+
+def fail_interrupted_commands(error: BaseException) -> None:
+    """Report every command that ``error`` interrupted as failed: to the client's listeners, and in
+    the driver's own log.
+
+    pymongo reports a command whose sending raises an Exception; what is none, a task's cancellation
+    above all, passes by its ``except`` (``_run_command``, 4.18 to 4.20), so that the command started
+    and never ends. It has all that is needed to report it in a local variable of that function,
+    which the traceback still holds: nothing has to be noted for commands that are not interrupted.
+    That one says whether the end was reported, so a pymongo that does so itself is left alone.
+    """
+    name = type(error).__name__
+    failure = {"errmsg": f"interrupted by {name}", "errtype": name}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name != _SENDING or frame.f_globals.get("__name__") not in _SENDERS:
+            continue
+        sending = frame.f_locals
+        telemetry = sending.get("telemetry")
+        if telemetry is not None and telemetry._start and not telemetry._duration_s:
+            telemetry.failed(failure, sending["command_name"], is_server_side_error=False)
 
 
 def existing_clients() -> list[Any]:

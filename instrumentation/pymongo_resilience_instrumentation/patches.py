@@ -86,6 +86,9 @@ class Patches:
                 for module in (kill_cursors_wrappers, end_sessions_wrappers):
                     for name, wrapper in module.of_a_client(runtime, asynchronous):
                         self._wrap(owner, name, wrapper)
+        if Feature.INTERRUPTIONS not in without:
+            for owner in driver.topology_classes():
+                self._wrap(owner, "handle_error", wrappers.connection_error(runtime))
 
     def remove(self) -> None:
         """Restore every attribute that still is our wrapper.

@@ -20,6 +20,7 @@ class Feature(enum.Enum):
     RETARGETING = "avoiding a failed server while the driver waits for one"
     CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
     REPR = "a client's repr without our listeners"
+    INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 
@@ -29,8 +30,9 @@ class Part:
 
     feature: Feature
     place: str
-    """``"module"`` or ``"module:class"``."""
+    """``"module"``, ``"module:class"`` or ``"module:function"``."""
     names: tuple[str, ...]
+    """Attributes; of a function, its local variables."""
     set_by: str = "__init__"
     """The method that sets those that are attributes of instances."""
 
@@ -46,22 +48,25 @@ def missing(parts: Iterable[Part]) -> dict[Feature, list[str]]:
 
 
 def _missing_names(part: Part) -> list[str]:
-    module_name, _, class_name = part.place.partition(":")
+    module_name, _, inner = part.place.partition(":")
     try:
         place: Any = importlib.import_module(module_name)
-        if class_name:
-            place = getattr(place, class_name)
+        if inner:
+            place = getattr(place, inner)
     except (ImportError, AttributeError):
         return [part.place]
     return [f"{part.place}.{name}" for name in part.names if not _has(place, name, part.set_by)]
 
 
 def _has(place: Any, name: str, set_by: str) -> bool:
-    if hasattr(place, name):
+    if hasattr(place, name) or name in getattr(_code(place), "co_varnames", ()):
         return True
     # Attributes that a constructor sets are no attributes of the class unless it has slots.
     for cls in getattr(place, "__mro__", ()):
-        code = getattr(vars(cls).get(set_by), "__code__", None)
-        if code is not None and name in code.co_names:
+        if name in getattr(_code(vars(cls).get(set_by)), "co_names", ()):
             return True
     return False
+
+
+def _code(function: Any) -> Any:
+    return getattr(function, "__code__", None)

@@ -227,3 +227,21 @@ def attempt(runtime: Runtime, asynchronous: bool) -> Wrapper:
         return executor.run(work)
 
     return wrapper
+
+
+def connection_error(runtime: Runtime) -> Wrapper:
+    """The topology's ``handle_error``: in both APIs it is called, then awaited, so that what is done
+    here is done before anything else may be cancelled."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            error = driver.handled_error(args, kwargs)
+            if runtime.switch.on and not isinstance(error, Exception):
+                driver.fail_interrupted_commands(error)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after an interruption")
+        return wrapped(*args, **kwargs)
+
+    return wrapper

@@ -1,0 +1,182 @@
+"""Every command that started ends: with one event and one log line, whatever interrupts it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import Instrument, Side
+from interruptions import NAMES, Held, Journal, interrupt
+from pymongo import CursorType, InsertOne, UpdateOne
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+
+from pymongo_resilience.testing import set_active
+
+Act = tuple[Any, ...]
+"""A function and its arguments."""
+
+
+def _find(side: Side, coll: Any) -> Act:
+    return (coll.find_one, {})
+
+
+def _get_more(side: Side, coll: Any) -> Act:
+    cursor = coll.find({}, batch_size=2)
+    for _ in range(2):
+        side.do(cursor.next)
+    return (cursor.next,)
+
+
+def _exhaust(side: Side, coll: Any) -> Act:
+    cursor = coll.find({}, batch_size=2, cursor_type=CursorType.EXHAUST)
+    for _ in range(2):
+        side.do(cursor.next)
+    return (cursor.next,)
+
+
+def _kill_cursors(side: Side, coll: Any) -> Act:
+    cursor = coll.find({}, batch_size=2)
+    side.do(cursor.next)
+    return (cursor.close,)
+
+
+def _insert(side: Side, coll: Any) -> Act:
+    return (coll.insert_one, {"_id": "new"})
+
+
+def _aggregate(side: Side, coll: Any) -> Act:
+    async def consume() -> None:
+        await coll.aggregate([{"$match": {}}])
+
+    return (consume,) if side.name == "async" else (coll.aggregate, [{"$match": {}}])
+
+
+def _command(side: Side, coll: Any) -> Act:
+    return (coll.database.command, {"count": coll.name})
+
+
+def _bulk_write(side: Side, coll: Any) -> Act:
+    return (coll.bulk_write, [InsertOne({"_id": "new"}), UpdateOne({}, {"$inc": {"n": 1}})])
+
+
+def _client_bulk_write(side: Side, coll: Any) -> Act:
+    namespace = f"{coll.database.name}.{coll.name}"
+    return (coll.database.client.bulk_write, [InsertOne({"_id": "new"}, namespace=namespace)])
+
+
+def _in_transaction(side: Side, coll: Any) -> Act:
+    session = _transaction(side, coll)
+    side.do(coll.find_one, {}, session=session)
+    return (lambda: coll.insert_one({"_id": "new"}, session=session),)
+
+
+def _commit(side: Side, coll: Any) -> Act:
+    session = _transaction(side, coll)
+    side.do(coll.insert_one, {"_id": "new"}, session=session)
+    return (session.commit_transaction,)
+
+
+def _transaction(side: Side, coll: Any) -> Any:
+    session = side.do(coll.database.client.start_session)
+    side.do(session.start_transaction)
+    return session
+
+
+def _end_sessions(side: Side, coll: Any) -> Act:
+    return (coll.database.client.close,)
+
+
+INTERRUPTED: dict[str, tuple[str, Callable[[Side, Any], Act]]] = {
+    "find": ("find", _find),
+    "getMore": ("getMore", _get_more),
+    "exhaust": ("getMore", _exhaust),
+    "killCursors": ("killCursors", _kill_cursors),
+    "insert": ("insert", _insert),
+    "aggregate": ("aggregate", _aggregate),
+    "command": ("count", _command),
+    "bulk_write": ("update", _bulk_write),
+    "client bulk_write": ("bulkWrite", _client_bulk_write),
+    "in a transaction": ("insert", _in_transaction),
+    "commit": ("commitTransaction", _commit),
+    "endSessions": ("endSessions", _end_sessions),
+}
+
+
+@pytest.fixture
+def journal() -> Journal:
+    return Journal()
+
+
+@pytest.fixture
+def held(proxy: ReplicaSet) -> Iterator[Callable[[str], Held]]:
+    def start(command: str) -> Held:
+        held = Held(command)
+        proxy.inject(held)
+        return held
+
+    yield start
+    proxy.clear()
+
+
+def _seeded(side: Side, proxy: ReplicaSet, database: str, journal: Journal) -> Any:
+    coll = side.do(side.client, proxy.uri, event_listeners=[journal])[database].coll
+    side.do(coll.insert_many, [{"_id": number} for number in range(5)])
+    return coll
+
+
+def _log_of(caplog: pytest.LogCaptureFixture) -> dict[int, list[str]]:
+    """What the driver's own log says of each command, by its request."""
+    found: dict[int, list[str]] = {}
+    for record in caplog.records:
+        if record.name == "pymongo.command":
+            line = json.loads(record.getMessage())
+            found.setdefault(line["requestId"], []).append(line["message"])
+    return found
+
+
+@pytest.mark.parametrize("kind", INTERRUPTED)
+def test_an_interrupted_command_has_failed(
+    kind: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    held: Callable[[str], Held],
+    journal: Journal,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    telemetry = instrument()
+    caplog.set_level(logging.DEBUG, logger="pymongo.command")
+    coll = _seeded(side, proxy, database, journal)
+    name, prepare = INTERRUPTED[kind]
+    act = prepare(side, coll)
+    interrupt(side, held(name).arrived, *act)
+
+    assert journal.without_exactly_one_end() == []
+    started = journal.started_commands(name)[-1]
+    (failed,) = journal.ends_of(started)
+    assert type(failed).__name__ == "CommandFailedEvent"
+    assert failed.failure == {
+        "errmsg": f"interrupted by {NAMES[side.name]}",
+        "errtype": NAMES[side.name],
+    }
+    for fact in ("command_name", "database_name", "request_id", "operation_id", "connection_id",
+                 "server_connection_id", "service_id"):  # fmt: skip
+        assert getattr(failed, fact) == getattr(started, fact), fact
+    assert failed.duration_micros > 0
+    later = journal.names_after(failed)
+    if kind != "exhaust":  # the cursor has the connection, and gives it back when it is closed
+        assert later[:2] == ["ConnectionCheckedInEvent", "ConnectionClosedEvent"]
+
+    log = _log_of(caplog)
+    assert log[started.request_id] == ["Command started", "Command failed"]
+    assert {len(lines) for lines in log.values()} == {2}
+
+    spans = [span for span in telemetry.spans() if span.name == name]
+    broken = [s for s in spans if s.attributes.get("exception.type", "").endswith(failed.failure["errtype"])]
+    assert len(broken) == 1
