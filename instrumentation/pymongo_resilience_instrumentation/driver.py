@@ -124,8 +124,8 @@ def topology_description() -> type:
 
 
 def topology_classes() -> tuple[type, ...]:
-    """Their ``handle_error`` hears every error of a checked out connection before that is given
-    back, and nothing else."""
+    """Their ``handle_error`` is called for every error that leaves a connection in use, just before
+    that is given back."""
     return tuple(
         importlib.import_module(f"pymongo.{half}.topology").Topology
         for half in ("synchronous", "asynchronous")
@@ -143,11 +143,11 @@ def fail_interrupted_commands(error: BaseException) -> None:
     """Report every command that ``error`` interrupted as failed: to the client's listeners, and in
     the driver's own log.
 
-    pymongo reports a command whose sending raises an Exception; what is none, a task's cancellation
-    above all, passes by its ``except`` (``_run_command``, 4.18 to 4.20), so that the command started
-    and never ends. It has all that is needed to report it in a local variable of that function,
-    which the traceback still holds: nothing has to be noted for commands that are not interrupted.
-    That one says whether the end was reported, so a pymongo that does so itself is left alone.
+    pymongo reports a command that raised an Exception. What is none, a task's cancellation above
+    all, passes by its ``except`` (``_run_command``, 4.18 to 4.20): the command started and never
+    ends. What a report needs is in a local variable of that function, which the traceback still
+    holds; so nothing is noted for the commands that nobody interrupts. It says as well whether the
+    end was reported, so a pymongo that does that itself is left alone.
     """
     name = type(error).__name__
     failure = {"errmsg": f"interrupted by {name}", "errtype": name}

@@ -230,11 +230,11 @@ def attempt(runtime: Runtime, asynchronous: bool) -> Wrapper:
 
 
 def connection_error(runtime: Runtime) -> Wrapper:
-    """The topology's ``handle_error``: in both APIs it is called, then awaited, so that what is done
-    here is done before anything else may be cancelled."""
+    """A topology's ``handle_error``. The async one is called here and awaited by the caller, so
+    that nothing can be cancelled in between."""
 
     def wrapper(
-        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        wrapped: Callable[..., Any], _topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
             error = driver.handled_error(args, kwargs)

@@ -1,4 +1,4 @@
-"""Calls that are interrupted at a known moment: a task by its cancellation, a thread by a signal."""
+"""Calls that are interrupted at a known moment: a task is cancelled, a thread gets a signal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Side
+from conftest import Side, wait_until
 from pymongo import monitoring
 from pymongo_resilience_instrumentation.testbed import Interception
 from pymongo_resilience_instrumentation.testbed.interception import Delay
@@ -26,13 +26,15 @@ class Held(Interception):
     def __init__(self, command: str) -> None:
         super().__init__()
         self._command = command
-        self.arrived = threading.Event()
 
     def on_request(self, request: Any, connection: Any) -> Any:
         if request.command_name != self._command:
             return None
-        self.arrived.set()
+        self.injected += 1
         return Delay(LONG)
+
+    def has_it(self) -> bool:
+        return self.injected > 0
 
 
 class Journal(monitoring.CommandListener, monitoring.ConnectionPoolListener):
@@ -70,26 +72,27 @@ class Journal(monitoring.CommandListener, monitoring.ConnectionPoolListener):
 
 
 def interrupt(
-    side: Side, due: threading.Event, function: Callable[..., Any], *args: Any, **kwargs: Any
+    side: Side, due: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> float:
-    """Call it, interrupt it once ``due`` is set, and see it end so; the seconds that took."""
+    """Call it, interrupt it once ``due()`` is true, and see it end so; the seconds that took."""
     if side.name == "sync":
         return _ctrl_c(due, function, *args, **kwargs)
-    return float(side.do(_cancel, due, function, *args, **kwargs))
+    return float(side.do(cancel, due, function, *args, **kwargs))
 
 
 def _ctrl_c(
-    due: threading.Event, function: Callable[..., Any], *args: Any, **kwargs: Any
+    due: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> float:
     struck: list[float] = []
-    too_late = threading.Event()
+    over = threading.Event()
 
     def strike(*_: object) -> None:
         struck.append(time.monotonic())
         raise KeyboardInterrupt
 
     def watch() -> None:
-        if due.wait(LONG / 2) and not too_late.is_set():
+        wait_until(lambda: over.is_set() or due())
+        if not over.is_set():
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, strike)
@@ -100,17 +103,16 @@ def _ctrl_c(
             function(*args, **kwargs)
         return time.monotonic() - struck[0]
     finally:
-        too_late.set()
-        due.set()
+        over.set()
         watcher.join()
         signal.signal(signal.SIGUSR1, before)
 
 
-async def _cancel(
-    due: threading.Event, function: Callable[..., Any], *args: Any, **kwargs: Any
+async def cancel(
+    due: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> float:
     task = asyncio.ensure_future(function(*args, **kwargs))
-    assert await asyncio.to_thread(due.wait, LONG / 2)
+    await asyncio.to_thread(wait_until, due)
     assert not task.done()
     began = time.monotonic()
     task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
@@ -10,9 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side
-from interruptions import NAMES, Held, Journal, interrupt
-from pymongo import CursorType, InsertOne, UpdateOne
+from conftest import Instrument, Side, Telemetry
+from interruptions import NAMES, Held, Journal, cancel, interrupt
+from opentelemetry.sdk.trace import ReadableSpan
+from pymongo import AsyncMongoClient, CursorType, InsertOne, UpdateOne
+from pymongo.asynchronous import command_runner as async_runner
+from pymongo.synchronous import command_runner as sync_runner
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.self_check import Feature, Part
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 
 from pymongo_resilience.testing import set_active
@@ -155,7 +161,7 @@ def test_an_interrupted_command_has_failed(
     coll = _seeded(side, proxy, database, journal)
     name, prepare = INTERRUPTED[kind]
     act = prepare(side, coll)
-    interrupt(side, held(name).arrived, *act)
+    interrupt(side, held(name).has_it, *act)
 
     assert journal.without_exactly_one_end() == []
     started = journal.started_commands(name)[-1]
@@ -177,6 +183,115 @@ def test_an_interrupted_command_has_failed(
     assert log[started.request_id] == ["Command started", "Command failed"]
     assert {len(lines) for lines in log.values()} == {2}
 
-    spans = [span for span in telemetry.spans() if span.name == name]
-    broken = [s for s in spans if s.attributes.get("exception.type", "").endswith(failed.failure["errtype"])]
-    assert len(broken) == 1
+    (broken,) = [span for span in _commands(telemetry, name) if span.status.description]
+    assert broken.attributes["exception.type"].endswith(NAMES[side.name])
+    assert len(_commands(telemetry)) == len(log), "a span for each command, ended once"
+
+
+def _commands(telemetry: Telemetry, name: str | None = None) -> list[ReadableSpan]:
+    found = [span for span in telemetry.spans() if "db.command.name" in span.attributes]
+    return [span for span in found if name is None or span.name == name]
+
+
+def test_also_after_its_reply_has_arrived(
+    proxy: ReplicaSet, database: str, journal: Journal, instrument: Instrument
+) -> None:
+    """pymongo gossips the cluster time before it reports, and may have to wait for a lock there."""
+    instrument()
+
+    async def main() -> None:
+        arrived = threading.Event()
+
+        async def gossip(*_: Any) -> None:
+            arrived.set()
+            await asyncio.Event().wait()
+
+        async with AsyncMongoClient(proxy.uri, event_listeners=[journal]) as client:
+            await client.admin.command("ping")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(client, "_process_response", gossip)
+                await cancel(arrived.is_set, client[database].coll.find_one)
+
+    asyncio.run(main())
+    assert len(journal.started_commands("find")) == 1
+    assert journal.without_exactly_one_end() == []
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["without telemetry", "of an older client"])
+def test_also_where_no_listener_of_ours_hears_it(
+    is_older: bool,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    held: Callable[[str], Held],
+    journal: Journal,
+    instrument: Instrument,
+) -> None:
+    if not is_older:
+        instrument(traces=False, metrics=False)
+    coll = _seeded(side, proxy, database, journal)
+    if is_older:
+        instrument()
+    interrupt(side, held("find").has_it, coll.find_one)
+    assert len(journal.started_commands("find")) == 1
+    assert journal.without_exactly_one_end() == []
+
+
+def _interrupted_find(side: Side, coll: Any, held: Callable[[str], Held], journal: Journal) -> Any:
+    interrupt(side, held("find").has_it, coll.find_one)
+    (started,) = journal.started_commands("find")
+    return journal.ends_of(started)
+
+
+def test_pymongo_alone_leaves_it_without_an_end(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    held: Callable[[str], Held],
+    journal: Journal,
+    instrument: Instrument,
+) -> None:
+    """pymongo 4.18 to 4.20 report what raises an Exception: once one reports more, ours can go."""
+    instrument()
+    with set_active(False):
+        coll = _seeded(side, proxy, database, journal)
+        assert _interrupted_find(side, coll, held, journal) == []
+
+
+def test_a_pymongo_that_reports_it_itself_is_left_alone(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    held: Callable[[str], Held],
+    journal: Journal,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (sync_runner, async_runner):
+        source = inspect.getsource(module._run_command)
+        assert source.count("except Exception as exc") == 1
+        later: dict[str, Any] = {}
+        exec(source.replace("except Exception", "except BaseException"), vars(module), later)  # noqa: S102 - pymongo's own source, of a later day
+        monkeypatch.setattr(module, "_run_command", later["_run_command"])
+    instrument()
+    coll = _seeded(side, proxy, database, journal)
+    (failed,) = _interrupted_find(side, coll, held, journal)
+    assert failed.failure["errmsg"] != f"interrupted by {NAMES[side.name]}"
+
+
+def test_without_the_seam_the_span_ends_with_the_call(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    held: Callable[[str], Held],
+    journal: Journal,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [*driver.parts(), Part(Feature.INTERRUPTIONS, "pymongo.topology_shared", ("gone",))]
+    monkeypatch.setattr(driver, "parts", lambda: iter(parts))
+    telemetry = instrument()
+    coll = _seeded(side, proxy, database, journal)
+    assert _interrupted_find(side, coll, held, journal) == []
+    (span,) = _commands(telemetry, "find")
+    assert span.attributes["exception.type"].endswith(NAMES[side.name])

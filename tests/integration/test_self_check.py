@@ -15,13 +15,28 @@ from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 pytestmark = pytest.mark.oldest
 
+Lacking = dict[Feature, list[str]]
+
+KNOWN_TO_LACK: Lacking = missing(driver.parts())
+
 
 def test_the_installed_pymongo_has_every_private_name() -> None:
-    assert missing(driver.parts()) == {}
+    # pymongo 4.17 has no one place where a command is sent and its end is reported: there are five.
+    of_the_oldest = {Feature.INTERRUPTIONS} if pymongo.version_tuple < (4, 18) else set()
+    assert set(KNOWN_TO_LACK) == of_the_oldest
+
+
+def _newly_lacking() -> Lacking:
+    found = {
+        feature: [name for name in names if name not in KNOWN_TO_LACK.get(feature, ())]
+        for feature, names in missing(driver.parts()).items()
+    }
+    return {feature: names for feature, names in found.items() if names}
 
 
 def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    return [line for line in lines if not any(each.value in line for each in KNOWN_TO_LACK)]
 
 
 REMOVABLE = {
@@ -33,6 +48,7 @@ REMOVABLE = {
     "pymongo.asynchronous.mongo_client:AsyncMongoClient._end_sessions": Feature.CLEANUP,
     "pymongo._csot.DEADLINE": Feature.CLEANUP,
     "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients": Feature.EXISTING_CLIENTS,
+    "pymongo.synchronous.topology:Topology.handle_error": Feature.INTERRUPTIONS,
 }
 
 
@@ -41,7 +57,13 @@ def test_each_missing_name_is_noticed_with_its_feature(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(name.replace(":", "."))
-    assert missing(driver.parts()) == {REMOVABLE[name]: [name]}
+    assert _newly_lacking() == {REMOVABLE[name]: [name]}
+
+
+def test_a_local_variable_of_another_name_is_noticed() -> None:
+    place = "pymongo_resilience_instrumentation.self_check:missing"
+    part = Part(Feature.INTERRUPTIONS, place, ("lacking", "telemetry"))
+    assert missing([part]) == {Feature.INTERRUPTIONS: [f"{place}.telemetry"]}
 
 
 def _rename_the_loop(monkeypatch: pytest.MonkeyPatch) -> str:
