@@ -92,12 +92,18 @@ class Broadcast:
 class DecisionLog:
     """Writes every decision to the logger ``pymongo_resilience.retry``, with structured fields.
 
+    The fields are a dict in the record's attribute ``pymongo_resilience``, as formatters for JSON
+    and OpenTelemetry's handler show it: ``event`` (``"retry.scheduled"`` or ``"retry.declined"``),
+    ``operation``, ``namespace``, ``reason``, ``server``, ``attempt``, and ``delay`` (seconds) or
+    ``rule``.
+
     Scheduled retries at INFO, declined ones at WARNING where at least one attempt had been
     repeated, else at DEBUG: an ordinary error of the application is no news.
     """
 
     def on_event(self, event: Event, /) -> None:
         fields = {
+            "event": "retry.scheduled" if isinstance(event, RetryScheduled) else "retry.declined",
             "operation": event.operation,
             "namespace": event.namespace,
             "reason": event.reason.value,
