@@ -55,7 +55,7 @@ _CLEANUP_NAMES = (
 )  # fmt: skip
 _TRANSACTION_NAMES = ("set_starting", "has_completed_command", "attempt")
 _SENDING = "_run_command"
-_SENDERS = ("pymongo.synchronous.command_runner", "pymongo.asynchronous.command_runner")
+SENDERS = ("pymongo.synchronous.command_runner", "pymongo.asynchronous.command_runner")
 
 
 def parts() -> Iterator[Part]:
@@ -91,7 +91,7 @@ def parts() -> Iterator[Part]:
         topology = f"pymongo.{half}.topology"
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
-    for module in _SENDERS:
+    for module in SENDERS:
         yield Part(Feature.INTERRUPTIONS, f"{module}:{_SENDING}", ("telemetry", "command_name"))
     yield Part(
         Feature.INTERRUPTIONS,
@@ -152,7 +152,7 @@ def fail_interrupted_commands(error: BaseException) -> None:
     name = type(error).__name__
     failure = {"errmsg": f"interrupted by {name}", "errtype": name}
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_name != _SENDING or frame.f_globals.get("__name__") not in _SENDERS:
+        if frame.f_code.co_name != _SENDING or frame.f_globals.get("__name__") not in SENDERS:
             continue
         sending = frame.f_locals
         telemetry = sending.get("telemetry")

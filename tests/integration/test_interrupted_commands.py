@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import json
 import logging
@@ -12,105 +13,15 @@ from typing import Any
 
 import pytest
 from conftest import Instrument, Side, Telemetry
-from interruptions import NAMES, Held, Journal, cancel, interrupt
+from interrupted_calls import CALLS
+from interrupting import NAMES, Held, Journal, cancel, interrupt
 from opentelemetry.sdk.trace import ReadableSpan
-from pymongo import AsyncMongoClient, CursorType, InsertOne, UpdateOne
-from pymongo.asynchronous import command_runner as async_runner
-from pymongo.synchronous import command_runner as sync_runner
+from pymongo import AsyncMongoClient
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 
 from pymongo_resilience.testing import set_active
-
-Act = tuple[Any, ...]
-"""A function and its arguments."""
-
-
-def _find(side: Side, coll: Any) -> Act:
-    return (coll.find_one, {})
-
-
-def _get_more(side: Side, coll: Any) -> Act:
-    cursor = coll.find({}, batch_size=2)
-    for _ in range(2):
-        side.do(cursor.next)
-    return (cursor.next,)
-
-
-def _exhaust(side: Side, coll: Any) -> Act:
-    cursor = coll.find({}, batch_size=2, cursor_type=CursorType.EXHAUST)
-    for _ in range(2):
-        side.do(cursor.next)
-    return (cursor.next,)
-
-
-def _kill_cursors(side: Side, coll: Any) -> Act:
-    cursor = coll.find({}, batch_size=2)
-    side.do(cursor.next)
-    return (cursor.close,)
-
-
-def _insert(side: Side, coll: Any) -> Act:
-    return (coll.insert_one, {"_id": "new"})
-
-
-def _aggregate(side: Side, coll: Any) -> Act:
-    async def consume() -> None:
-        await coll.aggregate([{"$match": {}}])
-
-    return (consume,) if side.name == "async" else (coll.aggregate, [{"$match": {}}])
-
-
-def _command(side: Side, coll: Any) -> Act:
-    return (coll.database.command, {"count": coll.name})
-
-
-def _bulk_write(side: Side, coll: Any) -> Act:
-    return (coll.bulk_write, [InsertOne({"_id": "new"}), UpdateOne({}, {"$inc": {"n": 1}})])
-
-
-def _client_bulk_write(side: Side, coll: Any) -> Act:
-    namespace = f"{coll.database.name}.{coll.name}"
-    return (coll.database.client.bulk_write, [InsertOne({"_id": "new"}, namespace=namespace)])
-
-
-def _in_transaction(side: Side, coll: Any) -> Act:
-    session = _transaction(side, coll)
-    side.do(coll.find_one, {}, session=session)
-    return (lambda: coll.insert_one({"_id": "new"}, session=session),)
-
-
-def _commit(side: Side, coll: Any) -> Act:
-    session = _transaction(side, coll)
-    side.do(coll.insert_one, {"_id": "new"}, session=session)
-    return (session.commit_transaction,)
-
-
-def _transaction(side: Side, coll: Any) -> Any:
-    session = side.do(coll.database.client.start_session)
-    side.do(session.start_transaction)
-    return session
-
-
-def _end_sessions(side: Side, coll: Any) -> Act:
-    return (coll.database.client.close,)
-
-
-INTERRUPTED: dict[str, tuple[str, Callable[[Side, Any], Act]]] = {
-    "find": ("find", _find),
-    "getMore": ("getMore", _get_more),
-    "exhaust": ("getMore", _exhaust),
-    "killCursors": ("killCursors", _kill_cursors),
-    "insert": ("insert", _insert),
-    "aggregate": ("aggregate", _aggregate),
-    "command": ("count", _command),
-    "bulk_write": ("update", _bulk_write),
-    "client bulk_write": ("bulkWrite", _client_bulk_write),
-    "in a transaction": ("insert", _in_transaction),
-    "commit": ("commitTransaction", _commit),
-    "endSessions": ("endSessions", _end_sessions),
-}
 
 
 @pytest.fixture
@@ -145,7 +56,7 @@ def _log_of(caplog: pytest.LogCaptureFixture) -> dict[int, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("kind", INTERRUPTED)
+@pytest.mark.parametrize("kind", CALLS)
 def test_an_interrupted_command_has_failed(
     kind: str,
     side: Side,
@@ -159,7 +70,7 @@ def test_an_interrupted_command_has_failed(
     telemetry = instrument()
     caplog.set_level(logging.DEBUG, logger="pymongo.command")
     coll = _seeded(side, proxy, database, journal)
-    name, prepare = INTERRUPTED[kind]
+    name, prepare = CALLS[kind]
     act = prepare(side, coll)
     interrupt(side, held(name).has_it, *act)
 
@@ -267,7 +178,8 @@ def test_a_pymongo_that_reports_it_itself_is_left_alone(
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (sync_runner, async_runner):
+    for name in driver.SENDERS:
+        module = importlib.import_module(name)
         source = inspect.getsource(module._run_command)
         assert source.count("except Exception as exc") == 1
         later: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Instrument
-from interruptions import Journal
+from interrupting import Journal
 from pymongo import AsyncMongoClient, InsertOne, UpdateOne
 from pymongo_resilience_instrumentation.testbed import Overload, ReplicaSet, Slow
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Instrument, Side, Telemetry, wait_until
-from interruptions import LONG, NAMES, Held, Journal, cancel, interrupt
+from interrupting import LONG, NAMES, Held, Journal, cancel, interrupt
 from pymongo import AsyncMongoClient
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 
