@@ -85,12 +85,12 @@ def parts() -> Iterator[Part]:
             ("_kill_cursors_executor",),
             set_by="_init_background",
         )
-    yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
-    yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
-    yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "get_timeout", "remaining"))
         topology = f"pymongo.{half}.topology"
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
+    yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
+    yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
+    yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "get_timeout", "remaining"))
     for module in SENDERS:
         yield Part(Feature.INTERRUPTIONS, f"{module}:{_SENDING}", ("telemetry", "command_name"))
     yield Part(

@@ -25,8 +25,8 @@ from pymongo_resilience_instrumentation import (
 from pymongo_resilience_instrumentation.self_check import Feature
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
     from collections.abc import Collection as Container
-    from collections.abc import Iterator, Mapping
 
     from pymongo_resilience_instrumentation.operations import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -63,32 +63,15 @@ class Patches:
 
     def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
         """All patches but those whose feature the installed pymongo cannot have."""
-        for owner, table in PUBLIC:
-            for name, operation in table.items():
-                self._wrap(owner, name, wrappers.public(runtime, operation, _is_async(owner, name)))
+        for owner, name, wrapper in _of_the_public_api(runtime):
+            self._wrap(owner, name, wrapper)
         for owner in CLIENTS:
-            self._wrap(
-                owner,
-                "__init__",
-                wrappers.constructor(runtime, hides_listeners=Feature.REPR not in without),
-            )
-            if Feature.CURSORS not in without:
-                asynchronous = _is_async(owner, "_run_operation")
-                self._wrap(owner, "_run_operation", wrappers.cursor_batch(runtime, asynchronous))
-        if Feature.RETRIES not in without:
-            for owner, name, wrapper in _of_the_loops(runtime):
-                self._wrap(owner, name, wrapper)
-            if Feature.RETARGETING not in without:
-                self._wrap(driver.topology_description(), "apply_selector", deprioritized.select)
-        if Feature.CLEANUP not in without:
-            for owner in CLIENTS:
-                asynchronous = _is_async(owner, "close")
-                for module in (kill_cursors_wrappers, end_sessions_wrappers):
-                    for name, wrapper in module.of_a_client(runtime, asynchronous):
-                        self._wrap(owner, name, wrapper)
-        if Feature.INTERRUPTIONS not in without:
-            for owner in driver.topology_classes():
-                self._wrap(owner, "handle_error", wrappers.connection_error(runtime))
+            constructor = wrappers.constructor(runtime, hides_listeners=Feature.REPR not in without)
+            self._wrap(owner, "__init__", constructor)
+        for features, patches in _BY_FEATURES:
+            if not any(feature in without for feature in features):
+                for owner, name, wrapper in patches(runtime):
+                    self._wrap(owner, name, wrapper)
 
     def remove(self) -> None:
         """Restore every attribute that still is our wrapper.
@@ -114,11 +97,53 @@ class Patches:
         self.applied.append(patch)
 
 
-def _of_the_loops(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+Wrapped = tuple[type, str, "Wrapper"]
+"""A class, the name of one of its attributes, and what runs in its place."""
+
+
+def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner, table in PUBLIC:
+        for name, operation in table.items():
+            yield owner, name, wrappers.public(runtime, operation, _is_async(owner, name))
+
+
+def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in CLIENTS:
+        asynchronous = _is_async(owner, "_run_operation")
+        yield owner, "_run_operation", wrappers.cursor_batch(runtime, asynchronous)
+
+
+def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in CLIENTS:
+        for module in (kill_cursors_wrappers, end_sessions_wrappers):
+            for name, wrapper in module.of_a_client(runtime, _is_async(owner, "close")):
+                yield owner, name, wrapper
+
+
+def _of_selection(_: Runtime) -> Iterator[Wrapped]:
+    yield driver.topology_description(), "apply_selector", deprioritized.select
+
+
+def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in driver.topology_classes():
+        yield owner, "handle_error", wrappers.connection_error(runtime)
+
+
+def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
     for loop, asynchronous in driver.loop_classes():
         yield loop, "run", wrappers.run(runtime, asynchronous)
         for name in ("_read", "_write"):
             yield loop, name, wrappers.attempt(runtime, asynchronous)
+
+
+_BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
+    ((Feature.CURSORS,), _of_cursors),
+    ((Feature.RETRIES,), _of_the_loops),
+    ((Feature.RETRIES, Feature.RETARGETING), _of_selection),
+    ((Feature.CLEANUP,), _of_cleanup),
+    ((Feature.INTERRUPTIONS,), _of_interruptions),
+)
+"""What is wrapped where the installed pymongo can have all of the features."""
 
 
 def _restore(patch: Patch) -> bool:
