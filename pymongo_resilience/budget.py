@@ -46,6 +46,11 @@ class TokenBucket:
         with self._lock:
             self._tenths = min(self._capacity, self._tenths + tenths)
 
+    def start_afresh(self) -> None:
+        """In a forked child: full again, and a lock that no thread of the parent's holds."""
+        self._lock = threading.Lock()
+        self._tenths = self._capacity
+
     def succeeded(self, *, retried: bool) -> None:
         """A command was answered well, at its first attempt or at a later one."""
         self.deposit(RETURN_RATE + RETRY if retried else RETURN_RATE)

@@ -61,8 +61,8 @@ def _governed(call: Call) -> tuple[str, str | None]:
 class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
-    __slots__ = ("_clock", "_func", "_last", "_loop", "_progress",
-                 "_reached_connection", "_retargeting", "_rules", "_started",
+    __slots__ = ("_avoided_before", "_clock", "_func", "_last", "_loop", "_only_reads",
+                 "_progress", "_reached_connection", "_retargeting", "_rules", "_started",
                  "_wants_txn_number", "budget", "call", "owns_call", "send")  # fmt: skip
 
     send: Callable[[], Any]
@@ -87,6 +87,9 @@ class Attempts:
         self._rules = rules
         self._retargeting = retargeting
         self._last: Failure | None = None
+        # The runner's own command comes first; what others run inside of the call comes later.
+        self._only_reads, call.only_reads = call.only_reads, False
+        self._avoided_before = deprioritized.begin()
         self._progress: tuple[Any, int] | None = None
         self._reached_connection = False
         self._wants_txn_number = driver.carries_txn_number(loop)
@@ -100,8 +103,9 @@ class Attempts:
 
     def release(self) -> None:
         """Give the loop its function back: nothing may keep the two alive together."""
-        deprioritized.forget()
-        self.call.selected = driver.server(self._loop)
+        deprioritized.end(self._avoided_before)
+        if not self.call.ended:
+            self.call.selected = driver.server(self._loop)
         driver.replace_func(self._loop, self._func)
 
     def __call__(self, *args: Any) -> Any:
@@ -128,7 +132,7 @@ class Attempts:
         call = self.call
         rules = self._rules
         said = policy.current().over(rules.policy_of(*_governed(call)))
-        kind = Kind.READ if call.only_reads else driver.kind(loop)
+        kind = Kind.READ if self._only_reads else driver.kind(loop)
         deadline, window = self._deadlines()
         return Operation(
             name=call.operation,
@@ -141,7 +145,7 @@ class Attempts:
             idempotent=bool(said.idempotent),
             deadline=deadline,
             retry_window=window,
-            max_retries=driver.max_retries(call.client),
+            max_retries=driver.max_retries(driver.client(loop)),
             budget=self.budget,
             data=NO_DATA if said.data is None else said.data,
         )
@@ -184,10 +188,10 @@ class Attempts:
             if failure.overloaded
             else self._retargeting and not follows_texts
         ):
-            deprioritized.remember(driver.deprioritize(self._loop))
+            deprioritized.avoid(driver.deprioritize(self._loop))
 
     def _avoids_overloaded(self) -> bool:
-        own = driver.retargets_on_overload(self.call.client)
+        own = driver.retargets_on_overload(driver.client(self._loop))
         return self._retargeting if own is None else own
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:

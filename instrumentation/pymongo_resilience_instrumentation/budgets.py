@@ -44,6 +44,6 @@ class Budgets:
 
     def start_afresh(self) -> None:
         """In a forked child: a thread that is no more may have held a lock."""
-        for key, bucket in list(self._buckets.items()):
+        for bucket in list(self._buckets.values()):
             if bucket is not None:
-                self._buckets[key] = TokenBucket(self._capacity)
+                bucket.start_afresh()

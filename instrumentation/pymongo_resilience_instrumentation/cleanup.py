@@ -137,6 +137,9 @@ class CloseNow(Cleanup):
             return None
         return Deadline(self._clock, self._clock.now() + left, timeout)
 
+    def succeeded(self) -> None:
+        """The cursors are gone."""
+
     def interrupted(self) -> None:
         """Cancelled, perhaps while waiting: the background task sees to the cursor."""
         for cursor_id in self._ids:

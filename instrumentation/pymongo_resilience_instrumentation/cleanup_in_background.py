@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from bson.int64 import Int64
 
+from pymongo_resilience.budget import RETRY
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
@@ -47,14 +48,28 @@ class CloseInBackground(CloseNow):
     The rules judge the cursor that was put back least often; each one has a count of its own.
     """
 
-    most_requeues = MOST_REQUEUES
+    configured = MOST_REQUEUES
+    """How many retries the configuration allows."""
 
     def operation(self) -> Operation:
         # The task of an async client inherits the policy of whoever used the client first.
         return self._operation(
             enabled=self._client.options.retry_reads,
-            attempts=min(_requeues(cursor_id) for cursor_id in self._ids),
+            attempts=self._fewest_requeues(),
+            max_retries=self._most_requeues(),
         )
+
+    def succeeded(self) -> None:
+        """Gives back what the repetition cost; the executor took it for a first attempt."""
+        if self.budget is not None and self._fewest_requeues():
+            self.budget.deposit(RETRY)
+
+    def _fewest_requeues(self) -> int:
+        return min(_requeues(cursor_id) for cursor_id in self._ids)
+
+    def _most_requeues(self) -> int:
+        own = driver.max_retries(self._client)
+        return min(MOST_REQUEUES, self.configured if own is None else own)
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
         # The next run comes when it comes, whatever the server would like.
@@ -63,7 +78,7 @@ class CloseInBackground(CloseNow):
     def prepare(self, failure: Failure, operation: Operation) -> None:  # noqa: ARG002 - the protocol's shape
         for cursor_id in self._ids:
             requeues = _requeues(cursor_id) + 1
-            if requeues <= self.most_requeues:
+            if requeues <= self._most_requeues():
                 again = RequeuedId(cursor_id, requeues)
                 driver.kill_later(self._client, again, self._cursor_address)
             else:

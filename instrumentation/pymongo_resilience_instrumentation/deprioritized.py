@@ -1,8 +1,7 @@
-"""The servers that the attempts of this task or thread have failed on.
+"""The servers that the attempts of the operation in progress have failed on.
 
 pymongo hands them to its first look at the servers, and forgets them once selection has to wait.
-They are kept here for the later looks. An operation inside of another, a listener's say, avoids the
-same servers where others are there, which does it no harm.
+Their addresses are kept here for the later looks, in the context of the operation's thread or task.
 """
 
 from __future__ import annotations
@@ -13,27 +12,46 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pymongo_resilience_instrumentation.addresses import Address
+
 POSITION = 3
 """Of ``deprioritized_servers`` among the arguments; the driver gives it as a keyword."""
 
-_failed: ContextVar[list[Any] | None] = ContextVar("pymongo_resilience_deprioritized", default=None)
+_failed: ContextVar[tuple[Address, ...]] = ContextVar(
+    "pymongo_resilience_deprioritized", default=()
+)
 
 
-def remember(servers: list[Any]) -> None:
-    _failed.set(servers)
+def begin() -> tuple[Address, ...]:
+    """An operation begins: it avoids nothing yet. What the one around it avoids, for ``end()``."""
+    around = _failed.get()
+    if around:
+        _failed.set(())
+    return around
 
 
-def forget() -> None:
-    if _failed.get() is not None:
-        _failed.set(None)
+def avoid(addresses: tuple[Address, ...]) -> None:
+    _failed.set(addresses)
+
+
+def end(around: tuple[Address, ...]) -> None:
+    """The operation is over; in force is again what the one around it avoids."""
+    if _failed.get() != around:
+        _failed.set(around)
 
 
 def select(
-    wrapped: Callable[..., Any], _description: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    wrapped: Callable[..., Any], description: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """In place of the driver's look at the servers: those that failed last, where there are
-    others."""
+    """In place of the driver's look at the servers: those that failed last, where there are others.
+
+    An application's own selector may want none of the others: then all are shown to it.
+    """
     failed = _failed.get()
-    if failed and len(args) <= POSITION and not kwargs.get("deprioritized_servers"):
-        kwargs["deprioritized_servers"] = [server.description for server in failed]
-    return wrapped(*args, **kwargs)
+    if not failed or len(args) > POSITION:
+        return wrapped(*args, **kwargs)
+    known = description.server_descriptions()
+    avoided = [known[address] for address in failed if address in known]
+    return wrapped(*args, **kwargs | {"deprioritized_servers": avoided}) or wrapped(
+        *args, **kwargs | {"deprioritized_servers": None}
+    )

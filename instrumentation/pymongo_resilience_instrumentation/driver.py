@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from contextvars import Token
 
     from pymongo_resilience.failure import Failure
+    from pymongo_resilience_instrumentation.addresses import Address
 
 SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"
@@ -409,18 +410,17 @@ def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) 
         transaction.attempt = 0
 
 
-def deprioritize(loop: Any) -> list[Any]:
+def deprioritize(loop: Any) -> tuple[Address, ...]:
     """Selection for the next attempt avoids the server that failed, where there is another.
 
-    All servers that it avoids.
+    The addresses of all servers that it avoids.
     """
     if loop._server is None:
-        return []
+        return ()
     if loop._deprioritized_servers is None:
         loop._deprioritized_servers = []
     loop._deprioritized_servers.append(loop._server)
-    servers: list[Any] = loop._deprioritized_servers
-    return servers
+    return tuple(server.description.address for server in loop._deprioritized_servers)
 
 
 def is_sharded(loop: Any) -> bool:

@@ -199,8 +199,12 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         return NamespaceRules(strategy, config.policies)
     if config.strategy in NAMED:
         return NamespaceRules(NAMED[config.strategy], config.policies)
-    if config.policies:
-        logger.warning("strategy=driver: pymongo retries by itself, the policies have no effect")
+    for said, what in (
+        (config.policies, "the policies have"),
+        (config.adaptive_retries, "adaptive retries have"),
+    ):
+        if said:
+            logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)
     return NamespaceRules(ANY_STRATEGY, {})
 
 

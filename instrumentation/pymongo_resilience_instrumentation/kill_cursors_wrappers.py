@@ -14,7 +14,6 @@ from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CleanupCall, CloseNow
 from pymongo_resilience_instrumentation.cleanup_in_background import (
-    MOST_REQUEUES,
     BackgroundCall,
     CloseInBackground,
     Dropped,
@@ -51,7 +50,6 @@ class _Kills:
         self.background: Any = (AsyncExecutor if asynchronous else Executor)(
             replace(
                 orchestrator,
-                max_retries=min(MOST_REQUEUES, orchestrator.max_retries),
                 base_backoff=interval,
                 max_backoff=interval,
                 random=lambda: 1.0,
@@ -90,7 +88,7 @@ class _Kills:
         call.deadline = calls.NO_DEADLINE
         if isinstance(outer, BackgroundCall):
             postponable = CloseInBackground(*facts, **cursors)
-            postponable.most_requeues = self.background.orchestrator.max_retries
+            postponable.configured = self.now.orchestrator.max_retries
             return postponable, self.background
         if outer is None and runtime.knows_timeouts and call.timeout is not None:
             # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself is
@@ -117,6 +115,7 @@ def _kill(kills: _Kills) -> Wrapper:
             _failed(kills.runtime, work, error)
             raise
         else:
+            work.succeeded()
             kills.runtime.end(work.call, None)
         return None
 
@@ -141,6 +140,7 @@ def _async_kill(kills: _Kills) -> Wrapper:
             _failed(kills.runtime, work, error)
             raise
         else:
+            work.succeeded()
             kills.runtime.end(work.call, None)
         return None
 

@@ -32,6 +32,12 @@ class PublicOperation:
 
 
 WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite"})
+DEFINITIONS = frozenset({
+    "createCollection", "createIndexes", "createSearchIndexes", "dropCollection", "dropDatabase",
+    "dropIndexes", "dropSearchIndex", "renameCollection", "updateSearchIndex",
+})  # fmt: skip
+"""What changes collections rather than documents."""
+CHANGES = WRITES | DEFINITIONS
 
 
 def _collection(instance: Any, *_: Any) -> Target:

@@ -26,27 +26,32 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
     def begin(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         client = operation.client(instance)
         nested = runtime.nested(client)
-        if nested and operation.name not in operations.WRITES:
+        if nested and operation.name not in operations.CHANGES:
             return None
         database, collection = operation.target(instance, args, kwargs)
-        if nested and not _leaves_the_namespace(database, collection):
+        if nested and not _leaves_the_namespace(operation.name, database, collection):
             return None
+        only_reads = operation.only_reads is not None and operation.only_reads(args, kwargs)
         concern = getattr(instance, "write_concern", None)
         acknowledged = concern is None or concern.acknowledged
         call = runtime.begin(client, operation.name, database, collection, acknowledged)
-        if operation.only_reads is not None:
-            call.only_reads = operation.only_reads(args, kwargs)
+        call.only_reads = only_reads
         return call
 
     return _call(runtime, begin, asynchronous)
 
 
-def _leaves_the_namespace(database: str, collection: str | None) -> bool:
-    """The driver never writes elsewhere inside of a call: it is the application that does, from a
-    listener or from what it inserts, and what holds for the call's namespace does not hold there.
+def _leaves_the_namespace(operation: str, database: str, collection: str | None) -> bool:
+    """The driver never writes elsewhere inside of a call, nor does it change collections inside of
+    reads and writes: it is the application that does, from a listener or from what it inserts, and
+    what holds for the call's namespace does not hold there.
     """
     call = calls.current()
-    return call is not None and (call.database, call.collection) != (database, collection)
+    if call is None:
+        return False
+    if operation in operations.DEFINITIONS and call.operation in operations.DEFINITIONS:
+        return False
+    return (call.database, call.collection) != (database, collection)
 
 
 def cursor_batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -124,9 +129,8 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
     def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        adaptive = None
-        if runtime.switch.on:
-            (args, kwargs), adaptive = client_options.take(args, kwargs)
+        # Also while it is switched off: an application that gives the option has to start.
+        (args, kwargs), adaptive = client_options.take(args, kwargs)
         given = kwargs.get("event_listeners")
         # What is no sequence, None included, is the driver's to refuse.
         refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)

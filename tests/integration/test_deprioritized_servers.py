@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import pymongo
 import pytest
 from conftest import Instrument, Side
 from pymongo import ReadPreference
@@ -15,7 +17,10 @@ pytestmark = pytest.mark.oldest
 
 
 class Gate:
-    """A server selector of an application: notes the candidates, and closes after an attempt."""
+    """A server selector of an application: notes the candidates, and closes after an attempt.
+
+    Where it wants none of the others, it is shown all servers: a closed look are two calls.
+    """
 
     def __init__(self) -> None:
         self.closed_looks = 0
@@ -23,10 +28,7 @@ class Gate:
 
     def __call__(self, servers: list[Any]) -> list[Any]:
         self.seen.append({server.address for server in servers})
-        if self.closed_looks:
-            self.closed_looks -= 1
-            return []
-        return servers
+        return [] if len(self.seen) <= 2 * self.closed_looks else servers
 
 
 def retry(
@@ -51,7 +53,7 @@ def retry(
     side.do(coll.find_one)
     (server,) = failed
     host, port = server.split(":")
-    assert deprioritized._failed.get() is None, "nothing of it is left behind"
+    assert deprioritized._failed.get() == (), "nothing of it is left behind"
     return (host, int(port)), gate.seen
 
 
@@ -67,8 +69,8 @@ def test_in_a_replica_set(
 ) -> None:
     replica_set.inject(fault("find"))
     failed, seen = retry(side, replica_set.uri, database, instrument, looks)
-    assert len(seen) == looks + 1
-    assert all(failed not in candidates and candidates for candidates in seen)
+    assert len(seen) == 2 * looks + 1
+    assert all(failed not in candidates and candidates for candidates in seen[::2])
 
 
 @pytest.mark.parametrize("looks", [0, 1, 3], ids=lambda n: f"waits {n} times")
@@ -77,8 +79,8 @@ def test_in_a_sharded_cluster(
 ) -> None:
     cluster.inject(Overload("find"))
     failed, seen = retry(side, cluster.uri, database, instrument, looks)
-    assert len(seen) == looks + 1
-    assert all(failed not in candidates and candidates for candidates in seen)
+    assert len(seen) == 2 * looks + 1
+    assert all(failed not in candidates and candidates for candidates in seen[::2])
 
 
 def test_where_there_is_no_other_it_is_used(
@@ -86,7 +88,52 @@ def test_where_there_is_no_other_it_is_used(
 ) -> None:
     proxy.inject(Overload("find"))
     failed, seen = retry(side, proxy.uri, database, instrument, 1)
-    assert seen == [{failed}, {failed}]
+    assert seen == [{failed}] * 3
+
+
+def test_an_application_s_selector_may_want_the_one_that_failed(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """As it gets it from plain pymongo, which forgets about the failure when it has to wait."""
+    telemetry = instrument(timeout_ms=20_000)
+    wanted = replica_set.members[1].address
+    client = side.client(
+        replica_set.uri, server_selector=lambda servers: [s for s in servers if s.address == wanted]
+    )
+    coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
+    side.do(coll.find_one)
+    replica_set.inject(Overload("find"))
+    started = time.monotonic()
+    side.do(coll.find_one)
+    assert time.monotonic() - started < 10, "it was not kept from the client until the deadline"
+    assert len(telemetry.decisions.events) == 1
+
+
+def test_another_client_s_operation_avoids_nothing(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """An application's listener reads through a client of its own while the retry is due."""
+    telemetry = instrument(timeout_ms=5_000)
+    seen: list[Any] = []
+    with (
+        pymongo.MongoClient(proxy.uri) as client,
+        pymongo.MongoClient(proxy.uri, server_selector=_noting(seen)) as audit,
+    ):
+        client[database].coll.find_one()
+        audit[database].coll.find_one()
+        telemetry.decisions.on_event = lambda event: audit[database].log.find_one()  # type: ignore[method-assign]
+        proxy.inject(CutBefore("find"))
+        seen.clear()
+        client[database].coll.find_one()
+        assert seen == [1], "one look, at the one server there is"
+
+
+def _noting(seen: list[Any]) -> Any:
+    def selector(servers: list[Any]) -> list[Any]:
+        seen.append(len(servers))
+        return servers
+
+    return selector
 
 
 def test_a_client_may_say_no(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side
+from conftest import POLLING, Instrument, SentCommands, Side
 from pymongo.errors import AutoReconnect
+from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.read_commands import only_reads
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore
 
 from pymongo_resilience.orchestrator import Rule
 
@@ -89,6 +91,60 @@ def test_explain_of_a_cursor_is_a_read(
     side.do(coll.find().explain)
     assert len(sent.named("explain")) == 4
     assert len(telemetry.decisions.events) == 3
+
+
+class Once(pymongo.monitoring.CommandListener):
+    """An application's listener that runs something of its own inside of a command."""
+
+    def __init__(self) -> None:
+        self.act: Any = None
+
+    def started(self, event: Any) -> None:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+
+    def succeeded(self, event: Any) -> None:
+        pass
+
+    def failed(self, event: Any) -> None:
+        pass
+
+
+def test_what_a_listener_runs_inside_of_it_is_no_read(
+    proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    listener = Once()
+    with pymongo.MongoClient(proxy.uri, event_listeners=[listener], **POLLING) as client:
+        client[database].coll.insert_one({"_id": 1, "n": 0})
+
+        def increment() -> None:
+            proxy.inject(CutAfter("update"))
+            change = {"q": {"_id": 1}, "u": {"$inc": {"n": 1}}}
+            with pytest.raises(AutoReconnect):
+                client[database].command({"update": "coll", "updates": [change]})
+
+        listener.act = increment
+        client[database].cursor_command({"find": "coll"}).to_list()
+    assert control[database].coll.find_one({"_id": 1})["n"] == 1
+
+
+def test_a_command_that_cannot_be_read_leaves_nothing_behind(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+
+    class Unreadable(dict[str, Any]):
+        def __iter__(self) -> Any:
+            raise LookupError
+
+    with pymongo.MongoClient(proxy.uri) as client:
+        with pytest.raises(LookupError):
+            client[database].cursor_command(Unreadable(find="coll"))
+        assert calls.current() is None
+        client[database].coll.find_one()
+    assert [span.name for span in telemetry.operations()] == [f"find {database}.coll"]
 
 
 def test_retry_reads_switches_it_off(

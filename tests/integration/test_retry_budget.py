@@ -11,11 +11,14 @@ import pytest
 from conftest import Instrument, Side
 from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation import client_options
+from pymongo_resilience_instrumentation.budgets import Budgets
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
 
+from pymongo_resilience.budget import TokenBucket
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
 
@@ -256,3 +259,26 @@ def test_many_threads_spend_it_once(
     assert (
         len([each for each in telemetry.decisions.events if isinstance(each, RetryDeclined)]) == 60
     )
+
+
+def test_a_child_has_it_full_and_unlocked(proxy: ReplicaSet, instrument: Instrument) -> None:
+    """Also the one that a call in progress holds."""
+    bucket = TokenBucket(5)
+    budgets = Budgets(5, everywhere=True)
+    with pymongo.MongoClient(proxy.uri) as client:
+        mine = budgets.of(client)
+        assert mine is not None
+        assert mine.consume(3)
+        mine._lock.acquire()  # as another thread of the parent's may have at the fork
+        budgets.start_afresh()
+        assert budgets.of(client) is mine
+        assert mine.tokens == bucket.tokens
+        assert mine.consume()
+
+
+def test_switched_off_the_option_keeps_no_client_from_being_made(
+    proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    with set_active(False), pymongo.MongoClient(proxy.uri, adaptiveRetries=True) as client:
+        client.admin.command("ping")
