@@ -48,6 +48,10 @@ class DefaultTimeout(AbstractContextManager[None]):
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it."""
 
+    has_operations = True
+    """The driver calls its own public operations inside; where it does not, an application's
+    listener does, and those are calls of their own."""
+
     __slots__ = (
         "acknowledged", "backoff", "client", "collection", "command_spans", "database",
         "deadline", "declined_by", "driver_connection_id", "ended", "namespace", "only_reads",

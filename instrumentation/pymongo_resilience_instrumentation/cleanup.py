@@ -37,6 +37,7 @@ SHORTEST = 0.001
 class CleanupCall(Call):
     """A killCursors or endSessions in progress: none of the public API, no operation span."""
 
+    has_operations = False
     __slots__ = ("address", "swallowed")
 
     def __init__(self, client: Any, operation: str, database: str, collection: str | None) -> None:

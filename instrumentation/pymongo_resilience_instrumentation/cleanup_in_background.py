@@ -34,6 +34,7 @@ logger = logging.getLogger("pymongo_resilience")
 class BackgroundCall(Call):
     """One run of a client's background task over the cursors that wait to be killed."""
 
+    has_operations = False
     __slots__ = ("is_last",)
 
     def __init__(self, client: Any) -> None:

@@ -71,7 +71,7 @@ class Runtime:
     def nested(self, client: Any) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins."""
         call = calls.current()
-        return call is not None and call.client is client
+        return call is not None and call.client is client and call.has_operations
 
     def begin(
         self, client: Any, operation: str, database: str, collection: str | None, acknowledged: bool

@@ -17,6 +17,7 @@ from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Fail, Overload
 
 from pymongo_resilience import RetryReason
+from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.orchestrator import Rule
 
 __all__ = ["background_by_hand", "documents"]
@@ -270,3 +271,32 @@ def test_the_application_s_trace_has_no_part_in_it(
 
     asyncio.run(main())
     assert [span.parent for span in sent()] == [None, None]
+
+
+@by_hand
+def test_the_tries_are_no_more_than_the_client_wants(
+    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    instrument()
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], maxAdaptiveRetries=1)
+    dropped(side, client, documents)
+    proxy.inject(Overload("killCursors", times=20))
+    for _ in range(4):
+        run_background(side, client)
+    assert len(killed(sent)) == 2
+
+
+@by_hand
+def test_a_later_tick_that_kills_it_gives_its_token_back(
+    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    """As any retry that succeeds; without it, half a dozen cursors would drain a small budget."""
+    telemetry = instrument(adaptive_retries=True, retry_token_capacity=1)
+    client = side.client(proxy.uri)
+    for _ in range(3):
+        dropped(side, client, documents)
+        proxy.inject(Overload("killCursors"))
+        run_background(side, client)
+        run_background(side, client)
+    assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * 3

@@ -1,0 +1,122 @@
+"""Operations inside of others, and tasks that outlive the call they were started in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import POLLING, Instrument, SentCommands
+from pymongo.errors import AutoReconnect
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail
+
+from pymongo_resilience import OperationTimeoutError, Policy
+
+pytestmark = pytest.mark.oldest
+FEW = 20
+"""Attempts in a second, with their delays; without them there are more than a thousand."""
+
+
+class Inside(pymongo.monitoring.CommandListener):
+    """An application's listener that does something once, inside of the next command."""
+
+    def __init__(self) -> None:
+        self.act: Callable[[], Any] | None = None
+
+    def started(self, event: Any) -> None:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+
+    def succeeded(self, event: Any) -> None:
+        pass
+
+    def failed(self, event: Any) -> None:
+        pass
+
+
+def test_a_task_that_outlives_its_call_is_judged_like_any_other(
+    proxy: ReplicaSet, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    instrument(timeout_ms=1000)
+    inside, sent = Inside(), SentCommands()
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def later(coll: Any) -> Any:
+        with pymongo.timeout(1.0):
+            return await coll.find_one()
+
+    async def main() -> None:
+        options: Any = {**POLLING, "event_listeners": [inside, sent]}
+        async with pymongo.AsyncMongoClient(proxy.uri, **options) as client:
+            coll = client[database].coll
+            await coll.find_one()
+            loop = asyncio.get_running_loop()
+            inside.act = lambda: tasks.append(loop.create_task(later(coll)))
+            await coll.count_documents({})
+            proxy.inject(Fail("find", times=100_000, code=6))
+            sent.started_events.clear()
+            with pytest.raises(OperationTimeoutError):
+                await tasks[0]
+
+    asyncio.run(main())
+    assert 1 < len(sent.named("find")) < FEW
+    assert "a fault of pymongo-resilience" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("command", "change"),
+    [
+        ("renameCollection", lambda db: db.other.rename("renamed")),
+        ("drop", lambda db: db.other.drop()),
+        ("update", lambda db: db.other.update_many({}, {"$inc": {"n": 1}})),
+    ],
+)
+def test_a_rule_for_one_collection_does_not_hold_for_another_inside_of_it(
+    command: str,
+    change: Callable[[Any], Any],
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    telemetry = instrument(timeout_ms=5000, policies={f"{database}.coll": Policy(idempotent=True)})
+    inside = Inside()
+    options: Any = {**POLLING, "event_listeners": [inside]}
+    raised: list[Any] = []
+    with pymongo.MongoClient(proxy.uri, **options) as client:
+        client[database].other.insert_one({"n": 0})
+        client[database].coll.insert_one({})
+
+        def lose_its_reply() -> None:
+            proxy.inject(CutAfter(command))
+            with pytest.raises(AutoReconnect) as caught:
+                change(client[database])
+            raised.append(caught.value)
+
+        inside.act = lose_its_reply
+        client[database].coll.insert_one({})
+    (error,) = raised
+    assert error.attempts == 1
+    assert [event.operation for event in telemetry.decisions.events] == [
+        {"drop": "dropCollection"}.get(command, command)
+    ]
+
+
+def test_what_a_listener_runs_inside_of_a_close_is_an_operation(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    inside = Inside()
+    options: Any = {**POLLING, "event_listeners": [inside]}
+    with pymongo.MongoClient(proxy.uri, **options) as client:
+        coll = client[database].coll
+        coll.insert_many([{"_id": n} for n in range(5)])
+        cursor = coll.find(batch_size=2)
+        next(cursor)
+        telemetry.clear()
+        inside.act = client[database].audit.find_one
+        cursor.close()
+    assert [span.name for span in telemetry.operations()] == [f"find {database}.audit"]
