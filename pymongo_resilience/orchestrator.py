@@ -90,8 +90,7 @@ class Orchestrator:
         declined = self._declined(operation, failure)
         if declined is not None:
             return GiveUp(declined)
-        follows_texts = isinstance(operation.strategy, MongoDBSpecification)
-        if failure.reason.always_retry and not follows_texts:
+        if failure.reason.always_retry and not _follows_texts(operation):
             controlled = RetryAction(backoff.controlled(operation.attempts))
             return self.settle(operation, failure, controlled)
         return Ask()
@@ -102,12 +101,9 @@ class Orchestrator:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:
             return self._fit(operation, failure, max(0.0, answer.delay))
-        delay = backoff.overload(
-            operation.attempts,
-            self.random,
-            self.base_backoff if failure.base_backoff is None else failure.base_backoff,
-            self.max_backoff,
-        )
+        own = None if _follows_texts(operation) else failure.base_backoff
+        base = self.base_backoff if own is None else own
+        delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
         if operation.time_limit is not None and not operation.time_limit.allows(delay):
             return GiveUp(_out_of_time(operation))
         if operation.budget is not None and not operation.budget.consume():
@@ -162,6 +158,10 @@ class Orchestrator:
         if not room > 0:
             return GiveUp(_out_of_time(operation))
         return Retry(min(delay, room))
+
+
+def _follows_texts(operation: Operation) -> bool:
+    return isinstance(operation.strategy, MongoDBSpecification)
 
 
 def _out_of_time(operation: Operation) -> Rule:

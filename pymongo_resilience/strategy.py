@@ -11,7 +11,8 @@ from random import random
 from typing import TYPE_CHECKING, Protocol
 
 from pymongo_resilience import backoff
-from pymongo_resilience.failure import RetryReason
+from pymongo_resilience.failure import RETRYABLE_WRITE, RetryReason
+from pymongo_resilience.operation import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -91,12 +92,23 @@ class FastFailOnTerminalError(BestEffort):
 
 
 class MongoDBSpecification:
-    """Exactly what the driver texts say: repeat at once, wait only for an overloaded server."""
+    """Exactly what the driver texts say: repeat at once, wait only for an overloaded server.
 
-    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:  # noqa: ARG002 - the protocol's shape
-        if failure.in_texts or failure.retryable_overload:
+    Sources: Retryable Reads ("When to allow retry"), which tells by the code, and Retryable Writes,
+    which tells by the label and knows no other writes. Writes that the caller declares idempotent,
+    which no text does, are told as reads are.
+    """
+
+    def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:
+        if failure.retryable_overload or _in_texts(operation, failure):
             return RetryAction(0.0)
         return None
+
+
+def _in_texts(operation: Operation, failure: Failure) -> bool:
+    if failure.carried_txn_number or operation.kind is Kind.TRANSACTION_END:
+        return RETRYABLE_WRITE in failure.labels
+    return failure.in_texts and (operation.kind is not Kind.WRITE or operation.idempotent)
 
 
 NAMED: Mapping[str, RetryStrategy] = {

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import ServerSelectionTimeoutError
+
 from pymongo_resilience import policy
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
@@ -71,8 +73,8 @@ class Cleanup:
         return failures.describe(
             error,
             failures.Attempt(
-                # Nothing tells; in doubt it counts as sent.
-                reached_connection=True,
+                # Nothing else tells; in doubt it counts as sent.
+                reached_connection=not isinstance(error, ServerSelectionTimeoutError),
                 carried_txn_number=False,
                 server=None if address is None else address_text(address),
                 # Shortens delays after other errors, and those end it.

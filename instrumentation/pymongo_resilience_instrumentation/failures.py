@@ -1,6 +1,7 @@
 """From a pymongo exception to the engine's facts: the one place that reads codes and labels.
 
-Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Couchbase RFC 0049.
+What they mean is the table in reasons.py. Sources: Retryable Reads ("Retryable Error"), Client
+Backpressure ("Terms"), Couchbase RFC 0049.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
-    WaitQueueTimeoutError,
 )
 
 from pymongo_resilience.failure import (
@@ -34,21 +34,10 @@ from pymongo_resilience.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation import driver, reasons
 
 LABELS = (NO_WRITES_PERFORMED, RETRYABLE, SYSTEM_OVERLOADED, RETRYABLE_WRITE)
 
-REASON_BY_CODE: Mapping[int, RetryReason] = {
-    **dict.fromkeys((91, 189, 10058, 10107, 11600, 11602, 13435, 13436), RetryReason.NOT_PRIMARY),
-    **dict.fromkeys((6, 7, 89, 134, 262, 365, 9001), RetryReason.TEMPORARILY_UNAVAILABLE),
-    112: RetryReason.WRITE_CONFLICT,
-    **dict.fromkeys((24, 46), RetryReason.LOCK_TIMEOUT),
-    18: RetryReason.AUTHENTICATION_ERROR,
-    13: RetryReason.ACCESS_ERROR,
-}
-"""Server error codes; every other code is the application's own concern."""
-NOT_IN_THE_TEXTS = frozenset({365, 112, 24, 46, 18, 13})
-"""Of those codes, the ones that MongoDB's texts do not retry unless a label says so."""
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
 REFUSAL = re.compile(
@@ -96,11 +85,10 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     labels = _labels(cause, document)
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
-    reason = _reason(cause, labels, code, attempt)
     return Failure(
         error=error,
         stage=_stage(cause, document, attempt),
-        reason=reason,
+        reason=_reason(cause, labels, code, attempt),
         carried_txn_number=attempt.carried_txn_number,
         code=code,
         code_name=name if isinstance(name, str) else None,
@@ -109,7 +97,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         base_backoff=_base_backoff(document),
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
-        in_texts=_in_texts(reason, labels, code),
+        in_texts=_in_texts(labels, code),
         timed_out=isinstance(cause, PyMongoError) and bool(attribute(cause, "timeout")),
     )
 
@@ -186,14 +174,17 @@ def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
 def _reason(
     error: Exception, labels: frozenset[str], code: int | None, attempt: Attempt
 ) -> RetryReason:
-    if SYSTEM_OVERLOADED in labels and RETRYABLE in labels:
+    if reasons.OVERLOADED.labels <= labels:
         return RetryReason.OVERLOADED
-    if isinstance(error, ServerSelectionTimeoutError):
-        return RetryReason.NODE_NOT_AVAILABLE
-    if isinstance(error, WaitQueueTimeoutError):
+    if isinstance(error, reasons.NODE_NOT_AVAILABLE.errors):
+        # One that comes from within an attempt is another client's, a key vault's say: it proves
+        # nothing about this command.
+        within = attempt.reached_connection
+        return RetryReason.UNKNOWN if within else RetryReason.NODE_NOT_AVAILABLE
+    if isinstance(error, reasons.UNKNOWN.errors):
         # The pool is full of this process's own work; a repetition would wait once more.
         return RetryReason.UNKNOWN
-    if isinstance(error, NotPrimaryError):
+    if isinstance(error, reasons.NOT_PRIMARY.errors):
         return RetryReason.NOT_PRIMARY
     if isinstance(error, ConnectionFailure):
         if attempt.reached_connection:
@@ -201,9 +192,9 @@ def _reason(
         if _refused_by_tls(error):
             return RetryReason.TLS_ERROR
         return RetryReason.SOCKET_NOT_AVAILABLE
-    if code is not None and code in REASON_BY_CODE:
-        return REASON_BY_CODE[code]
-    if RETRYABLE_WRITE in labels:
+    if code is not None and code in reasons.BY_CODE:
+        return reasons.BY_CODE[code]
+    if reasons.TEMPORARILY_UNAVAILABLE.labels <= labels:
         return RetryReason.TEMPORARILY_UNAVAILABLE
     return RetryReason.UNKNOWN
 
@@ -219,10 +210,10 @@ def _refused_by_tls(error: Exception) -> bool:
     )
 
 
-def _in_texts(reason: RetryReason, labels: frozenset[str], code: int | None) -> bool:
-    if reason is RetryReason.OVERLOADED or RETRYABLE_WRITE in labels:
-        return True
-    return reason is not RetryReason.TLS_ERROR and code not in NOT_IN_THE_TEXTS
+def _in_texts(labels: frozenset[str], code: int | None) -> bool:
+    """Of an error that has a reason. Where there is no code it is a network error, and in them."""
+    said = RETRYABLE_WRITE in labels or reasons.OVERLOADED.labels <= labels
+    return said or code not in reasons.NOT_IN_THE_TEXTS
 
 
 def _base_backoff(document: Mapping[str, Any]) -> float | None:

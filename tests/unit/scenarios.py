@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.budget import TokenBucket
-from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
+from pymongo_resilience.failure import (
+    RETRYABLE,
+    RETRYABLE_WRITE,
+    SYSTEM_OVERLOADED,
+    RetryReason,
+    Stage,
+)
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.orchestrator import Orchestrator, Rule
 
@@ -92,6 +98,8 @@ UNTRUSTED = Fault(reason=_R.TLS_ERROR, stage=Stage.NOT_SENT)
 BREAKER_OPEN = Fault(reason=_R.CIRCUIT_BREAKER_OPEN, stage=Stage.NOT_SENT)
 UNKNOWN = Fault(reason=_R.UNKNOWN)
 NO_SERVER = Fault(reason=_R.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT, selection=True)
+LABEL = frozenset({RETRYABLE_WRITE})
+LABELLED = UNAVAILABLE(labels=LABEL)
 OVERLOAD = Fault(reason=_R.OVERLOADED, labels=BOTH)
 BUSY = UNAVAILABLE(labels=frozenset({SYSTEM_OVERLOADED}))
 OUT_OF_TIME = CUT(timed_out=True)
@@ -382,6 +390,25 @@ RULE_5 = [
       strategy=MONGODB),
     S("mongodb: a lock timeout is not in the texts", INSERT_ONE, [LOCKED], STRATEGY, 1, [],
       strategy=MONGODB),
+    S("mongodb: a retryable write is told by its label", INSERT_ONE, [UNAVAILABLE], STRATEGY, 1,
+      [], strategy=MONGODB),
+    S("mongodb: a retryable write with the label", INSERT_ONE, [LABELLED, NOT_PRIMARY], STRATEGY,
+      2, [0], strategy=MONGODB, timeout=10),
+    S("mongodb: a write conflict with the label", INSERT_ONE, [CONFLICT(labels=LABEL)], OK, 2, [0],
+      strategy=MONGODB),
+    S("mongodb: a commit is told by its label", COMMIT, [UNAVAILABLE], STRATEGY, 1, [],
+      strategy=MONGODB),
+    S("mongodb: a commit with the label", COMMIT, [LABELLED], OK, 2, [0], strategy=MONGODB),
+    S("mongodb: another write that was not sent", UPDATE_MANY, [UNCONNECTED], STRATEGY, 1, [],
+      strategy=MONGODB),
+    S("mongodb: another write, overload", UPDATE_MANY, [OVERLOAD], OK, 2, [0.05],
+      strategy=MONGODB),
+    S("mongodb: a declared write is told as a read is", IDEMPOTENT, [CUT, CONFLICT], STRATEGY, 2,
+      [0], strategy=MONGODB, timeout=10),
+    S("mongodb: an untrusted certificate is a network error", READ, [UNTRUSTED], OK, 2, [0],
+      strategy=MONGODB),
+    S("mongodb: the error's own base is not in the texts", READ, [OVERLOAD(base_backoff=4.0)] * 2,
+      OK, 3, [0.05, 0.1], strategy=MONGODB),
     S("mongodb: an overloaded write conflict is", READ, [CONFLICT(labels=BOTH)], OK, 2, [0.05],
       strategy=MONGODB),
     S("the error's own base", READ, [OVERLOAD(base_backoff=0.02)] * 3, OK, 4, [0.01, 0.02, 0.04]),

@@ -11,16 +11,18 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo.errors import (
+    AutoReconnect,
     BulkWriteError,
     ExecutionTimeout,
     OperationFailure,
     PyMongoError,
+    ServerSelectionTimeoutError,
 )
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
@@ -101,6 +103,36 @@ def test_no_error_makes_an_unsafe_write_be_repeated(error: Exception) -> None:
     failure = failures.describe(error, SENT)
     assert not failure.retryable_overload
     assert isinstance(Orchestrator().screen(replace(MANY, attempts=1), failure), GiveUp)
+
+
+@examples(300)
+@given(error=exceptions, attempt=attempts)
+@example(error=ServerSelectionTimeoutError("of a key vault"), attempt=SENT)
+def test_a_reason_that_allows_any_write_proves_that_nothing_happened(
+    error: Exception, attempt: failures.Attempt
+) -> None:
+    failure = failures.describe(error, attempt)
+    if failure.reason.allows_non_idempotent_retry:
+        assert failure.retryable_overload or failure.stage is Stage.NOT_SENT
+    if failure.reason is RetryReason.CIRCUIT_BREAKER_OPEN:
+        pytest.fail("nothing has opened one")
+
+
+@pytest.mark.parametrize(
+    "reason", [each for each in RetryReason if each.allows_non_idempotent_retry]
+)
+def test_every_reason_that_allows_any_write_is_met_but_that_of_breakers(
+    reason: RetryReason,
+) -> None:
+    """So that the property above says something of each."""
+    labelled = OperationFailure("busy", 462, {"errorLabels": list(BOTH_OVERLOAD_LABELS)})
+    unsent = replace(SENT, reached_connection=False)
+    met = {
+        failures.describe(labelled, SENT).reason,
+        failures.describe(AutoReconnect("refused"), unsent).reason,
+        failures.describe(ServerSelectionTimeoutError("none"), unsent).reason,
+    }
+    assert (reason in met) is (reason is not RetryReason.CIRCUIT_BREAKER_OPEN)
 
 
 @examples(60)

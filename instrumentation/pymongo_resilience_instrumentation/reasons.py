@@ -1,0 +1,176 @@
+"""What leads to which RetryReason: the one table that the classification and docs/retries.md share.
+
+Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Couchbase RFC 0049
+("RetryReason"). The names of codes are the server's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pymongo.errors import (
+    ConnectionFailure,
+    NotPrimaryError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+)
+
+from pymongo_resilience.failure import (
+    RETRYABLE,
+    RETRYABLE_WRITE,
+    SYSTEM_OVERLOADED,
+    RetryReason,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """An error code of the server's."""
+
+    number: int
+    name: str
+    in_texts: bool = True
+    """Retryable Reads lists it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One reason, and all that leads to it. Immutable."""
+
+    reason: RetryReason
+    analogue: str
+    """Of RFC 0049, and why it is one."""
+    errors: tuple[type[Exception], ...] = ()
+    """Of the driver; subclasses count."""
+    when: str = ""
+    """What else must hold of such an error, or happens without one."""
+    codes: tuple[Code, ...] = ()
+    labels: frozenset[str] = frozenset()
+    """All of them must be there."""
+
+
+UNKNOWN = Row(
+    RetryReason.UNKNOWN,
+    "`UNKNOWN`: nobody knows what a repetition would do, so there is none. A full pool is this "
+    "process's own load, which waiting once more only feeds",
+    errors=(WaitQueueTimeoutError,),
+    when="and everything that no other row names",
+)
+SOCKET_NOT_AVAILABLE = Row(
+    RetryReason.SOCKET_NOT_AVAILABLE,
+    "`SOCKET_NOT_AVAILABLE`: there was no connection to write the command to",
+    errors=(ConnectionFailure,),
+    when="before the command had a connection: connecting or its handshake failed, or the pool "
+    "was cleared",
+)
+NODE_NOT_AVAILABLE = Row(
+    RetryReason.NODE_NOT_AVAILABLE,
+    "`NODE_NOT_AVAILABLE`, `SERVICE_NOT_AVAILABLE`: no server to send it to. Reported, never "
+    "retried: the driver has waited for one already",
+    errors=(ServerSelectionTimeoutError,),
+    when="before the command had a connection",
+)
+NOT_PRIMARY = Row(
+    RetryReason.NOT_PRIMARY,
+    "`KV_NOT_MY_VBUCKET`: sent to the wrong server, which the application need not know. There it "
+    "proves that nothing happened, here not: half of a multi-document write may be done",
+    errors=(NotPrimaryError,),
+    codes=(
+        Code(91, "ShutdownInProgress"),
+        Code(189, "PrimarySteppedDown"),
+        Code(10058, "LegacyNotPrimary", in_texts=False),
+        Code(10107, "NotWritablePrimary"),
+        Code(11600, "InterruptedAtShutdown"),
+        Code(11602, "InterruptedDueToReplStateChange"),
+        Code(13435, "NotPrimaryNoSecondaryOk"),
+        Code(13436, "NotPrimaryOrSecondary"),
+    ),
+)
+OVERLOADED = Row(
+    RetryReason.OVERLOADED,
+    "`SEARCH_TOO_MANY_REQUESTS`: rejected at the door, before anything was executed",
+    when="whatever the code; code 462 has them, and pymongo gives them to handshakes that fail",
+    labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
+)
+TEMPORARILY_UNAVAILABLE = Row(
+    RetryReason.TEMPORARILY_UNAVAILABLE,
+    "`KV_TEMPORARY_FAILURE`: not just now. There nothing happened, here that is not known: a "
+    "router may have lost the reply of a shard that did it",
+    when="with whatever other code",
+    codes=(
+        Code(6, "HostUnreachable"),
+        Code(7, "HostNotFound"),
+        Code(89, "NetworkTimeout"),
+        Code(134, "ReadConcernMajorityNotAvailableYet"),
+        Code(262, "ExceededTimeLimit"),
+        Code(365, "TemporarilyUnavailable", in_texts=False),
+        Code(9001, "SocketException"),
+    ),
+    labels=frozenset({RETRYABLE_WRITE}),
+)
+WRITE_CONFLICT = Row(
+    RetryReason.WRITE_CONFLICT,
+    "`KV_SYNC_WRITE_IN_PROGRESS`: somebody else is writing the same document. Those before it may "
+    "be done",
+    codes=(Code(112, "WriteConflict", in_texts=False),),
+)
+LOCK_TIMEOUT = Row(
+    RetryReason.LOCK_TIMEOUT,
+    "`KV_LOCKED`: somebody else holds the lock. What came before it may be done",
+    codes=(
+        Code(24, "LockTimeout", in_texts=False),
+        Code(46, "LockBusy", in_texts=False),
+    ),
+)
+SOCKET_CLOSED_WHILE_IN_FLIGHT = Row(
+    RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
+    "`SOCKET_CLOSED_WHILE_IN_FLIGHT`: the command may have been executed, and the reply is lost",
+    errors=(ConnectionFailure,),
+    when="after the command had a connection",
+)
+CIRCUIT_BREAKER_OPEN = Row(
+    RetryReason.CIRCUIT_BREAKER_OPEN,
+    "`CIRCUIT_BREAKER_OPEN`: not sent, on purpose",
+    when="nothing yet: there are no circuit breakers",
+)
+AUTHENTICATION_ERROR = Row(
+    RetryReason.AUTHENTICATION_ERROR,
+    "`AUTHENTICATION_ERROR`: the same password will be as wrong",
+    codes=(Code(18, "AuthenticationFailed", in_texts=False),),
+)
+TLS_ERROR = Row(
+    RetryReason.TLS_ERROR,
+    "`TLS_ERROR`: the same certificate will be as untrusted. A peer that hangs up or is slow "
+    "during the handshake is no such case",
+    errors=(ConnectionFailure,),
+    when="before the command had a connection, where the TLS library refused it",
+)
+ACCESS_ERROR = Row(
+    RetryReason.ACCESS_ERROR,
+    "`BUCKET_ACCESS_ERROR`: the same user will have as few rights",
+    codes=(Code(13, "Unauthorized", in_texts=False),),
+)
+
+ROWS = (
+    UNKNOWN,
+    SOCKET_NOT_AVAILABLE,
+    NODE_NOT_AVAILABLE,
+    NOT_PRIMARY,
+    OVERLOADED,
+    TEMPORARILY_UNAVAILABLE,
+    WRITE_CONFLICT,
+    LOCK_TIMEOUT,
+    SOCKET_CLOSED_WHILE_IN_FLIGHT,
+    CIRCUIT_BREAKER_OPEN,
+    AUTHENTICATION_ERROR,
+    TLS_ERROR,
+    ACCESS_ERROR,
+)
+BY_CODE: Mapping[int, RetryReason] = {code.number: row.reason for row in ROWS for code in row.codes}
+"""Every other code is the application's own concern."""
+NOT_IN_THE_TEXTS = frozenset(code.number for row in ROWS for code in row.codes if not code.in_texts)
+"""Of those codes, the ones that MongoDB's texts do not retry unless a label says so."""
