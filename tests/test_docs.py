@@ -1,6 +1,6 @@
 """What the documents say is true: their code runs, their names exist, their tables are current.
 
-``python tests/test_docs.py`` writes the README's table of options.
+``python tests/test_docs.py`` writes the tables of options (README) and reasons (docs/retries.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from otlp_collector import collecting
 from pymongo_resilience_instrumentation import semconv
 from pymongo_resilience_instrumentation.outcomes import outcome_of
+from pymongo_resilience_instrumentation.reasons import ROWS
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS
@@ -24,6 +25,8 @@ from pymongo_resilience.orchestrator import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pymongo_resilience_instrumentation.reasons import Row
+
     from pymongo_resilience.config import Option
 
 ROOT = Path(__file__).parent.parent
@@ -31,8 +34,7 @@ README = ROOT / "README.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TIMEOUT = 60
 
-BEGIN = "<!-- options: begin (written by `python tests/test_docs.py`) -->\n"
-END = "<!-- options: end -->\n"
+RETRIES = ROOT / "docs" / "retries.md"
 
 
 def options_table() -> str:
@@ -55,10 +57,47 @@ def _default(option: Option) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def with_options_table(text: str) -> str:
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + options_table() + END + after
+def reasons_table() -> str:
+    rows = [
+        "| reason | from | non-idempotent retry | always retry | in RFC 0049, and why |",
+        "|---|---|---|---|---|",
+        *(
+            f"| `{row.reason.value}` | {_causes(row)} "
+            f"| {_yes_or_no(row.reason.allows_non_idempotent_retry)} "
+            f"| {_yes_or_no(row.reason.always_retry)} | {row.analogue} |"
+            for row in ROWS
+        ),
+    ]
+    star = "\\* Not among the codes that MongoDB's texts retry; `mongodb` does not either.\n"
+    return "\n".join(rows) + "\n\n" + star
+
+
+def _causes(row: Row) -> str:
+    """Classes of errors, labels with what must hold of them, and codes."""
+    classes = " or ".join(f"`{error.__name__}`" for error in row.errors)
+    labels = "the label" + ("s " if len(row.labels) > 1 else " ") + " and ".join(sorted(row.labels))
+    parts = [classes, labels if row.labels else "", row.when]
+    said = ", ".join(part for part in parts if part)
+    codes = ", ".join(f"{c.number} {c.name}" + ("" if c.in_texts else " \\*") for c in row.codes)
+    return "; ".join(part for part in (said, codes) if part)
+
+
+def _yes_or_no(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+TABLES = {"options": (README, options_table), "reasons": (RETRIES, reasons_table)}
+"""By the name in the marks around each."""
+
+
+def with_table(name: str) -> str:
+    """The document as it should be."""
+    document, table = TABLES[name]
+    begin = f"<!-- {name}: begin (written by `python tests/test_docs.py`) -->\n"
+    end = f"<!-- {name}: end -->\n"
+    before, rest = document.read_text().split(begin)
+    _, after = rest.split(end)
+    return before + begin + table() + end + after
 
 
 def code_blocks(document: Path) -> list[str]:
@@ -140,10 +179,10 @@ def test_opentelemetry_instrument_sends_what_the_readme_says(server: EmbeddedSer
     assert "db.client.operation.duration" in collector.metrics
 
 
-def test_table_of_options_is_current() -> None:
-    assert with_options_table(README.read_text()) == README.read_text(), (
-        "run: python tests/test_docs.py"
-    )
+@pytest.mark.parametrize("name", TABLES)
+def test_table_is_current(name: str) -> None:
+    document, _ = TABLES[name]
+    assert with_table(name) == document.read_text(), "run: python tests/test_docs.py"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -200,4 +239,5 @@ def test_every_link_inside_of_the_repository_leads_somewhere(document: Path) -> 
 
 
 if __name__ == "__main__":
-    README.write_text(with_options_table(README.read_text()))
+    for table, (written, _) in TABLES.items():
+        written.write_text(with_table(table))

@@ -1,0 +1,90 @@
+"""What docs/retries.md lists as retried or not is what the library does, and nothing is missing."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import gridfs
+import pytest
+from conftest import Instrument, SentCommands, Side
+from every_operation import BY_CLASS, Operation, Scene
+from pymongo.errors import PyMongoError
+from pymongo_resilience_instrumentation import operations
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore
+
+from operations_table import NEVER, READ, UNSENT, WRITE, documented
+from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.orchestrator import Rule
+
+SECTION_OF_RULE = {Rule.NOT_SAFE: UNSENT, Rule.NEVER_REPEATED: NEVER}
+
+
+class Cut(CutBefore):
+    """Where the operation sends more than one command, cuts the one that is meant."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(operation.strikes)
+        self._collection = operation.of
+
+    def on_request(self, request: Any, connection: Any) -> Any:
+        if self._collection not in (None, request.body.get(request.command_name)):
+            return None
+        return super().on_request(request, connection)
+
+
+def what_becomes_of(
+    operation: Operation, scene: Scene, proxy: ReplicaSet, telemetry: Any, sent: SentCommands
+) -> str:
+    telemetry.clear()
+    sent.started_events.clear()
+    cut = Cut(operation)
+    proxy.inject(cut)
+    try:
+        operation.call(scene)
+    except (PyMongoError, gridfs.NoFile):
+        pass  # not retried; or the server knows no such command, and says so to the retry
+    finally:
+        proxy.clear()
+    assert cut.injected == 1, f"{operation.name} sent no such command"
+    first = telemetry.decisions.events[0]
+    if not isinstance(first, RetryScheduled):
+        return SECTION_OF_RULE[first.rule]
+    struck = [event for event in sent.started_events if operation.strikes in (None, event.command_name)]
+    return WRITE if "txnNumber" in struck[0].command else READ
+
+
+def test_every_operation_does_what_the_document_says(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    sent = SentCommands()
+    scene = Scene(side, proxy.uri, side.client(proxy.uri, event_listeners=[sent]), database)
+    scene.prepare()
+    seen = {
+        f"{owner}.{each.name}": what_becomes_of(each, scene, proxy, telemetry, sent)
+        for owner, calls in BY_CLASS.items()
+        for each in calls
+    }
+    assert seen == documented()
+
+
+@pytest.mark.parametrize(
+    ("owner", "wrapped"),
+    [
+        ("Collection", operations.COLLECTION),
+        ("Database", operations.DATABASE),
+        ("MongoClient", operations.CLIENT),
+        ("GridFSBucket", None),
+        ("GridFS", None),
+    ],
+)
+def test_no_operation_is_missing(owner: str, wrapped: Any) -> None:
+    """Of what is wrapped, and of GridFS whatever is public: it is made of wrapped ones."""
+    if wrapped is None:
+        cls = getattr(gridfs, owner)
+        wrapped = {name for name, _ in inspect.getmembers(cls, callable) if name[0] != "_"}
+        wrapped -= {"new_file"}  # makes an object; its write() and close() are those of put()
+    listed = {name.split(".")[1].split()[0] for name in documented() if name.startswith(owner + ".")}
+    assert listed >= set(wrapped)
