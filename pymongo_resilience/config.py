@@ -102,7 +102,10 @@ class Config:
         "How many tokens a client's retry budget holds, and begins with.",
     )
     overload_retargeting: bool = _option(
-        True, BOOLEAN, "Whether a retry avoids the server that failed, where another one is there."
+        True,
+        BOOLEAN,
+        "Whether a retry avoids the server that failed, where another one is there; on a sharded "
+        "cluster it always does.",
     )
     traces: bool = _option(True, BOOLEAN, "Whether operations and commands are drawn as spans.")
     metrics: bool = _option(

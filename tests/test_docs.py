@@ -68,7 +68,10 @@ def reasons_table() -> str:
             for row in ROWS
         ),
     ]
-    star = "\\* Not among the codes that MongoDB's texts retry; `mongodb` does not either.\n"
+    star = (
+        "\\* Not among the codes that MongoDB's texts retry. The strategy `mongodb` does so only\n"
+        "where the error has the label RetryableWriteError.\n"
+    )
     return "\n".join(rows) + "\n\n" + star
 
 

@@ -64,8 +64,8 @@ SOCKET_NOT_AVAILABLE = Row(
     RetryReason.SOCKET_NOT_AVAILABLE,
     "`SOCKET_NOT_AVAILABLE`: there was no connection to write the command to",
     errors=(ConnectionFailure,),
-    when="before the command had a connection: connecting or its handshake failed, or the pool "
-    "was cleared",
+    when="before the command had a connection: the pool was cleared, or connecting failed without "
+    "the labels of overload",
 )
 NODE_NOT_AVAILABLE = Row(
     RetryReason.NODE_NOT_AVAILABLE,
@@ -93,7 +93,8 @@ NOT_PRIMARY = Row(
 OVERLOADED = Row(
     RetryReason.OVERLOADED,
     "`SEARCH_TOO_MANY_REQUESTS`: rejected at the door, before anything was executed",
-    when="whatever the code; code 462 has them, and pymongo gives them to handshakes that fail",
+    when="whatever the code; 462 has them, and pymongo gives them to connections that it cannot "
+    "make, but for names that do not resolve and for TLS",
     labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
 )
 TEMPORARILY_UNAVAILABLE = Row(

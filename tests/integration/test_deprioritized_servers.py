@@ -11,7 +11,7 @@ from conftest import Instrument, Side
 from pymongo import ReadPreference
 from pymongo_resilience_instrumentation import deprioritized
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload
 
 pytestmark = pytest.mark.oldest
 
@@ -32,7 +32,13 @@ class Gate:
 
 
 def retry(
-    side: Side, uri: str, database: str, instrument: Instrument, looks: int, **options: Any
+    side: Side,
+    uri: str,
+    database: str,
+    instrument: Instrument,
+    looks: int,
+    config: dict[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[Any, list[set[Any]]]:
     """One read that fails once: the server it failed on, and the candidates of each later look."""
     gate = Gate()
@@ -47,7 +53,7 @@ def retry(
             gate.closed_looks = looks
 
     failed: list[str] = []
-    telemetry = instrument(timeout_ms=20_000)
+    telemetry = instrument(timeout_ms=20_000, **(config or {}))
     closing = ClosesTheGate()
     telemetry.decisions.on_event = closing.on_event  # type: ignore[method-assign]
     side.do(coll.find_one)
@@ -144,3 +150,53 @@ def test_a_client_may_say_no(
         side, replica_set.uri, database, instrument, 0, enableOverloadRetargeting=False
     )
     assert [failed in candidates for candidates in seen] == [True]
+
+
+def unreachable(command: str) -> Fail:
+    """An error without overload after which the driver itself still thinks well of the server."""
+    return Fail(command, code=6)
+
+
+OFF = {"overload_retargeting": False}
+MONGODB = {"config_strategy": "mongodb"}
+
+
+@pytest.mark.parametrize(
+    ("config", "fault", "avoids"),
+    [
+        ({}, unreachable, True),
+        (MONGODB, unreachable, False),
+        (MONGODB, Overload, True),
+        (OFF, unreachable, False),
+        (OFF, Overload, False),
+    ],
+)
+def test_what_switches_it_off(
+    config: dict[str, Any],
+    fault: Any,
+    avoids: bool,
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    replica_set.inject(fault("find"))
+    failed, seen = retry(side, replica_set.uri, database, instrument, 0, config)
+    assert [failed not in candidates for candidates in seen] == [avoids]
+
+
+@pytest.mark.parametrize("config", [OFF, MONGODB, OFF | MONGODB])
+@pytest.mark.parametrize("fault", [unreachable, Overload])
+def test_a_sharded_cluster_always_has_it(
+    config: dict[str, Any],
+    fault: Any,
+    side: Side,
+    cluster: ShardedCluster,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    """Retryable Reads, "Selecting the server for retry": a MUST, whatever a client says."""
+    cluster.inject(fault("find"))
+    own = {"enableOverloadRetargeting": False}
+    failed, seen = retry(side, cluster.uri, database, instrument, 0, config, **own)
+    assert [failed not in candidates for candidates in seen] == [True]

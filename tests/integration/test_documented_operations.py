@@ -9,12 +9,12 @@ import gridfs
 import pytest
 from conftest import Instrument, SentCommands, Side
 from every_operation import BY_CLASS, Operation, Scene
+from operations_table import NEVER, READ, UNSENT, WRITE, documented
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import operations
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore
 
-from operations_table import NEVER, READ, UNSENT, WRITE, documented
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.orchestrator import Rule
 
@@ -51,7 +51,9 @@ def what_becomes_of(
     first = telemetry.decisions.events[0]
     if not isinstance(first, RetryScheduled):
         return SECTION_OF_RULE[first.rule]
-    struck = [event for event in sent.started_events if operation.strikes in (None, event.command_name)]
+    struck = [
+        event for event in sent.started_events if operation.strikes in (None, event.command_name)
+    ]
     return WRITE if "txnNumber" in struck[0].command else READ
 
 
@@ -86,5 +88,7 @@ def test_no_operation_is_missing(owner: str, wrapped: Any) -> None:
         cls = getattr(gridfs, owner)
         wrapped = {name for name, _ in inspect.getmembers(cls, callable) if name[0] != "_"}
         wrapped -= {"new_file"}  # makes an object; its write() and close() are those of put()
-    listed = {name.split(".")[1].split()[0] for name in documented() if name.startswith(owner + ".")}
+    listed = {
+        name.split(".")[1].split()[0] for name in documented() if name.startswith(owner + ".")
+    }
     assert listed >= set(wrapped)

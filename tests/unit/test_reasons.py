@@ -1,0 +1,100 @@
+"""The table of reasons: whole, without contradictions, and what the classification goes by."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import replace
+
+import pytest
+from pymongo.errors import (
+    AutoReconnect,
+    NotPrimaryError,
+    OperationFailure,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+)
+from pymongo_resilience_instrumentation import failures, reasons
+
+from pymongo_resilience.failure import RetryReason
+
+pytestmark = pytest.mark.oldest
+
+SENT = failures.Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
+OF_THE_TEXT = {6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
+"""Retryable Reads, "Retryable Error"."""
+CODES = [(row, code) for row in reasons.ROWS for code in row.codes]
+
+
+def test_every_reason_has_one_row() -> None:
+    assert sorted(row.reason.name for row in reasons.ROWS) == sorted(RetryReason.__members__)
+
+
+def test_no_code_has_two_reasons() -> None:
+    numbers = [code.number for _, code in CODES]
+    assert len(numbers) == len(set(numbers)) == len(reasons.BY_CODE)
+
+
+@pytest.mark.parametrize(("row", "code"), CODES, ids=lambda each: getattr(each, "name", ""))
+def test_a_code_is_classified_as_the_table_has_it(row: reasons.Row, code: reasons.Code) -> None:
+    error = OperationFailure("", code.number, {"ok": 0, "code": code.number})
+    failure = failures.describe(error, SENT)
+    assert (failure.reason, failure.in_texts) == (row.reason, code.in_texts)
+
+
+def test_the_codes_of_the_text_are_in_the_texts_and_no_others() -> None:
+    assert {code.number for _, code in CODES if code.in_texts} == OF_THE_TEXT
+
+
+@pytest.mark.parametrize("row", [row for row in reasons.ROWS if row.labels])
+def test_labels_are_classified_as_the_table_has_them(row: reasons.Row) -> None:
+    whole = OperationFailure("", 1, {"ok": 0, "errorLabels": sorted(row.labels)})
+    assert failures.describe(whole, SENT).reason is row.reason
+    for label in row.labels:
+        part = OperationFailure("", 1, {"ok": 0, "errorLabels": sorted(row.labels - {label})})
+        assert failures.describe(part, SENT).reason is RetryReason.UNKNOWN
+
+
+def _of_tls(cause: Exception) -> AutoReconnect:
+    error = AutoReconnect("SSL handshake failed")
+    error.__cause__ = cause
+    return error
+
+
+UNTRUSTED = ssl.SSLCertVerificationError("certificate verify failed")
+CLASSES = [
+    (WaitQueueTimeoutError("full"), False, reasons.UNKNOWN),
+    (ServerSelectionTimeoutError("none"), False, reasons.NODE_NOT_AVAILABLE),
+    (NotPrimaryError("not primary"), True, reasons.NOT_PRIMARY),
+    (AutoReconnect("refused"), False, reasons.SOCKET_NOT_AVAILABLE),
+    (AutoReconnect("closed"), True, reasons.SOCKET_CLOSED_WHILE_IN_FLIGHT),
+    (_of_tls(UNTRUSTED), False, reasons.TLS_ERROR),
+]
+
+
+@pytest.mark.parametrize(("error", "sent", "row"), CLASSES)
+def test_a_class_is_classified_as_the_table_has_it(
+    error: Exception, sent: bool, row: reasons.Row
+) -> None:
+    assert isinstance(error, row.errors)
+    attempt = replace(SENT, reached_connection=sent)
+    assert failures.describe(error, attempt).reason is row.reason
+
+
+def test_every_row_of_a_class_is_among_them() -> None:
+    assert [row for row in reasons.ROWS if row.errors and row not in [c[2] for c in CLASSES]] == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "sent"),
+    [(ssl.SSLEOFError("hung up"), False), (ssl.SSLZeroReturnError("closed"), False),
+     (OSError("refused"), False), (UNTRUSTED, True)],
+)  # fmt: skip
+def test_a_peer_that_hangs_up_is_not_about_tls(cause: Exception, sent: bool) -> None:
+    attempt = replace(SENT, reached_connection=sent)
+    assert failures.describe(_of_tls(cause), attempt).reason is not RetryReason.TLS_ERROR
+
+
+def test_a_selection_that_fails_within_an_attempt_is_another_clients() -> None:
+    failure = failures.describe(ServerSelectionTimeoutError("of a key vault"), SENT)
+    assert failure.reason is RetryReason.UNKNOWN
+    assert failure.selection, "never repeated, as pymongo has it"
