@@ -61,7 +61,7 @@ MUSTS = [
          "CHANGELOG.md", "Changed",
          ("Adjust retry logic of your own before you upgrade", "retrying for far too long")),
     Must("reads-8", READS, "a loop of n rounds repeats a read up to 2n times", RETRIES,
-         "Take your own retry loop off", ("n * 2", "it multiplies with them")),
+         "Take your own retry loop off", ("| n * 2 |", "it multiplies with them")),
     Must("overload-1", BACKPRESSURE, "all commands are retried on overload", RETRIES, "Overload",
          ("All commands are retried when the server is overloaded",)),
     Must("overload-2", BACKPRESSURE, "release notes: retry logic of one's own may have to be "

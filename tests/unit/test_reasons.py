@@ -39,6 +39,7 @@ def test_a_code_is_classified_as_the_table_has_it(row: reasons.Row, code: reason
     error = OperationFailure("", code.number, {"ok": 0, "code": code.number})
     failure = failures.describe(error, SENT)
     assert (failure.reason, failure.in_texts) == (row.reason, code.in_texts)
+    assert not failure.reason.allows_non_idempotent_retry, "a code alone proves nothing"
 
 
 def test_the_codes_of_the_text_are_in_the_texts_and_no_others() -> None:
