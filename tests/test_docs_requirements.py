@@ -156,7 +156,7 @@ def deviations() -> dict[str, dict[str, str]]:
     return {
         number: dict(
             re.findall(
-                r"^- \*\*(\w+)\*\*: (.*?)(?=\n- \*\*|\Z)",
+                r"^- \*\*(\w+)\*\*:\s(.*?)(?=\n- \*\*|\Z)",
                 section(read(DEVIATIONS), title).strip(),
                 re.DOTALL | re.MULTILINE,
             )
