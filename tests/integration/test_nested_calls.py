@@ -45,7 +45,8 @@ def test_a_task_that_outlives_its_call_is_judged_like_any_other(
     inside, sent = Inside(), SentCommands()
     tasks: list[asyncio.Task[Any]] = []
 
-    async def later(coll: Any) -> Any:
+    async def later(coll: Any, failing: asyncio.Event) -> Any:
+        await failing.wait()
         with pymongo.timeout(1.0):
             return await coll.find_one()
 
@@ -54,11 +55,12 @@ def test_a_task_that_outlives_its_call_is_judged_like_any_other(
         async with pymongo.AsyncMongoClient(proxy.uri, **options) as client:
             coll = client[database].coll
             await coll.find_one()
-            loop = asyncio.get_running_loop()
-            inside.act = lambda: tasks.append(loop.create_task(later(coll)))
+            loop, failing = asyncio.get_running_loop(), asyncio.Event()
+            inside.act = lambda: tasks.append(loop.create_task(later(coll, failing)))
             await coll.count_documents({})
             proxy.inject(Fail("find", times=100_000, code=6))
             sent.started_events.clear()
+            failing.set()
             with pytest.raises(OperationTimeoutError):
                 await tasks[0]
 
