@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.kinds import (
     BOOLEAN,
+    LONGEST_MS,
     PREFIX,
     Kind,
     integer,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 FILE_VARIABLE = PREFIX + "CONFIG"
 RULES = "policies"
 STRATEGIES = (*NAMED, "driver")
-LONGEST_MS = 2_147_483_647
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 PREFIX = "PYMONGO_RESILIENCE_"
+LONGEST_MS = 2_147_483_647
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -45,6 +46,10 @@ def integer(low: int, high: int, *, optional: bool = False) -> Kind:
         return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
     return Kind("integer", f"an integer from {low} to {high}", int, legal)
+
+
+TIMEOUT_MS = integer(0, LONGEST_MS)
+"""0 is without end."""
 
 
 def one_of(names: Iterable[str]) -> Kind:

@@ -82,6 +82,7 @@ class NamespaceRules:
         self.strategy = strategy
         self._policies = {pattern: policies[pattern] for pattern in sorted(policies, key=_breadth)}
         self._of = lru_cache(REMEMBERED)(self._combined)
+        self._have_timeouts = any(each.timeout_ms is not None for each in policies.values())
 
     def policy_of(self, database: str, collection: str | None) -> Policy:
         """What the rules say on one namespace; nothing where no rule matches.
@@ -90,6 +91,10 @@ class NamespaceRules:
         not known either, it is empty, and ``*.*`` alone holds.
         """
         return self._of(database, collection) if self._policies else NOTHING
+
+    def timeout_of(self, database: str, collection: str | None) -> int | None:
+        """Milliseconds for each operation of one namespace; asked of every call."""
+        return self._of(database, collection).timeout_ms if self._have_timeouts else None
 
     def coroutines(self) -> dict[str, RetryStrategy]:
         """The strategies that are coroutines, by pattern; that of the process is for everything."""

@@ -8,9 +8,10 @@ import inspect
 from collections.abc import Mapping
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from pymongo_resilience.kinds import TIMEOUT_MS
 from pymongo_resilience.strategy import check_strategy
 
 if TYPE_CHECKING:
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from pymongo_resilience.strategy import RetryStrategy
 
 
+_Number = TypeVar("_Number", int, float)
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A field left at None inherits. Immutable, so thread- and task-safe.
 
-    Raises TypeError for a field of a wrong type.
+    Raises TypeError for a field of a wrong type, and ValueError for a timeout out of range.
     """
 
     idempotent: bool | None = None
@@ -32,6 +36,8 @@ class Policy:
     strategy: RetryStrategy | None = None
     data: Mapping[str, Any] | None = field(default=None, repr=False)
     """The caller's own facts; the strategy sees them as ``operation.data``, and nobody else."""
+    timeout_ms: int | None = None
+    """Milliseconds that each operation has, its retries included; 0 is without end."""
 
     def __post_init__(self) -> None:
         # Only types are named: the data may be confidential, and so may be what is given for it.
@@ -39,6 +45,8 @@ class Policy:
             raise TypeError(
                 f"idempotent is of type {type(self.idempotent).__name__}: expected a bool"
             )
+        if self.timeout_ms is not None:
+            _check_timeout(self.timeout_ms)
         if self.strategy is not None:
             check_strategy(self.strategy)
         if self.data is not None and not isinstance(self.data, Mapping):
@@ -50,6 +58,25 @@ class Policy:
         return Policy(
             **{name: getattr(outer, name) if v is None else v for name, v in mine.items()}
         )
+
+    def within(self, outer: Policy) -> Policy:
+        """As ``over``, for a block inside of another: of two timeouts the shorter holds."""
+        both = self.over(outer)
+        if self.timeout_ms is None or outer.timeout_ms is None:
+            return both
+        return replace(both, timeout_ms=shorter(self.timeout_ms, outer.timeout_ms))
+
+
+def shorter(one: _Number, other: _Number) -> _Number:
+    """Of two timeouts, where 0 is without end (Client-Side Operations Timeout, "min(a, b)")."""
+    return min(one, other) or max(one, other)
+
+
+def _check_timeout(value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"timeout_ms is of type {type(value).__name__}: expected an int")
+    if not TIMEOUT_MS.legal(value):
+        raise ValueError(f"timeout_ms={value}: expected {TIMEOUT_MS.allowed}")
 
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
@@ -74,15 +101,18 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
     def __init__(
         self,
         *,
+        timeout_ms: int | None = None,
         idempotent: bool | None = None,
         strategy: RetryStrategy | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        self._policy = Policy(idempotent=idempotent, strategy=strategy, data=data)
+        self._policy = Policy(
+            timeout_ms=timeout_ms, idempotent=idempotent, strategy=strategy, data=data
+        )
         self._tokens: list[Token[Policy]] = []
 
     def __enter__(self) -> Policy:
-        policy = self._policy.over(_current.get())
+        policy = self._policy.within(_current.get())
         self._tokens.append(_current.set(policy))
         return policy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.kinds import BOOLEAN, Kind, one_of, shown, warn_unknown
+from pymongo_resilience.kinds import BOOLEAN, TIMEOUT_MS, Kind, one_of, shown, warn_unknown
 from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
 from pymongo_resilience.policy import Policy
 from pymongo_resilience.strategy import NAMED
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _TRUTH = replace(BOOLEAN, allowed="true or false")
 _TABLE = Kind("table", "a table, as in {robot = true}", str, lambda value: isinstance(value, dict))
 KEYS: Mapping[str, Kind] = {
+    "timeout_ms": TIMEOUT_MS,
     "idempotent": _TRUTH,
     "strategy": one_of(NAMED),
     "data": _TABLE,

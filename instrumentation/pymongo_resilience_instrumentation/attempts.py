@@ -23,6 +23,7 @@ from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import Stage
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.policy import shorter
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import deprioritized, driver, failures
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
@@ -158,7 +159,9 @@ class Attempts:
         if left is None:
             window = driver.server_selection_timeout(self._loop)
             return None, Deadline.after(self._clock, window)
-        return Deadline(self._clock, self._clock.now() + left, timeout), None
+        # Of two that are in force, the driver keeps the earlier end, but only the inner length.
+        given = shorter(timeout, self.call.timeout or 0)
+        return Deadline(self._clock, self._clock.now() + left, given), None
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
         progress = driver.bulk_progress(self._loop)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 
 
-class DefaultTimeout(AbstractContextManager[None]):
-    """Puts the configured timeout in force, in the context of one thread or task.
+class Timeout(AbstractContextManager[None]):
+    """Puts a timeout in force, in the context of one thread or task.
 
     A coroutine that is never finished is collected in some other context, often while the
     interpreter exits. There is nothing to take back there, and nothing to complain of.

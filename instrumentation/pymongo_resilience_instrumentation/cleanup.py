@@ -15,7 +15,7 @@ from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience_instrumentation import driver, failures
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, DefaultTimeout
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -170,4 +170,4 @@ class EndSessions(Cleanup):
         """A repetition may not take longer than the window either; the first is the driver's."""
         if self._window is None:
             return NO_DEADLINE
-        return DefaultTimeout(max(SHORTEST, self._window.remaining()))
+        return Timeout(max(SHORTEST, self._window.remaining()))

@@ -17,7 +17,7 @@ from pymongo import common
 from pymongo_resilience.failure import RETRYABLE_WRITE
 from pymongo_resilience.operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.calls import DefaultTimeout
+from pymongo_resilience_instrumentation.calls import Timeout
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
 try:
@@ -206,7 +206,7 @@ class TimeoutAnew(AbstractContextManager[None]):
     __slots__ = ("_before", "_timeout")
 
     def __init__(self, seconds: float) -> None:
-        self._timeout = DefaultTimeout(seconds)
+        self._timeout = Timeout(seconds)
         self._before: Token[float] | None = None
 
     def __enter__(self) -> None:
@@ -216,7 +216,7 @@ class TimeoutAnew(AbstractContextManager[None]):
     def __exit__(self, *raised: Any) -> None:
         self._timeout.__exit__(*raised)
         if self._before is not None:
-            # As with DefaultTimeout: collected elsewhere, there is nothing to take back.
+            # As with Timeout: collected elsewhere, there is nothing to take back.
             with suppress(ValueError):
                 _csot.DEADLINE.reset(self._before)
 

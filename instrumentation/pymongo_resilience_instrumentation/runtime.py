@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context
 from pymongo.errors import OperationFailure
 
+from pymongo_resilience import policy
 from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.policy import shorter
 from pymongo_resilience_instrumentation import calls, driver, monkey_patching
 from pymongo_resilience_instrumentation.attempts import Attempts
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, DefaultTimeout
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
 from pymongo_resilience_instrumentation.origins import state_origin
 
@@ -151,24 +153,31 @@ class Runtime:
         """Make it the call in progress; a span is the caller's to start, if there is to be one."""
         self.disinherit()
         call.started = time.perf_counter()
-        call.timeout, call.deadline = self._deadline(call.client)
+        call.timeout, call.deadline = self._deadline(call)
         calls.enter(call)
 
-    def _deadline(self, client: Any) -> tuple[float | None, AbstractContextManager[None]]:
-        """The seconds a call has, and what puts the configured default in force.
+    def _deadline(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
+        """The seconds a call has, and what puts them in force where that is ours to do.
 
-        ``pymongo.timeout`` around the call wins, then the client's own timeoutMS.
+        ``override`` and ``pymongo.timeout`` around the call win, the shorter of the two; then a
+        rule for its namespace, the client's own timeoutMS, the configured default.
         """
-        own: float | None = client.options.timeout
+        own: float | None = call.client.options.timeout
         if not self.knows_timeouts:
             return own, NO_DEADLINE
-        in_force = driver.timeout_in_force()
+        in_force, said = driver.timeout_in_force(), policy.current().timeout_ms
         if in_force is not None:
-            return in_force, NO_DEADLINE
-        default = self.config.timeout_ms
-        if own is not None or default is None:
-            return own, NO_DEADLINE
-        return default / 1000, DefaultTimeout(default / 1000)
+            if not said:
+                return in_force, NO_DEADLINE
+            # pymongo keeps the earlier of both ends.
+            return shorter(in_force, said / 1000), Timeout(said / 1000)
+        if said is None:
+            said = self.rules.timeout_of(call.database, call.collection)
+        if said is None:
+            if own is not None:
+                return own, NO_DEADLINE
+            said = self.config.timeout_ms
+        return (None, NO_DEADLINE) if said is None else (said / 1000, Timeout(said / 1000))
 
     def disinherit(self) -> None:
         """What was started inside of a call outlives it, a task or a forked child: the call's span

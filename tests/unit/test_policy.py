@@ -38,6 +38,7 @@ policies = st.builds(
     idempotent=st.none() | st.booleans(),
     strategy=st.none() | st.sampled_from([FAST_FAIL, BEST_EFFORT]),
     data=st.none() | st.dictionaries(st.text(max_size=2), st.integers()),
+    timeout_ms=st.none() | st.integers(0, 9),
 )
 
 
@@ -57,6 +58,30 @@ def test_blocks_nest_field_by_field() -> None:
         with override(strategy=BEST_EFFORT, data={"inner": 2}):
             assert current() == Policy(True, BEST_EFFORT, {"inner": 2})
         assert current() == Policy(True, None, {"outer": 1})
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "holds"),
+    [(100, 200, 100), (200, 100, 100), (0, 100, 100), (100, 0, 100), (0, 0, 0), (100, None, 100)],
+)
+def test_of_two_timeouts_the_shorter_holds(outer: int, inner: int | None, holds: int) -> None:
+    with override(timeout_ms=outer), override(timeout_ms=inner):
+        assert current().timeout_ms == holds
+    assert Policy(timeout_ms=inner).over(Policy(timeout_ms=outer)).timeout_ms == (
+        outer if inner is None else inner
+    ), "of two rules it is the nearer"
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**31, -(10**9)])
+def test_a_timeout_out_of_range_is_refused(wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"timeout_ms={wrong}: expected an integer from 0 to"):
+        override(timeout_ms=wrong)
+
+
+@pytest.mark.parametrize("wrong", [True, 1.5, "100"])
+def test_a_timeout_of_another_type_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"timeout_ms is of type \w+: expected an int"):
+        Policy(timeout_ms=wrong)
 
 
 def test_an_inner_no_wins_over_an_outer_yes() -> None:

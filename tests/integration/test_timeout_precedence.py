@@ -1,0 +1,146 @@
+"""Which timeout holds: of override and pymongo.timeout, a rule, the client, and the default.
+
+Seen at the error that it ends in: ``timeout_s`` is what the operation had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, fail_command
+from pymongo import _csot
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+from pymongo_resilience import OperationTimeoutError, Policy, override
+
+pytestmark = pytest.mark.oldest
+SHORT, LONG = 120, 60_000
+"""Milliseconds: the one that is to hold, and any other."""
+
+
+def expired(side: Side, coll: Any, control: Any, function: Any = None) -> float:
+    """Seconds that the operation had, once it has run out of them."""
+    side.do(coll.find_one)
+    with fail_command(control, "find", errorCode=6), pytest.raises(OperationTimeoutError) as caught:
+        side.do(function or coll.find_one)
+    assert _csot.get_timeout() is None or function is None
+    return caught.value.timeout_s
+
+
+@pytest.mark.parametrize(
+    ("around", "rule", "client", "default", "holds"),
+    [
+        (None, None, None, SHORT, "default"),
+        (None, None, SHORT, LONG, "client"),
+        (None, SHORT, LONG, LONG, "rule"),
+        (SHORT, LONG, LONG, LONG, "override"),
+        (SHORT, None, 0, 0, "override"),
+        (None, SHORT, 0, None, "rule"),
+    ],
+)
+def test_the_nearest_holds(
+    around: int | None,
+    rule: int | None,
+    client: int | None,
+    default: int | None,
+    holds: str,
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    policies = {} if rule is None else {f"{database}.*": Policy(timeout_ms=rule)}
+    instrument(timeout_ms=default, policies=policies)
+    options = {} if client is None else {"timeoutMS": client}
+    coll = side.client(server.uri, **options)[database].coll
+    block: Any = contextlib.nullcontext() if around is None else override(timeout_ms=around)
+    with block:
+        assert expired(side, coll, control) == SHORT / 1000, f"not that of the {holds}"
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        (override(timeout_ms=SHORT), override(timeout_ms=LONG)),
+        (override(timeout_ms=LONG), override(timeout_ms=SHORT)),
+        (override(timeout_ms=SHORT), override(timeout_ms=0)),
+        (override(timeout_ms=0), override(timeout_ms=SHORT)),
+        (override(timeout_ms=SHORT), override(idempotent=True)),
+        (pymongo.timeout(LONG / 1000), override(timeout_ms=SHORT)),
+        (pymongo.timeout(0), override(timeout_ms=SHORT)),
+        (override(timeout_ms=SHORT), pymongo.timeout(LONG / 1000)),
+        (override(timeout_ms=SHORT), pymongo.timeout(0)),
+    ],
+)
+def test_of_nested_ones_the_shorter_holds(
+    outer: Any,
+    inner: Any,
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=LONG)
+    coll = side.client(server.uri)[database].coll
+    with outer, inner:
+        assert expired(side, coll, control) == SHORT / 1000
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_override_is_no_end_to_a_shorter_pymongo_timeout(
+    nested: bool, side: Side, server: EmbeddedServer, database: str, control: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """What remains of the block counts, not what the override would give."""
+    instrument()
+    coll = side.client(server.uri)[database].coll
+    side.do(coll.find_one)
+    block = override(timeout_ms=0) if nested else override(timeout_ms=LONG)
+    with fail_command(control, "find", errorCode=6), pymongo.timeout(SHORT / 1000), block:
+        with pytest.raises(OperationTimeoutError) as caught:
+            side.do(coll.find_one)
+    assert caught.value.timeout_s == SHORT / 1000
+    assert caught.value.elapsed_s < 10
+
+
+def test_each_operation_of_a_block_has_the_whole(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    """Unlike pymongo.timeout, which is one end for all of them."""
+    instrument()
+    coll = side.client(server.uri)[database].coll
+    side.do(coll.find_one)
+    with override(timeout_ms=SHORT), fail_command(control, "find", errorCode=6):
+        for _ in range(2):
+            with pytest.raises(OperationTimeoutError) as caught:
+                side.do(coll.find_one)
+            assert caught.value.attempts > 2
+
+
+def test_a_rule_holds_for_its_collections_alone(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(policies={f"{database}.coll": Policy(timeout_ms=SHORT)})
+    db = side.client(server.uri)[database]
+    assert expired(side, db.coll, control) == SHORT / 1000
+    with fail_command(control, "find", errorCode=6):
+        with pytest.raises(pymongo.errors.OperationFailure) as caught:
+            side.do(db.other.find_one)
+    assert not isinstance(caught.value, OperationTimeoutError)
+    assert caught.value.attempts == 2  # type: ignore[attr-defined]  # given by the library
+
+
+def test_without_any_there_is_no_deadline(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(policies={"other.*": Policy(timeout_ms=SHORT)})
+    coll = side.client(server.uri)[database].coll
+    with override(idempotent=True):
+        side.do(coll.find_one)
+    (span,) = telemetry.operations(f"find {database}.coll")
+    assert "pymongo_resilience.deadline" not in span.attributes
