@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
+from pymongo_resilience.binding import bind
 from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError
 from pymongo_resilience.events import Event, Listener, RetryDeclined, RetryScheduled
@@ -48,6 +49,7 @@ __all__ = [
     "RetryStrategy",
     "Stage",
     "__version__",
+    "bind",
     "instrument",
     "is_instrumented",
     "override",

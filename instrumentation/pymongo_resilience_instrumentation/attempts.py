@@ -132,7 +132,7 @@ class Attempts:
         loop = self._loop
         call = self.call
         rules = self._rules
-        said = policy.current().over(rules.policy_of(*_governed(call)))
+        said = policy.current().over(call.bound).over(rules.policy_of(*_governed(call)))
         kind = Kind.READ if self._only_reads else driver.kind(loop)
         deadline, window = self._deadlines()
         return Operation(

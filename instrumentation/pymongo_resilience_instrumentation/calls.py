@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from opentelemetry import context
 
+from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation.addresses import namespace_text
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Call:
     listener does, and those are calls of their own."""
 
     __slots__ = (
-        "acknowledged", "backoff", "client", "collection", "command_spans", "database",
+        "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "database",
         "deadline", "declined_by", "driver_connection_id", "ended", "namespace", "only_reads",
         "operation", "otel_token", "outer_context", "public", "reasons", "selected",
         "server", "span", "started", "timeout", "token",
@@ -77,6 +78,8 @@ class Call:
         """False where the write concern asks for no answer, or nobody knows."""
         self.public = public
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
+        self.bound = NOTHING
+        """The policy that the collection or database carries."""
         self.only_reads = False
         """A command runner was given a command that can only read."""
         self.ended = False

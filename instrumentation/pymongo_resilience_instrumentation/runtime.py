@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience import policy
 from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience.policy import shorter
+from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver, monkey_patching
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Event
     from pymongo_resilience.executor import AsyncExecutor, Executor
     from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience.policy import Policy
     from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.budgets import Budgets
     from pymongo_resilience_instrumentation.clients import Clients
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
+    from pymongo_resilience_instrumentation.operations import Target
     from pymongo_resilience_instrumentation.spans import OperationSpans
 
 logger = logging.getLogger("pymongo_resilience")
@@ -76,10 +78,17 @@ class Runtime:
         return call is not None and call.client is client and call.has_operations
 
     def begin(
-        self, client: Any, operation: str, database: str, collection: str | None, acknowledged: bool
+        self,
+        client: Any,
+        operation: str,
+        target: Target,
+        *,
+        acknowledged: bool = True,
+        bound: Policy = NOTHING,
     ) -> Call:
-        """Enter a call of the public API."""
-        call = Call(client, operation, database, collection, acknowledged=acknowledged)
+        """Enter a call of the public API; ``bound`` is the policy that its object carries."""
+        call = Call(client, operation, *target, acknowledged=acknowledged)
+        call.bound = bound
         self.enter(call)
         try:
             if self.operation_spans is not None:
@@ -159,8 +168,9 @@ class Runtime:
     def _deadline(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
         """The seconds a call has, and what puts them in force where that is ours to do.
 
-        ``override`` and ``pymongo.timeout`` around the call win, the shorter of the two; then a
-        rule for its namespace, the client's own timeoutMS, the configured default.
+        ``override`` and ``pymongo.timeout`` around the call win, the shorter of the two; then what
+        its object is bound to, a rule for its namespace, the client's own timeoutMS, the configured
+        default.
         """
         own: float | None = call.client.options.timeout
         if not self.knows_timeouts:
@@ -171,6 +181,8 @@ class Runtime:
                 return in_force, NO_DEADLINE
             # pymongo keeps the earlier of both ends.
             return shorter(in_force, said / 1000), Timeout(said / 1000)
+        if said is None:
+            said = call.bound.timeout_ms
         if said is None:
             said = self.rules.timeout_of(call.database, call.collection)
         if said is None:

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pymongo_resilience.binding import policy_of
 from pymongo_resilience_instrumentation import calls, client_options, driver, operations
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.operations import PublicOperation
+    from pymongo_resilience_instrumentation.operations import PublicOperation, Target
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -28,20 +29,26 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
         nested = runtime.nested(client)
         if nested and operation.name not in operations.CHANGES:
             return None
-        database, collection = operation.target(instance, args, kwargs)
-        if nested and not _leaves_the_namespace(operation.name, database, collection):
+        target = operation.target(instance, args, kwargs)
+        if nested and not _leaves_the_namespace(operation.name, target):
             return None
         only_reads = operation.only_reads is not None and operation.only_reads(args, kwargs)
         concern = getattr(instance, "write_concern", None)
         acknowledged = concern is None or concern.acknowledged
-        call = runtime.begin(client, operation.name, database, collection, acknowledged)
+        call = runtime.begin(
+            client,
+            operation.name,
+            target,
+            acknowledged=acknowledged,
+            bound=policy_of(instance),
+        )
         call.only_reads = only_reads
         return call
 
     return _call(runtime, begin, asynchronous)
 
 
-def _leaves_the_namespace(operation: str, database: str, collection: str | None) -> bool:
+def _leaves_the_namespace(operation: str, target: Target) -> bool:
     """The driver never writes elsewhere inside of a call, nor does it change collections inside of
     reads and writes: it is the application that does, from a listener or from what it inserts, and
     what holds for the call's namespace does not hold there.
@@ -51,7 +58,7 @@ def _leaves_the_namespace(operation: str, database: str, collection: str | None)
         return False
     if operation in operations.DEFINITIONS and call.operation in operations.DEFINITIONS:
         return False
-    return (call.database, call.collection) != (database, collection)
+    return (call.database, call.collection) != target
 
 
 def cursor_batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -62,7 +69,7 @@ def cursor_batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
         name = str(getattr(batch.name, "value", batch.name))
         if runtime.nested(client) and not _reads_for_the_application(name):
             return None
-        return runtime.begin(client, name, batch.db, batch.coll, True)
+        return runtime.begin(client, name, (batch.db, batch.coll))
 
     return _call(runtime, begin, asynchronous)
 
