@@ -1,0 +1,294 @@
+"""The table of ``tests/unit/scenarios.py`` once more, with pymongo, sockets and a server.
+
+Real are the driver, its loop, its errors and their labels, sessions and transaction numbers, the
+strikes of the test bed, and what the instrumentation reads from all of it. Not real is time: the
+clock and the dice of the engine are those of the unit test, so nothing waits. A row's deadline lies
+on that clock. pymongo's own, which it enforces on sockets and selection, is on the real one: a
+generous one, but where the row says that the driver ran out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, wait_until
+from pymongo.errors import AutoReconnect, PyMongoError
+from pymongo_resilience_instrumentation import budgets, driver, instrumentor
+from pymongo_resilience_instrumentation.testbed import CutBefore, EmbeddedServer, ReplicaSet
+from real_calls import DOCUMENTS, Maker, RealCall
+from real_faults import LOGIN, FaultsInOrder, as_stated
+from unit.answers import half
+from unit.scenarios import SCENARIOS, Scenario
+from unit.work import START
+
+import pymongo_resilience
+from pymongo_resilience import (
+    Event,
+    Failure,
+    Operation,
+    OperationTimeoutError,
+    RetryReason,
+    RetryScheduled,
+    Stage,
+    override,
+)
+from pymongo_resilience.operation import Kind
+from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.testing import FakeClock
+
+NO_BREAKER = "there is no circuit breaker yet"
+NO_TLS = "the test bed does not speak TLS"
+NO_ANSWER = "nobody hears of what happens to an unacknowledged write once it is sent"
+NOT_ON_A_SERVER = {
+    "selection: no server, with time left": (
+        "pymongo looks for a server until the deadline, whatever serverSelectionTimeoutMS says: "
+        "no time is left (rule 6 has that row)"
+    ),
+    "rule 0: an unacknowledged write": NO_ANSWER,
+    "rule 0: a declared unacknowledged write": NO_ANSWER,
+    "rule 0: an unacknowledged write, overload": NO_ANSWER,
+    "rule 1: fast_fail, an untrusted certificate": NO_TLS,
+    "rule 1: best_effort, an untrusted certificate": NO_TLS,
+    "rule 2: another write, no connection says the cause, but it was sent": (
+        "the two facts exclude each other: the cause is that there was none to send it on"
+    ),
+    "rule 2: another write, overloaded says the cause, without its labels": (
+        "the two facts exclude each other: the labels are how we know"
+    ),
+    "rule 2: another write, a circuit breaker was open": NO_BREAKER,
+    "rule 2: another write, the breaker says the cause, but it was sent": NO_BREAKER,
+}
+"""Rows that no server can make true, with the reason."""
+REAL = {name: row for name, row in SCENARIOS if name not in NOT_ON_A_SERVER}
+GENEROUS_MS = 60_000
+SHORT_MS = 400
+"""Of an attempt that is to run out of the driver's own time."""
+SELECTION_MS = 150
+"""Of a selection that is to find no server."""
+BY_HAND = 3600.0
+"""Seconds between two runs of the background task: it must not close the cursors of one row during
+another."""
+
+
+@dataclass
+class Bed:
+    """What all rows of one side share: servers, and a client for each set of options."""
+
+    side: Side
+    servers: ReplicaSet
+    database: str
+    clients: dict[frozenset[tuple[str, Any]], Any] = field(default_factory=dict)
+
+    def client(self, row: Scenario) -> Any:
+        """One that is connected, of the options that the row asks for."""
+        options = options_of(row)
+        key = frozenset(options.items())
+        if key not in self.clients:
+            self.clients[key] = self.side.client(self.servers.uri, **LOGIN, **options)
+        self.wait_for(self.clients[key])
+        return self.clients[key]
+
+    def wait_for(self, client: Any) -> None:
+        """Until it knows the server, and has a connection."""
+
+        def answers() -> bool:
+            with suppress(PyMongoError):
+                return bool(self.side.do(client.admin.command, "ping"))
+            return False
+
+        wait_until(answers)
+
+    def inject(self, row: Scenario, clock: FakeClock) -> FaultsInOrder:
+        """In place of the faults of the row before."""
+        self.servers.clear()
+        faults = FaultsInOrder(row.faults, clock)
+        self.servers.inject(faults)
+        return faults
+
+    def hold_monitor(self, client: Any, faults: FaultsInOrder) -> None:
+        """Until it waits for a reply that does not come."""
+
+        def is_held() -> bool:
+            client._topology._request_check_all()
+            self.side.do(client.admin.command, "ping")
+            return faults.holds_monitor
+
+        wait_until(is_held)
+
+    def lose_connections(self, client: Any) -> None:
+        """The next attempt has to make one."""
+        self.servers.inject(CutBefore("buildInfo"))
+        with pytest.raises(AutoReconnect):
+            self.side.do(client.admin.command, "buildInfo")
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def bed(
+    request: pytest.FixtureRequest, server: EmbeddedServer, control: pymongo.MongoClient[Any]
+) -> Iterator[Bed]:
+    database = f"scenarios_{time.monotonic_ns()}"
+    control[database].coll.insert_many(DOCUMENTS)
+    with ReplicaSet(server.address, members=1) as servers, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", BY_HAND)
+        side = Side(request.param, asyncio.Runner() if request.param == "async" else None)
+        yield Bed(side, servers, database)
+        side.close()
+    control.drop_database(database)
+
+
+def options_of(row: Scenario) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if not row.call.retries_enabled:
+        belongs_to_a_read = row.call.kind in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP)
+        options["retryReads" if belongs_to_a_read else "retryWrites"] = False
+    if row.own_max_retries is not None:
+        options["maxAdaptiveRetries"] = row.own_max_retries
+    if any(fault.selection for fault in row.faults):
+        options["serverSelectionTimeoutMS"] = SELECTION_MS
+    elif any(fault.timed_out for fault in row.faults):
+        options["socketTimeoutMS"] = SHORT_MS
+    return options
+
+
+def config_of(row: Scenario) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "max_retries": row.max_retries,
+        "base_backoff_ms": round(row.base_backoff * 1000),
+        "max_backoff_ms": round(row.max_backoff * 1000),
+        "adaptive_retries": row.tokens is not None,
+    }
+    if row.window is not None:
+        config["timeout_ms"] = 0
+    elif row.timeout is not None:
+        runs_out = any(fault.timed_out for fault in row.faults)
+        config["timeout_ms"] = SHORT_MS if runs_out else GENEROUS_MS
+    return config
+
+
+def turn_time_by_hand(
+    patch: pytest.MonkeyPatch, row: Scenario, clock: FakeClock, faults: FaultsInOrder
+) -> None:
+    """The engine's clock and dice, and the three lengths of time that it asks the driver for.
+
+    Whether there is a deadline at all is still the driver's to say.
+    """
+    patch.setattr(instrumentor, "MonotonicClock", lambda: clock)
+    patch.setattr(instrumentor, "Orchestrator", functools.partial(Orchestrator, random=half))
+    really_left = driver.remaining
+
+    def left() -> float | None:
+        if really_left() is None or row.timeout is None:
+            return None
+        return START + row.timeout - clock.now()
+
+    patch.setattr(driver, "remaining", left)
+    patch.setattr(driver, "server_selection_timeout", lambda loop: row.window)
+    patch.setattr(driver, "min_rtt", lambda: faults.min_rtt)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_row_comes_true_on_a_server(
+    name: str,
+    bed: Bed,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    count_case: Callable[[str, str], None],
+) -> None:
+    row = REAL[name]
+    clock, bucket = FakeClock(START), row.budget()
+    faults = bed.inject(row, clock)
+    client = bed.client(row)
+    call = Maker(bed.side, client, bed.database).prepare(row)
+    faults.arm(call.commands)
+    if any(fault.selection for fault in row.faults):
+        bed.hold_monitor(client, faults)
+    if row.faults and row.faults[0].stage is Stage.NOT_SENT:
+        bed.lose_connections(client)
+
+    turn_time_by_hand(monkeypatch, row, clock, faults)
+    monkeypatch.setattr(budgets, "TokenBucket", lambda capacity: bucket)
+    screened = record_screening(monkeypatch)
+    telemetry = instrument(strategy=row.strategy, **config_of(row))
+    error = error_of(call, row)
+    pymongo_resilience.uninstrument()
+    faults.disarm()
+    bed.wait_for(client)
+    call.finish()
+
+    struck = row.faults[: row.attempts]
+    found_a_server = [fault for fault in struck if not fault.selection]
+    assert faults.struck == found_a_server
+    assert faults.passed == row.attempts - len(struck)
+    assert screened == [(row.call.kind, as_stated(row.call, fault).stage) for fault in struck]
+    assert [decision(event) for event in telemetry.decisions.events] == expected_decisions(row)
+    assert clock.sleeps == pytest.approx([wait for wait in row.waits if wait > 0])
+    took = sum(fault.takes for fault in struck)
+    assert clock.now() - START == pytest.approx(sum(row.waits) + took)
+    if bucket is not None and row.tokens is not None:
+        assert bucket.tokens == pytest.approx(row.tokens[1])
+    if row.end is None or row.call.kind is Kind.CLEANUP:
+        # What a killCursors fails with, pymongo keeps to itself.
+        assert error is None
+    else:
+        assert isinstance(error, PyMongoError)
+        assert error.attempts == row.attempts
+        assert isinstance(error, OperationTimeoutError) == (row.end is Rule.DEADLINE)
+    count_case(f"scenarios on the real server, sync and async, of {len(SCENARIOS)}", name)
+
+
+def record_screening(patch: pytest.MonkeyPatch) -> list[tuple[Kind, Stage]]:
+    """What the engine is told of each failed attempt."""
+    told: list[tuple[Kind, Stage]] = []
+    screen = Orchestrator.screen
+
+    def recorded(orchestrator: Orchestrator, operation: Operation, failure: Failure) -> Any:
+        told.append((operation.kind, failure.stage))
+        return screen(orchestrator, operation, failure)
+
+    patch.setattr(Orchestrator, "screen", recorded)
+    return told
+
+
+def error_of(call: RealCall, row: Scenario) -> Exception | None:
+    try:
+        with override(idempotent=True) if row.call.idempotent else nullcontext():
+            call.make()
+    except PyMongoError as error:
+        return error
+    return None
+
+
+Decision = tuple[RetryReason, int, float | Rule]
+"""Why, after how many attempts of the command, and the delay or the rule that declined."""
+
+
+def decision(event: Event) -> Decision:
+    said = event.delay if isinstance(event, RetryScheduled) else event.rule
+    return event.reason, event.attempt, said
+
+
+def expected_decisions(row: Scenario) -> list[Any]:
+    decisions = []
+    attempt = 0
+    for number, fault in enumerate(row.faults[: row.attempts]):
+        attempt = 1 if fault.next_command else attempt + 1
+        waits = number < len(row.waits)
+        said = pytest.approx(row.waits[number]) if waits else row.end
+        decisions.append((as_stated(row.call, fault).reason, attempt, said))
+    return decisions
+
+
+def test_what_no_server_makes_true_is_in_the_table() -> None:
+    assert set(NOT_ON_A_SERVER) <= {name for name, _ in SCENARIOS}
+
+
+def test_the_rows_on_a_server_do_not_shrink() -> None:
+    assert len(REAL) >= 233
