@@ -31,8 +31,8 @@ CODES = {
     RetryReason.UNKNOWN: 2,
 }
 LOGIN = {"username": "somebody", "password": "secret", "authMechanism": "PLAIN"}
-"""What is cut between the hello and the first command was not sent, and is the one thing of that
-kind that pymongo does not take for overload. A login is there, so the clients log in."""
+"""An attempt that is not to be sent is cut at the login: what is cut earlier, at the hello, pymongo
+since 4.18 calls an overload. So all clients log in."""
 LOGGED_IN = Answer({"ok": 1.0, "conversationId": 1, "done": True, "payload": b""})
 """The server has no accounts: the test bed says yes to everybody."""
 SILENCE = 30.0

@@ -130,7 +130,7 @@ class Bed:
             self.side.do(client.admin.command, "buildInfo")
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
+@pytest.fixture(scope="module", params=[pytest.param("sync", marks=pytest.mark.oldest), "async"])
 def bed(
     request: pytest.FixtureRequest, server: EmbeddedServer, control: pymongo.MongoClient[Any]
 ) -> Iterator[Bed]:
