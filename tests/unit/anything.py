@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
+from pymongo_resilience.budget import TokenBucket
 from pymongo_resilience.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -36,16 +37,35 @@ class Whimsical:
     """Gives prepared answers in turn, whatever it is asked; some of them are no answers."""
 
     def __init__(self, answers: list[object]) -> None:
-        self._answers = cycle(answers)
+        self._answers = answers
+        self._asked = 0
+
+    def anew(self) -> Whimsical:
+        """The same answers from the first one on."""
+        return Whimsical(self._answers)
 
     def __repr__(self) -> str:
         return "Whimsical(...)"
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Any:
-        answer = next(self._answers)
+        answer = self._answers[self._asked % len(self._answers)]
+        self._asked += 1
         if isinstance(answer, float):
             return RetryAction(answer)  # raises for what cannot be waited for
         return answer
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A budget at the beginning of a run; in tenths of a token, so that sums are exact."""
+
+    capacity: int
+    there: int
+
+    def bucket(self) -> TokenBucket:
+        bucket = TokenBucket(self.capacity / 10)
+        assert bucket.consume((self.capacity - self.there) / 10)
+        return bucket
 
 
 @dataclass(frozen=True)
@@ -58,6 +78,16 @@ class Setting:
     orchestrator: Orchestrator
     timeout: float | None
     window: float | None
+    own_max_retries: int | None
+    """What the client says of its own."""
+    tokens: Tokens | None
+    """In the client's retry budget, if it has one."""
+
+    @property
+    def cap(self) -> int:
+        """How many retries there are once an overload error was seen."""
+        own = self.own_max_retries
+        return self.orchestrator.max_retries if own is None else own
 
     def endless_faults(self) -> Iterator[Fault]:
         """The faults over and over: nothing but the engine can end this."""
@@ -116,6 +146,12 @@ orchestrators = st.builds(
 )
 
 
+own_numbers = st.none() | st.integers(0, 8)
+budgets = st.integers(0, 60).flatmap(
+    lambda capacity: st.builds(Tokens, st.just(capacity), st.integers(0, capacity))
+)
+
+
 def _settings(
     call: st.SearchStrategy[Call], fault: st.SearchStrategy[Fault]
 ) -> st.SearchStrategy[Setting]:
@@ -127,6 +163,8 @@ def _settings(
         orchestrator=orchestrators,
         timeout=st.none() | seconds,
         window=st.none() | seconds,
+        own_max_retries=own_numbers,
+        tokens=st.none() | budgets,
     )
 
 

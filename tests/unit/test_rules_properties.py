@@ -1,7 +1,7 @@
 """What holds for any order of failures, any call, any policy and any strategy.
 
-The permission of rules 0 to 3 is stated here a second time, in the words of the design, so that
-it does not depend on how the orchestrator puts it.
+Settings with a retry budget are among them; what holds for the budget itself is in
+test_budget_properties.py and test_shared_budget.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.failure import RetryReason, Stage
+from pymongo_resilience.failure import RetryReason
 from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Rule
 from pymongo_resilience.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock
 
-from .answers import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB
+from .answers import AT_ONCE, MONGODB
 from .anything import (
     SHORTEST_ATTEMPT,
     Setting,
@@ -32,6 +32,7 @@ from .anything import (
     seconds,
     settings_of_any_kind,
 )
+from .endless import permitted, repeated, run_forever, work_for
 from .work import (
     START,
     AwaitedWork,
@@ -44,33 +45,7 @@ from .work import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pymongo_resilience.failure import Failure
-
-    from .work import Outcome
-
-BOTH_LABELS = {"SystemOverloadedError", "RetryableError"}
-
-
-def permitted(call: Call, fault: Fault) -> bool:
-    """Rules 0 to 3, and that a failed selection is never repeated."""
-    if fault.selection:
-        return False
-    ends_a_transaction = call.kind is Kind.TRANSACTION_END
-    if not call.retries_enabled and not ends_a_transaction:
-        return False
-    if fault.labels >= BOTH_LABELS:
-        return True
-    if call.kind in {Kind.GET_MORE, Kind.COMMAND, Kind.AGGREGATE_WRITE, Kind.CLEANUP}:
-        return False
-    if call.in_transaction and not ends_a_transaction:
-        return False
-    if fault.reason is RetryReason.UNKNOWN:
-        return False
-    if call.kind is Kind.READ or ends_a_transaction or call.txn_number:
-        return True
-    return call.acknowledged and (fault.stage is Stage.NOT_SENT or call.idempotent)
 
 
 def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[Operation, Failure]:
@@ -90,29 +65,6 @@ def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[Operation
     failure = failure_of(fault, call)
     operation.record(failure)
     return operation, failure
-
-
-def run_forever(setting: Setting) -> Outcome:
-    """Every attempt fails: only the engine can end it."""
-    return run_in_thread(setting.orchestrator, work_for(setting))
-
-
-def work_for(setting: Setting, patience: int = 10_000) -> BlockingWork:
-    return BlockingWork(
-        setting.call,
-        setting.endless_faults(),
-        setting.strategy,
-        timeout=setting.timeout,
-        window=setting.window,
-        patience=patience,
-    )
-
-
-def repeated(setting: Setting, outcome: Outcome) -> Iterator[tuple[int, Fault]]:
-    """Every fault after which another attempt was made, with the attempt's number from 1."""
-    for number, event in enumerate(outcome.events, start=1):
-        if isinstance(event, RetryScheduled):
-            yield number, setting.faults[(number - 1) % len(setting.faults)]
 
 
 @given(setting=settings_of_any_kind)
@@ -141,7 +93,7 @@ def test_attempts_never_past_the_cap(setting: Setting) -> None:
     for number, fault in repeated(setting, outcome):
         overloaded = overloaded or "SystemOverloadedError" in fault.labels
         if overloaded:
-            assert number <= setting.orchestrator.max_retries
+            assert number <= setting.cap
         elif setting.timeout is None and setting.window is None:
             assert number == 1
 
@@ -195,8 +147,8 @@ def test_no_retry_after_the_window(setting: Setting, window: float) -> None:
 def test_the_engine_terminates(setting: Setting) -> None:
     ends = [limit for limit in (setting.timeout, setting.window) if limit is not None]
     within_time = (max(ends) / SHORTEST_ATTEMPT if ends else 0) + 3
-    bound = int(max(within_time, setting.orchestrator.max_retries + 1))
-    outcome = run_in_thread(setting.orchestrator, work_for(setting, patience=bound))
+    bound = int(max(within_time, setting.cap + 1))
+    outcome = run_in_thread(setting.orchestrator, work_for(setting, BlockingWork, patience=bound))
     assert outcome.rule is not None, "every attempt fails: it cannot have succeeded"
     assert isinstance(outcome.events[-1], RetryDeclined)
     assert len(outcome.events) == outcome.attempts
@@ -204,16 +156,8 @@ def test_the_engine_terminates(setting: Setting) -> None:
 
 @given(setting=settings_of_any_kind)
 def test_a_thread_and_a_task_agree(setting: Setting) -> None:
-    assume(setting.strategy in (BEST_EFFORT, FAST_FAIL, MONGODB))  # the others have a memory
-    in_thread = run_forever(setting)
-    work = AwaitedWork(
-        setting.call,
-        setting.endless_faults(),
-        setting.strategy,
-        timeout=setting.timeout,
-        window=setting.window,
-    )
-    assert run_in_task(setting.orchestrator, work) == in_thread
+    in_task = run_in_task(setting.orchestrator, work_for(setting, AwaitedWork))
+    assert in_task == run_forever(setting)
 
 
 @given(setting=settings_of_any_kind)
