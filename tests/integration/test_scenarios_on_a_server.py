@@ -13,18 +13,18 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, wait_until
-from pymongo.errors import AutoReconnect, PyMongoError
+from conftest import Instrument, Side
+from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import budgets, driver, instrumentor
-from pymongo_resilience_instrumentation.testbed import CutBefore, EmbeddedServer, ReplicaSet
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
+from real_bed import SHORT_MS, Bed
 from real_calls import DOCUMENTS, Maker, RealCall
-from real_faults import LOGIN, FaultsInOrder, as_stated
+from real_faults import FaultsInOrder, as_stated
 from unit.answers import half
 from unit.scenarios import SCENARIOS, Scenario
 from unit.work import START
@@ -69,65 +69,9 @@ NOT_ON_A_SERVER = {
 """Rows that no server can make true, with the reason."""
 REAL = {name: row for name, row in SCENARIOS if name not in NOT_ON_A_SERVER}
 GENEROUS_MS = 60_000
-SHORT_MS = 400
-"""Of an attempt that is to run out of the driver's own time."""
-SELECTION_MS = 150
-"""Of a selection that is to find no server."""
 BY_HAND = 3600.0
 """Seconds between two runs of the background task: it must not close the cursors of one row during
 another."""
-
-
-@dataclass
-class Bed:
-    """What all rows of one side share: servers, and a client for each set of options."""
-
-    side: Side
-    servers: ReplicaSet
-    database: str
-    clients: dict[frozenset[tuple[str, Any]], Any] = field(default_factory=dict)
-
-    def client(self, row: Scenario) -> Any:
-        """One that is connected, of the options that the row asks for."""
-        options = options_of(row)
-        key = frozenset(options.items())
-        if key not in self.clients:
-            self.clients[key] = self.side.client(self.servers.uri, **LOGIN, **options)
-        self.wait_for(self.clients[key])
-        return self.clients[key]
-
-    def wait_for(self, client: Any) -> None:
-        """Until it knows the server, and has a connection."""
-
-        def answers() -> bool:
-            with suppress(PyMongoError):
-                return bool(self.side.do(client.admin.command, "ping"))
-            return False
-
-        wait_until(answers)
-
-    def inject(self, row: Scenario, clock: FakeClock) -> FaultsInOrder:
-        """In place of the faults of the row before."""
-        self.servers.clear()
-        faults = FaultsInOrder(row.faults, clock)
-        self.servers.inject(faults)
-        return faults
-
-    def hold_monitor(self, client: Any, faults: FaultsInOrder) -> None:
-        """Until it waits for a reply that does not come."""
-
-        def is_held() -> bool:
-            client._topology._request_check_all()
-            self.side.do(client.admin.command, "ping")
-            return faults.holds_monitor
-
-        wait_until(is_held)
-
-    def lose_connections(self, client: Any) -> None:
-        """The next attempt has to make one."""
-        self.servers.inject(CutBefore("buildInfo"))
-        with pytest.raises(AutoReconnect):
-            self.side.do(client.admin.command, "buildInfo")
 
 
 @pytest.fixture(scope="module", params=[pytest.param("sync", marks=pytest.mark.oldest), "async"])
@@ -142,20 +86,6 @@ def bed(
         yield Bed(side, servers, database)
         side.close()
     control.drop_database(database)
-
-
-def options_of(row: Scenario) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if not row.call.retries_enabled:
-        belongs_to_a_read = row.call.kind in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP)
-        options["retryReads" if belongs_to_a_read else "retryWrites"] = False
-    if row.own_max_retries is not None:
-        options["maxAdaptiveRetries"] = row.own_max_retries
-    if any(fault.selection for fault in row.faults):
-        options["serverSelectionTimeoutMS"] = SELECTION_MS
-    elif any(fault.timed_out for fault in row.faults):
-        options["socketTimeoutMS"] = SHORT_MS
-    return options
 
 
 def config_of(row: Scenario) -> dict[str, Any]:

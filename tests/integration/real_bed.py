@@ -1,0 +1,88 @@
+"""The servers on which the rows of the table are run, and their clients."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from conftest import Side, wait_until
+from pymongo.errors import AutoReconnect, PyMongoError
+from pymongo_resilience_instrumentation.testbed import CutBefore, ReplicaSet
+from real_faults import LOGIN, FaultsInOrder
+from unit.scenarios import Scenario
+
+from pymongo_resilience.operation import Kind
+from pymongo_resilience.testing import FakeClock
+
+SHORT_MS = 400
+"""Of an attempt that is to run out of the driver's own time."""
+SELECTION_MS = 150
+"""Of a selection that is to find no server."""
+
+
+def options_of(row: Scenario) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if not row.call.retries_enabled:
+        belongs_to_a_read = row.call.kind in (Kind.READ, Kind.GET_MORE, Kind.CLEANUP)
+        options["retryReads" if belongs_to_a_read else "retryWrites"] = False
+    if row.own_max_retries is not None:
+        options["maxAdaptiveRetries"] = row.own_max_retries
+    if any(fault.selection for fault in row.faults):
+        options["serverSelectionTimeoutMS"] = SELECTION_MS
+    elif any(fault.timed_out for fault in row.faults):
+        options["socketTimeoutMS"] = SHORT_MS
+    return options
+
+
+@dataclass
+class Bed:
+    """What all rows of one side share: servers, and a client for each set of options."""
+
+    side: Side
+    servers: ReplicaSet
+    database: str
+    clients: dict[frozenset[tuple[str, Any]], Any] = field(default_factory=dict)
+
+    def client(self, row: Scenario) -> Any:
+        """One that is connected, of the options that the row asks for."""
+        options = options_of(row)
+        key = frozenset(options.items())
+        if key not in self.clients:
+            self.clients[key] = self.side.client(self.servers.uri, **LOGIN, **options)
+        self.wait_for(self.clients[key])
+        return self.clients[key]
+
+    def wait_for(self, client: Any) -> None:
+        """Until it knows the server, and has a connection."""
+
+        def answers() -> bool:
+            with suppress(PyMongoError):
+                return bool(self.side.do(client.admin.command, "ping"))
+            return False
+
+        wait_until(answers)
+
+    def inject(self, row: Scenario, clock: FakeClock) -> FaultsInOrder:
+        """In place of the faults of the row before."""
+        self.servers.clear()
+        faults = FaultsInOrder(row.faults, clock)
+        self.servers.inject(faults)
+        return faults
+
+    def hold_monitor(self, client: Any, faults: FaultsInOrder) -> None:
+        """Until it waits for a reply that does not come."""
+
+        def is_held() -> bool:
+            client._topology._request_check_all()
+            self.side.do(client.admin.command, "ping")
+            return faults.holds_monitor
+
+        wait_until(is_held)
+
+    def lose_connections(self, client: Any) -> None:
+        """The next attempt has to make one."""
+        self.servers.inject(CutBefore("buildInfo"))
+        with pytest.raises(AutoReconnect):
+            self.side.do(client.admin.command, "buildInfo")
