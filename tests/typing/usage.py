@@ -29,6 +29,7 @@ from pymongo_resilience import (
     RetryScheduled,
     RetryStrategy,
     Stage,
+    bind,
     instrument,
     is_instrumented,
     override,
@@ -187,6 +188,7 @@ def pay(order: int, *, by: str) -> bytes:
 
 assert_type(pay(1, by="card"), bytes)
 pay("1", by="card")  # type: ignore[arg-type]
+override(timeout_ms=200)
 override(idempotent="yes")  # type: ignore[arg-type]
 override(retry_writes=False)  # type: ignore[call-arg]
 Policy(data=["robot"])  # type: ignore[arg-type]
@@ -211,3 +213,11 @@ def tell(failure: Failure) -> str:
     assert_type(failure.reason.always_retry, bool)
     failure.labels = frozenset()  # type: ignore[misc]
     return f"{failure.stage.value} {failure.code} {pymongo_resilience.__version__}"
+
+
+# bind() gives back what it was given.
+unbound: list[str] = ["stands in for a collection: the type goes through"]
+assert_type(bind(unbound, Policy(timeout_ms=500)), list[str])
+bind(unbound)  # type: ignore[call-arg]
+bind(unbound, {"timeout_ms": 500})  # type: ignore[arg-type]
+Policy(timeout_ms=0.5)  # type: ignore[arg-type]
