@@ -6,6 +6,7 @@ its ``run`` allocates the txnNumber once, its ``_read`` and ``_write`` are one a
 
 from __future__ import annotations
 
+import copy
 import importlib
 import ssl
 import traceback
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pymongo import common
+from pymongo.errors import ClientBulkWriteException
 
 from pymongo_resilience.failure import RETRYABLE_WRITE
 from pymongo_resilience.operation import Kind
@@ -89,6 +91,7 @@ def parts() -> Iterator[Part]:
         topology = f"pymongo.{half}.topology"
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
+    yield Part(Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",))
     yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
     yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
     yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "get_timeout", "remaining"))
@@ -403,11 +406,29 @@ def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) 
         # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never asks
         # for the next run: the rest of a mixed bulk would be lost.
         loop._bulk.retrying = True
+        _forget_in_result(failure.error)
     if failure.overloaded and in_transaction(loop):
         transaction = loop._session._transaction
         if not transaction.has_completed_command:
             transaction.set_starting()
         transaction.attempt = 0
+
+
+def _forget_in_result(error: Exception) -> None:
+    """Take the error of the failed attempt out of the result of a client's bulk write.
+
+    pymongo 4.17 to 4.20 put it there unless the write carried a txnNumber and the error is one of
+    those that their own loop retries, and raise it at the end, although a retry succeeded.
+    """
+    if not isinstance(error, ClientBulkWriteException):
+        return
+    result: Any = error.details
+    # The error itself may still be raised: it keeps what it says.
+    error._OperationFailure__details = {  # type: ignore[attr-defined]  # a private name
+        name: copy.copy(value) if isinstance(value, (dict, list)) else value
+        for name, value in result.items()
+    }
+    result["error"] = None
 
 
 def deprioritize(loop: Any) -> tuple[Address, ...]:
