@@ -1,0 +1,237 @@
+"""Every command the driver can send, against an overloaded server: how often, and what it sends."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import Instrument, SentCommands, Side, Telemetry
+from pymongo import (
+    DeleteMany,
+    DeleteOne,
+    IndexModel,
+    InsertOne,
+    ReplaceOne,
+    UpdateMany,
+    UpdateOne,
+)
+from pymongo.errors import OperationFailure, PyMongoError
+from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Overload, ReplicaSet
+from reads import CHANGED, READS, fill
+
+from pymongo_resilience import OperationTimeoutError, RetryScheduled
+from pymongo_resilience.orchestrator import Rule
+
+INC = {"$inc": {"n": 1}}
+NUMBERS = itertools.count()
+Command = tuple[str, Callable[[Side, Any], Any], str]
+"""What is sent, by which call, and which options of a client must be on for it to be repeated."""
+
+
+def _on(method: str, *args: Any, **kwargs: Any) -> Callable[[Side, Any], Any]:
+    return lambda side, db: side.do(getattr(db.coll, method), *args, **kwargs)
+
+
+def _get_more(side: Side, db: Any) -> Any:
+    found = side.documents(db.coll.find(batch_size=2))
+    assert len(found) == 3
+    return found
+
+
+def _get_more_of_a_command_cursor(side: Side, db: Any) -> None:
+    cursor = side.do(db.coll.aggregate, [{"$match": {}}], batchSize=2)
+    assert len(side.documents(cursor)) == 3
+
+
+def _client_bulk(*models: Any) -> Callable[[Side, Any], Any]:
+    def call(side: Side, db: Any) -> Any:
+        for model in models:
+            model._namespace = f"{db.name}.coll"
+        return side.do(db.client.bulk_write, list(models))
+
+    return call
+
+
+READ, WRITE, BOTH = "retryReads", "retryWrites", "both"
+COMMANDS: dict[str, Command] = {
+    **{
+        name: (read.command, lambda side, db, read=read: read.call(side, db), READ)
+        for name, read in READS.items()
+        if read.collection != "fs.chunks"
+    },
+    "getMore": ("getMore", _get_more, READ),
+    "getMore of an aggregate": ("getMore", _get_more_of_a_command_cursor, READ),
+    "getMore of a change stream": ("getMore", READS["Collection.watch"].call, READ),
+    "insert_one": ("insert", _on("insert_one", {}), WRITE),
+    "insert_many": ("insert", lambda side, db: side.do(db.coll.insert_many, [{}, {}]), WRITE),
+    "update_one": ("update", _on("update_one", {}, INC), WRITE),
+    "update_many": ("update", _on("update_many", {}, INC), WRITE),
+    "replace_one": ("update", _on("replace_one", {}, {}), WRITE),
+    "delete_one": ("delete", _on("delete_one", {}), WRITE),
+    "delete_many": ("delete", _on("delete_many", {}), WRITE),
+    "find_one_and_update": ("findAndModify", _on("find_one_and_update", {}, INC), WRITE),
+    "find_one_and_replace": ("findAndModify", _on("find_one_and_replace", {}, {}), WRITE),
+    "find_one_and_delete": ("findAndModify", _on("find_one_and_delete", {}), WRITE),
+    "bulk_write": ("update", _on("bulk_write", [UpdateOne({}, INC)]), WRITE),
+    "bulk_write, mixed": (
+        "insert",
+        _on("bulk_write", [ReplaceOne({"_id": 1}, {}), InsertOne({}), DeleteOne({})]),
+        WRITE,
+    ),
+    "bulk_write, many": (
+        "delete", _on("bulk_write", [UpdateMany({}, INC), DeleteMany({"a": 1})]), WRITE,
+    ),
+    "client bulk_write": (
+        "bulkWrite",
+        _client_bulk(UpdateOne({}, INC, namespace="-"), DeleteOne({}, namespace="-")),
+        WRITE,
+    ),
+    "client bulk_write, many": (
+        "bulkWrite", _client_bulk(UpdateMany({}, INC, namespace="-")), WRITE,
+    ),
+    "aggregate, $out": (
+        "aggregate", lambda side, db: side.do(db.coll.aggregate, [{"$out": "other"}]), WRITE,
+    ),
+    "aggregate, $merge": (
+        "aggregate", lambda side, db: side.do(db.coll.aggregate, [{"$merge": "other"}]), WRITE,
+    ),
+    "create_collection": (
+        "create", lambda side, db: side.do(db.create_collection, f"new{next(NUMBERS)}"), WRITE,
+    ),
+    "create_index": ("createIndexes", _on("create_index", "b"), WRITE),
+    "create_indexes": (
+        "createIndexes", lambda side, db: side.do(db.coll.create_indexes, [IndexModel("b")]), WRITE,
+    ),
+    "drop_index": ("dropIndexes", _on("drop_index", "a_1"), WRITE),
+    "rename": ("renameCollection", _on("rename", "renamed"), WRITE),
+    "drop": ("drop", _on("drop"), WRITE),
+    # pymongo sends this one with its command runner, which is neither a read nor a write.
+    "drop_database": (
+        "dropDatabase", lambda side, db: side.do(db.client.drop_database, db.name), BOTH,
+    ),
+    "command": ("ping", lambda side, db: side.do(db.command, "ping"), BOTH),
+    "command, a read": ("count", lambda side, db: side.do(db.command, "count", "coll"), BOTH),
+    "cursor_command": (
+        "find", lambda side, db: side.documents(side.do(db.cursor_command, "find", "coll")), READ,
+    ),
+    "explain": ("explain", lambda side, db: side.do(db.coll.find().explain), READ),
+    "server_info": ("buildinfo", lambda side, db: side.do(db.client.server_info), BOTH),
+    "validate_collection": (
+        "validate", lambda side, db: side.do(db.validate_collection, "coll"), BOTH,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def filled(control: Any, database: str) -> str:
+    fill(control, database)
+    return database
+
+
+def delays(telemetry: Telemetry) -> list[float]:
+    """Of the retries; fails if one was declined."""
+    events = telemetry.decisions.events
+    assert all(isinstance(event, RetryScheduled) for event in events), events
+    return [event.delay for event in events]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_rejected_command_is_repeated_five_times(
+    name: str, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1, max_backoff_ms=1, timeout_ms=20_000)
+    sent = SentCommands()
+    command, call, _ = COMMANDS[name]
+    overload = Overload(command, times=5)
+    proxy.inject(overload)
+    call(side, side.client(proxy.uri, event_listeners=[sent])[filled])
+    assert overload.injected == len(delays(telemetry)) == 5
+    first = sent.named(command)[:6]
+    assert len(first) == 6
+    numbers = {None if each.get("txnNumber") is None else int(each["txnNumber"]) for each in first}
+    assert len(numbers) == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_options_of_the_client_gate_it(
+    name: str, side: Side, proxy: ReplicaSet, filled: str, control: Any, instrument: Instrument
+) -> None:
+    """Without an option that it needs the error is raised, and without the other it is repeated."""
+    telemetry = instrument(base_backoff_ms=1)
+    command, call, needs = COMMANDS[name]
+    for option in ("retryReads", "retryWrites"):
+        db = side.client(proxy.uri, **{option: False})[filled]
+        telemetry.clear()
+        control[filled].coll.delete_one(CHANGED)
+        proxy.inject(Overload(command))
+        if needs in (option, BOTH):
+            with pytest.raises(PyMongoError):
+                call(side, db)
+            assert [event.rule for event in telemetry.decisions.events] == [Rule.SWITCHED_OFF]
+        else:
+            call(side, db)
+            assert len(delays(telemetry)) == 1
+
+
+def test_the_delays_grow_from_the_base_that_the_error_names(
+    side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    """``baseBackoffMS`` replaces the base of the configuration, which none would survive here."""
+    telemetry = instrument(base_backoff_ms=60_000, max_backoff_ms=60_000, timeout_ms=20_000)
+    proxy.inject(Overload("insert", times=5, base_backoff=0.002))
+    side.do(side.client(proxy.uri)[filled].coll.insert_one, {})
+    made = delays(telemetry)
+    assert len(made) == 5
+    assert all(0 <= delay < 0.002 * 2**number for number, delay in enumerate(made))
+
+
+def test_a_delay_that_passes_the_deadline_is_not_begun(
+    side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=2_000, max_backoff_ms=600_000)
+    coll = side.client(proxy.uri)[filled].coll
+    side.do(coll.find_one)
+    proxy.inject(Overload("find", times=9, base_backoff=600))
+    began = time.monotonic()
+    with pytest.raises(OperationTimeoutError) as caught:
+        side.do(coll.find_one)
+    *retries, last = telemetry.decisions.events
+    # Hardly ever any: the delays are random shares of ten minutes.
+    waited = sum(event.delay for event in retries)
+    assert time.monotonic() - began - waited < 1
+    assert isinstance(caught.value, OperationFailure)
+    assert last.rule is Rule.DEADLINE
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 20_000])
+def test_five_retries_in_all_however_overload_mixes_with_other_errors(
+    timeout_ms: int | None, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1, timeout_ms=timeout_ms)
+    coll = side.client(proxy.uri)[filled].coll
+    side.do(coll.find_one)
+    overloads, cuts = [Overload("find") for _ in range(4)], [CutBefore("find") for _ in range(4)]
+    for pair in zip(overloads, cuts, strict=True):
+        for fault in pair:
+            proxy.inject(fault)
+    with pytest.raises(PyMongoError):
+        side.do(coll.find_one)
+    assert [fault.injected for fault in (*overloads, *cuts)] == [1, 1, 1, 0, 1, 1, 1, 0]
+    assert telemetry.decisions.events[-1].rule is Rule.ATTEMPTS
+
+
+@pytest.mark.parametrize("label", ["SystemOverloadedError", "RetryableError"])
+def test_one_of_the_labels_is_not_enough(
+    label: str, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
+    coll = side.client(proxy.uri)[filled].coll
+    for command, call in (("update", (coll.update_many, {}, INC)), ("find", (coll.find_one,))):
+        telemetry.clear()
+        proxy.inject(Fail(command, code=462, labels=[label]))
+        with pytest.raises(OperationFailure):
+            side.do(*call)
+        assert [event.rule for event in telemetry.decisions.events] == [Rule.UNKNOWN_REASON]

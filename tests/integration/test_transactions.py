@@ -1,0 +1,320 @@
+"""Transactions under overload and other errors: what is sent again, in which shape, how often."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import Instrument, SentCommands, Side
+from pymongo import UpdateMany, WriteConcern
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutBefore,
+    Fail,
+    Fault,
+    Overload,
+    ReplicaSet,
+    ShardedCluster,
+)
+
+from pymongo_resilience import RetryScheduled
+
+pytestmark = pytest.mark.oldest
+
+FAST = {"base_backoff_ms": 1, "max_backoff_ms": 1}
+TRANSIENT = "TransientTransactionError"
+
+
+@contextlib.contextmanager
+def transaction(side: Side, client: Any, **options: Any) -> Iterator[Any]:
+    """Neither committed nor aborted by the block, but ended with its session."""
+    session = client.start_session()
+    side.do(session.start_transaction, **options)
+    try:
+        yield session
+    finally:
+        side.do(session.end_session)
+
+
+def numbers(commands: list[Any]) -> set[int]:
+    return {int(command["txnNumber"]) for command in commands}
+
+
+@pytest.fixture
+def seeded(control: Any, database: str) -> str:
+    control[database].coll.insert_one({"_id": 0, "n": 0})
+    return database
+
+
+INC = {"$inc": {"n": 1}}
+IN_TRANSACTION: dict[str, tuple[str, Callable[[Side, Any, Any], Any]]] = {
+    "insert_one": ("insert", lambda side, db, s: side.do(db.coll.insert_one, {}, session=s)),
+    "update_many": ("update", lambda side, db, s: side.do(db.coll.update_many, {}, INC, session=s)),
+    "find_one": ("find", lambda side, db, s: side.do(db.coll.find_one, session=s)),
+    "aggregate": (
+        "aggregate",
+        lambda side, db, s: side.documents(side.do(db.coll.aggregate, [], session=s)),
+    ),
+    "bulk_write": (
+        "update",
+        lambda side, db, s: side.do(db.coll.bulk_write, [UpdateMany({}, INC)], session=s),
+    ),
+    "client bulk_write": (
+        "bulkWrite",
+        lambda side, db, s: side.do(
+            db.client.bulk_write,
+            [UpdateMany({}, INC, namespace=f"{db.name}.coll")],
+            session=s,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_TRANSACTION)
+def test_an_overloaded_first_command_starts_the_transaction_again(
+    name: str, side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(**FAST)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    command, call = IN_TRANSACTION[name]
+    proxy.inject(Overload(command, times=5))
+    with transaction(side, client) as session:
+        call(side, client[seeded], session)
+        side.do(client[seeded].coll.insert_one, {"_id": "then"}, session=session)
+        side.do(session.commit_transaction)
+    commands = sent.named(command, "commitTransaction")
+    begun = [each.get("startTransaction", False) for each in commands]
+    assert begun[:6] == [True] * 6
+    assert not any(begun[6:])
+    assert len(numbers(commands)) == 1
+    assert len(telemetry.decisions.events) == 5
+    assert control[seeded].coll.count_documents({"_id": "then"}) == 1
+
+
+@pytest.mark.parametrize("name", IN_TRANSACTION)
+def test_an_overloaded_later_command_does_not(
+    name: str, side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(**FAST)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    command, call = IN_TRANSACTION[name]
+    with transaction(side, client) as session:
+        side.do(client[seeded].coll.delete_one, {"_id": "none"}, session=session)
+        proxy.inject(Overload(command, times=5))
+        call(side, client[seeded], session)
+        side.do(session.commit_transaction)
+    commands = sent.named(command)
+    assert len(commands) == 6
+    assert not any("startTransaction" in each for each in commands)
+    assert len(numbers(sent.named("delete", command, "commitTransaction"))) == 1
+    assert {each["autocommit"] for each in commands} == {False}
+
+
+@pytest.mark.parametrize("name", IN_TRANSACTION)
+@pytest.mark.parametrize("fault", [CutBefore, CutAfter])
+def test_nothing_else_is_repeated_in_a_transaction(
+    name: str, fault: Any, side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000, **FAST)
+    client = side.client(proxy.uri)
+    side.do(client.admin.command, "ping")
+    command, call = IN_TRANSACTION[name]
+    cut = fault(command, times=2)
+    proxy.inject(cut)
+    with transaction(side, client) as session:
+        with pytest.raises(PyMongoError) as caught:
+            call(side, client[seeded], session)
+        side.do(session.abort_transaction)
+    error = getattr(caught.value, "error", None) or caught.value
+    assert isinstance(error, AutoReconnect)
+    assert cut.injected == 1
+
+
+def _committed(
+    side: Side, uri: str, database: str, *faults: Fault, inject: Callable[[Fault], Any]
+) -> list[Any]:
+    """Every commitTransaction of one transaction with ``w=1``."""
+    sent = SentCommands()
+    client = side.client(uri, event_listeners=[sent])
+    with transaction(side, client, write_concern=WriteConcern(1)) as session:
+        side.do(client[database].coll.insert_one, {"_id": "in"}, session=session)
+        for fault in faults:
+            inject(fault)
+        side.do(session.commit_transaction)
+    return sent.named("commitTransaction")
+
+
+def test_an_overloaded_commit_is_the_same_commit_again(
+    side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    """Nothing was executed, so there is nothing that a majority would have to confirm."""
+    instrument(**FAST)
+    overload = Overload("commitTransaction", times=5)
+    commits = _committed(side, proxy.uri, seeded, overload, inject=proxy.inject)
+    assert [each["writeConcern"] for each in commits] == [{"w": 1}] * 6
+    assert len(numbers(commits)) == 1
+    assert control[seeded].coll.count_documents({"_id": "in"}) == 1
+
+
+def test_a_commit_whose_reply_was_lost_asks_for_a_majority(
+    side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000, **FAST)
+    lost = CutAfter("commitTransaction", times=2)
+    commits = _committed(side, proxy.uri, seeded, lost, inject=proxy.inject)
+    assert [each["writeConcern"]["w"] for each in commits] == [1, "majority", "majority"]
+    assert len(numbers(commits)) == 1
+    assert control[seeded].coll.count_documents({"_id": "in"}) == 1
+
+
+def test_an_overloaded_abort_is_repeated_and_ends_the_transaction(
+    side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(**FAST)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    proxy.inject(Overload("abortTransaction", times=5))
+    with transaction(side, client) as session:
+        side.do(client[seeded].coll.insert_one, {"_id": "in"}, session=session)
+        side.do(session.abort_transaction)
+    aborts = sent.named("abortTransaction")
+    assert len(aborts) == 6
+    assert len(numbers(aborts)) == 1
+    # Would wait for the transaction, or fail, while it is open.
+    control[seeded].coll.insert_one({"_id": "in"})
+
+
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+def test_commit_and_abort_are_repeated_whatever_the_client_says(
+    end: str, side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument
+) -> None:
+    instrument(**FAST)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], retryWrites=False, retryReads=False)
+    command = end.replace("_t", "T")
+    proxy.inject(Overload(command))
+    with transaction(side, client) as session:
+        side.do(client[seeded].coll.insert_one, {"_id": "in"}, session=session)
+        side.do(getattr(session, end))
+    assert len(sent.named(command)) == 2
+
+
+def test_an_overloaded_first_write_leaves_its_router(
+    side: Side, cluster: ShardedCluster, seeded: str, instrument: Instrument
+) -> None:
+    """A transaction is pinned to the router it began on: the retry may begin it on another one."""
+    telemetry = instrument(**FAST)
+    sent = SentCommands()
+    client = side.client(cluster.uri, localThresholdMS=60_000, event_listeners=[sent])
+    cluster.inject(Overload("insert"))
+    with transaction(side, client) as session:
+        side.do(client[seeded].coll.insert_one, {"_id": "in"}, session=session)
+        side.do(client[seeded].coll.insert_one, {"_id": "too"}, session=session)
+        side.do(session.commit_transaction)
+    (event,) = telemetry.decisions.events
+    rejected, *rest = (
+        each.connection_id
+        for each in sent.started_events
+        if each.command_name in {"insert", "commitTransaction"}
+    )
+    assert "{}:{}".format(*rejected) == event.server
+    assert len(rest) == 3
+    assert set(rest) == {member.address for member in cluster.members} - {rejected}
+
+
+def run_with_transaction(side: Side, client: Any, database: str, **options: Any) -> int:
+    """How often the callback of one ``with_transaction`` ran; it inserts one document."""
+    runs = 0
+
+    def synchronous(session: Any) -> None:
+        nonlocal runs
+        runs += 1
+        client[database].coll.insert_one({"_id": "in"}, session=session)
+
+    async def asynchronous(session: Any) -> None:
+        nonlocal runs
+        runs += 1
+        await client[database].coll.insert_one({"_id": "in"}, session=session)
+
+    session = client.start_session()
+    try:
+        callback = synchronous if side.runner is None else asynchronous
+        side.do(session.with_transaction, callback, **options)
+    finally:
+        side.do(session.end_session)
+    return runs
+
+
+FAULTS: dict[str, tuple[Callable[[], list[Fault]], int, int, int]] = {
+    # runs of the callback, inserts sent, commits sent
+    "a transient error": (
+        lambda: [Fail("insert", times=2, code=112, labels=[TRANSIENT])], 3, 3, 1,
+    ),
+    "a cut in the callback": (lambda: [CutBefore("insert")], 2, 2, 1),
+    "not primary in the callback": (
+        lambda: [Fail("insert", code=10107, labels=[TRANSIENT])], 2, 2, 1,
+    ),
+    "a commit that is cut": (lambda: [CutAfter("commitTransaction")], 1, 1, 2),
+    "a commit that is cut for longer": (lambda: [CutAfter("commitTransaction", times=3)], 1, 1, 4),
+    "a commit that is a transient error": (
+        lambda: [Fail("commitTransaction", code=251, labels=[TRANSIENT])], 2, 2, 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("instrumented", [False, True], ids=["plain", "ours"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_with_transaction_keeps_the_driver_s_rules(
+    name: str,
+    instrumented: bool,
+    side: Side,
+    proxy: ReplicaSet,
+    seeded: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    """The same attempts as with plain pymongo: a retry of ours inside would be one too many."""
+    if instrumented:
+        instrument()
+    sent = SentCommands()
+    faults, runs, inserts, commits = FAULTS[name]
+    client = side.client(proxy.uri, event_listeners=[sent])
+    side.do(client.admin.command, "ping")
+    for fault in faults():
+        proxy.inject(fault)
+    assert run_with_transaction(side, client, seeded) == runs
+    assert len(sent.named("insert")) == inserts
+    assert len(sent.named("commitTransaction")) == commits
+    assert control[seeded].coll.count_documents({"_id": "in"}) == 1
+
+
+def test_with_transaction_and_a_deadline_repeats_no_command_but_the_commit(
+    side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    proxy.inject(Fail("insert", times=2, code=112, labels=[TRANSIENT]))
+    proxy.inject(CutAfter("commitTransaction", times=3))
+    assert run_with_transaction(side, client, seeded) == 3
+    assert (len(sent.named("insert")), len(sent.named("commitTransaction"))) == (3, 4)
+    retried = [e.operation for e in telemetry.decisions.events if isinstance(e, RetryScheduled)]
+    assert retried == ["commitTransaction"] * 3
+
+
+def test_an_error_of_the_application_runs_the_callback_once(
+    side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    proxy.inject(Fail("insert", code=2))
+    with pytest.raises(OperationFailure):
+        run_with_transaction(side, client, seeded)
+    assert len(sent.named("insert")) == 1
+    assert len(sent.named("abortTransaction")) == 1
