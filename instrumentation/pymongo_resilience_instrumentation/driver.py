@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import common
 from pymongo.errors import ClientBulkWriteException
 
-from pymongo_resilience.failure import RETRYABLE_WRITE
+from pymongo_resilience.failure import RETRYABLE_WRITE, Stage
 from pymongo_resilience.operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import Timeout
@@ -408,10 +408,21 @@ def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) 
         loop._bulk.retrying = True
         _forget_in_result(failure.error)
     if failure.overloaded and in_transaction(loop):
-        transaction = loop._session._transaction
+        _rejected_in_transaction(loop, failure)
+
+
+def _rejected_in_transaction(loop: Any, failure: Failure) -> None:
+    """Nothing was executed: the transaction has still to begin, or its end to be tried.
+
+    The driver's own loop forgets all attempts to commit, those whose reply was lost as well, which
+    must be followed by one with a majority; and it sends an end that would begin a transaction.
+    """
+    transaction = loop._session._transaction
+    if kind(loop) is not Kind.TRANSACTION_END:
         if not transaction.has_completed_command:
             transaction.set_starting()
-        transaction.attempt = 0
+    elif failure.stage is Stage.ANSWERED:
+        transaction.attempt -= 1
 
 
 def _forget_in_result(error: Exception) -> None:

@@ -12,6 +12,7 @@ from pymongo import UpdateMany, WriteConcern
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
+    CutAtHandshake,
     CutBefore,
     Fail,
     Fault,
@@ -170,6 +171,45 @@ def test_a_commit_whose_reply_was_lost_asks_for_a_majority(
     assert [each["writeConcern"]["w"] for each in commits] == [1, "majority", "majority"]
     assert len(numbers(commits)) == 1
     assert control[seeded].coll.count_documents({"_id": "in"}) == 1
+
+
+@pytest.mark.parametrize("overload", [Overload, CutAtHandshake])
+def test_a_commit_whose_reply_was_lost_asks_for_a_majority_after_overload_too(
+    overload: Any, side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    """The driver's own loop would forget the lost reply: pymongo 4.20 asks for ``w=1`` again.
+
+    A handshake that is cut counts as overload, and no commit was sent then.
+    """
+    instrument(timeout_ms=20_000, **FAST)
+    faults: list[Fault] = [CutAfter("commitTransaction")]
+    faults.append(overload("commitTransaction") if overload is Overload else overload())
+    commits = _committed(side, proxy.uri, seeded, *faults, inject=proxy.inject)
+    wanted = [1, "majority", "majority"] if overload is Overload else [1, "majority"]
+    assert [each["writeConcern"]["w"] for each in commits] == wanted
+    assert control[seeded].coll.count_documents({"_id": "in"}) == 1
+
+
+def test_an_overloaded_abort_begins_nothing(
+    side: Side, proxy: ReplicaSet, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    """The first command was executed and its reply lost: the transaction is open on the server.
+
+    The driver's own loop would repeat the abort with ``startTransaction``, which servers refuse.
+    """
+    instrument(**FAST)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    side.do(client.admin.command, "ping")
+    proxy.inject(CutAfter("insert"))
+    proxy.inject(Overload("abortTransaction", times=2))
+    with transaction(side, client) as session:
+        with pytest.raises(AutoReconnect):
+            side.do(client[seeded].coll.insert_one, {"_id": "in"}, session=session)
+        side.do(session.abort_transaction)
+    aborts = sent.named("abortTransaction")
+    assert ["startTransaction" in each for each in aborts] == [False] * 3
+    control[seeded].coll.insert_one({"_id": "in"})
 
 
 def test_an_overloaded_abort_is_repeated_and_ends_the_transaction(
