@@ -19,7 +19,7 @@ from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
 
-COUNT = 1_000
+MANY, FEW = 1_000, 20
 INC = {"$inc": {"n": 1}}
 
 
@@ -34,7 +34,7 @@ class HalfWay(OnCommand):
         self.then = then
 
     def verdict(self, request: Any) -> Verdict:
-        self.coll.update_many({"_id": {"$lt": COUNT // 2}}, INC)
+        self.coll.update_many({"first half": True}, INC)
         return self.then
 
 
@@ -66,28 +66,33 @@ UPDATES: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
 }
 
 
-@pytest.fixture
-def counted(control: MongoClient[Any], database: str) -> Callable[[], dict[int, int]]:
-    """How many documents were changed how often; none of them at first."""
-    coll = control[database].coll
-    coll.insert_many([{"_id": number, "n": 0} for number in range(COUNT)])
-    return lambda: dict(Counter(document["n"] for document in coll.find()))
+def fill(control: MongoClient[Any], database: str, count: int) -> None:
+    halves = [True, False] * (count // 2)
+    control[database].coll.insert_many([{"n": 0, "first half": half} for half in halves])
 
 
-@pytest.mark.parametrize("method", UPDATES)
+def changed(control: MongoClient[Any], database: str) -> dict[int, int]:
+    """How many documents were changed how often."""
+    return dict(Counter(document["n"] for document in control[database].coll.find()))
+
+
+@pytest.mark.parametrize(
+    ("method", "count"), [("update_many", MANY), ("bulk_write", FEW), ("client bulk_write", FEW)]
+)
 def test_no_document_is_changed_twice(
     method: str,
+    count: int,
     side: Side,
     proxy: ReplicaSet,
     database: str,
-    counted: Callable[[], dict[int, int]],
     control: MongoClient[Any],
     instrument: Instrument,
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
+    fill(control, database, count)
     coll = side.client(proxy.uri)[database].coll
     command, call = UPDATES[method]
-    for name, then in INTERRUPTIONS.items():
+    for number, (name, then) in enumerate(INTERRUPTIONS.items(), start=1):
         side.do(coll.database.command, "ping")
         telemetry.clear()
         proxy.inject(HalfWay(control, database, command, then))
@@ -95,8 +100,7 @@ def test_no_document_is_changed_twice(
             side.do(*call(coll))
         assert caught.value.attempts == 1, name
         assert [event.rule for event in telemetry.decisions.events] == [Rule.NOT_SAFE], name
-        assert counted() == {0: COUNT // 2, 1: COUNT // 2}, name
-        control[database].coll.update_many({}, {"$set": {"n": 0}})
+        assert changed(control, database) == {0: count // 2, number: count // 2}, name
 
 
 @pytest.mark.parametrize("method", UPDATES)
@@ -105,20 +109,19 @@ def test_declared_idempotent_it_is_repeated_and_the_caller_answers_for_that(
     side: Side,
     proxy: ReplicaSet,
     database: str,
-    counted: Callable[[], dict[int, int]],
     control: MongoClient[Any],
     instrument: Instrument,
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
+    fill(control, database, FEW)
     coll = side.client(proxy.uri)[database].coll
     command, call = UPDATES[method]
-    for name, then in INTERRUPTIONS.items():
+    for number, (name, then) in enumerate(INTERRUPTIONS.items(), start=1):
         side.do(coll.database.command, "ping")
         telemetry.clear()
         proxy.inject(HalfWay(control, database, command, then, times=2))
         with override(idempotent=True):
             result = side.do(*call(coll))
-        assert result.modified_count == COUNT, name
+        assert result.modified_count == FEW, name
         assert len(telemetry.decisions.events) == 2, name
-        assert counted() == {1: COUNT // 2, 3: COUNT // 2}, name
-        control[database].coll.update_many({}, {"$set": {"n": 0}})
+        assert changed(control, database) == {number: FEW // 2, 3 * number: FEW // 2}, name
