@@ -43,9 +43,10 @@ def test_a_permanent_error_is_repeated_with_back_off_until_the_deadline(
     assert error.code == 6
     assert isinstance(error.__cause__, pymongo.errors.OperationFailure)
     assert str(error.__cause__) in str(error)
-    assert 8 <= error.attempts <= 14
+    assert 8 <= error.attempts <= 12
     assert error.timeout_s == 0.5
-    assert error.elapsed_s > 0.4
+    # bench/retry_storm.py measures how much more; here only a machine that is very busy may pass.
+    assert 0.45 < error.elapsed_s < 1.5
     assert error.server == "{}:{}".format(*server.address)
     assert telemetry.decisions.events[-1].rule is Rule.DEADLINE
     root = telemetry.operations()[-1]
@@ -167,6 +168,10 @@ def test_a_timeout_of_zero_repeats_with_back_off_until_the_selection_timeout(
     events = telemetry.decisions.events
     assert 8 <= len(events) <= 15
     assert events[-1].rule is Rule.ATTEMPTS
+    delays = [event.delay for event in events[:-1]]
+    assert delays[0] == 0
+    assert all(delay > 0 for delay in delays[1:])
+    assert 0.1 < sum(delays) < 0.5
 
 
 def test_the_default_timeout_does_not_leak_into_what_follows(
