@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import pymongo
 import pytest
 from conftest import Instrument, SentCommands, Side, fail_command
 from pymongo import InsertOne, UpdateOne
-from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -193,48 +191,6 @@ def test_each_command_of_a_bulk_has_its_own_retry_without_a_timeout(
     side.do(client[database].coll.bulk_write, _mixed())
     assert list(control[database].coll.find(sort=[("_id", 1)])) == MIXED_RESULT
     assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * 2
-
-
-@pytest.mark.parametrize("becomes", ["Unknown", "RSSecondary"])
-def test_a_write_whose_server_changed_before_it_was_sent_keeps_its_txn_number(
-    side: Side,
-    becomes: str,
-    proxy: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Between selection and sending another thread's error, or a heartbeat, changes the server.
-
-    No fault on the wire hits that instant, so the description is exchanged in it.
-    """
-    telemetry = instrument(timeout_ms=20_000)
-    sent = SentCommands()
-    client = side.client(proxy.uri, event_listeners=[sent])
-    side.do(client.admin.command, "ping")
-    changes = iter([True])
-    original = driver.lost_its_txn_number
-
-    def just_changed(loop: Any, connection: Any) -> bool:
-        if next(changes, False):
-            loop._retryable = False
-            description = types.SimpleNamespace(server_type_name=becomes)
-            loop = types.SimpleNamespace(
-                _retryable=False,
-                _is_read=False,
-                _session=loop._session,
-                _client=loop._client,
-                _server=types.SimpleNamespace(description=description),
-            )
-        return original(loop, connection)
-
-    monkeypatch.setattr(driver, "lost_its_txn_number", just_changed)
-    side.do(client[database].coll.insert_one, {"_id": 1})
-    assert [event.reason for event in telemetry.decisions.events] == [
-        RetryReason.SOCKET_NOT_AVAILABLE
-    ]
-    (command,) = sent.named("insert")
-    assert "txnNumber" in command
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 20_000])
