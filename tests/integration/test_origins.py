@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from typing import Any
 
-import pymongo
 import pytest
 from conftest import Instrument, Side
 from pymongo import InsertOne, ReadPreference
@@ -17,14 +15,11 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
-    WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload, Slow
-
-from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload
 
 pytestmark = pytest.mark.oldest
 
@@ -128,49 +123,6 @@ class Gate:
             return servers
         self.closes_after -= 1
         return servers if self.closes_after >= 0 else []
-
-
-def test_a_full_pool_on_the_retry_says_less_than_the_first_error(
-    proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    """Retryable Reads: an error of the driver's own pool does not tell that an attempt was made."""
-    telemetry = instrument()
-    taken = threading.Event()
-
-    class CheckedOut(pymongo.monitoring.ConnectionPoolListener):
-        """Of the pool's events, the one that counts here."""
-
-        def connection_checked_out(self, event: Any) -> None:
-            if threading.current_thread() is holder:
-                taken.set()
-
-        def __getattribute__(self, name: str) -> Any:
-            known = name.startswith("__") or name == "connection_checked_out"
-            return object.__getattribute__(self, name) if known else lambda event: None
-
-    client: Any = pymongo.MongoClient(
-        proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=50, event_listeners=[CheckedOut()]
-    )
-    holder = threading.Thread(target=lambda: client.admin.command("ping"))
-
-    def take_the_connection(event: Any) -> None:
-        if isinstance(event, RetryScheduled):
-            holder.start()
-            assert taken.wait(10)
-        decided.append(event)
-
-    decided: list[Any] = []
-    telemetry.decisions.on_event = take_the_connection  # type: ignore[method-assign]
-    with client:
-        client[database].coll.find_one()
-        proxy.inject(CutBefore("find"))
-        proxy.inject(Slow(1.0))
-        with pytest.raises(AutoReconnect) as caught:
-            client[database].coll.find_one()
-        holder.join()
-    assert [type(event) for event in decided] == [RetryScheduled, RetryDeclined]
-    assert isinstance(caught.value.__context__, WaitQueueTimeoutError)
-    assert origin(caught.value) == (address_text(proxy.address), 2)
 
 
 @pytest.mark.parametrize("server", ["h:27017", None])

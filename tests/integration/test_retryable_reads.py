@@ -5,17 +5,16 @@ Without a timeout there is one retry, so each failure that is repeated is repeat
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from busy_pools import Silent, Waiting, the_only_connection_taken
 from conftest import Instrument, Side, Telemetry, wait_until
-from pymongo import MongoClient, monitoring
-from pymongo.errors import AutoReconnect
+from pymongo import MongoClient
+from pymongo.errors import WaitQueueTimeoutError
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -26,11 +25,11 @@ from pymongo_resilience_instrumentation.testbed import (
     Refuse,
     ReplicaSet,
 )
-from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
-from pymongo_resilience_instrumentation.testbed.interception import Answer, Cut, Hang
+from pymongo_resilience_instrumentation.testbed.interception import Answer, Cut
 from reads import CHANGED, READS, Read, fill
 
 from pymongo_resilience import RetryReason, RetryScheduled
+from pymongo_resilience.orchestrator import Rule
 
 CODES = (6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436)
 SHUTDOWN, NOT_PRIMARY = 91, 10107
@@ -58,13 +57,6 @@ class Only(Interception):
         if self.collection not in (None, next(iter(request.body.values()))):
             return None
         return self.fault.on_request(request, connection)
-
-
-class Silent(OnCommand):
-    """Never answers the command."""
-
-    def verdict(self, request: Any) -> Hang:
-        return Hang(60)
 
 
 class RefusedAtHandshake(CutAtHandshake):
@@ -146,50 +138,6 @@ def test_a_read_that_is_not_answered_in_time(
     assert retried(telemetry) == [RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT]
 
 
-class Waiting(monitoring.ConnectionPoolListener):
-    """Counts who has asked the pool for a connection."""
-
-    asked = 0
-
-    def connection_check_out_started(self, event: Any) -> None:
-        self.asked += 1
-
-    def __getattribute__(self, name: str) -> Any:
-        known = name.startswith("__") or name in {"asked", "connection_check_out_started"}
-        return object.__getattribute__(self, name) if known else lambda event: None
-
-
-@contextlib.contextmanager
-def the_only_connection_taken(side: Side, client: Any, proxy: ReplicaSet) -> Iterator[None]:
-    """By a command that is never answered, in another thread or task."""
-    silent = Silent("ping")
-    proxy.inject(silent)
-
-    def hold() -> None:
-        with contextlib.suppress(AutoReconnect):
-            client.admin.command("ping")
-
-    async def begin() -> asyncio.Task[Any]:
-        task = asyncio.create_task(client.admin.command("ping"))
-        await asyncio.to_thread(wait_until, lambda: silent.injected)
-        return task
-
-    async def end(task: asyncio.Task[Any]) -> None:
-        await asyncio.wait([task])
-        assert isinstance(task.exception(), AutoReconnect)
-
-    if side.runner is not None:
-        held = side.do(begin)
-        yield
-        side.do(end, held)
-    else:
-        thread = threading.Thread(target=hold)
-        thread.start()
-        wait_until(lambda: silent.injected)
-        yield
-        thread.join()
-
-
 @pytest.mark.parametrize("name", ["find", "aggregate", "MongoClient.watch", "list_indexes"])
 def test_a_pool_that_is_cleared_while_the_read_waits_for_a_connection(
     name: str, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
@@ -215,6 +163,26 @@ def test_a_pool_that_is_cleared_while_the_read_waits_for_a_connection(
     assert [(type(event), event.reason) for event in events] == [
         (RetryScheduled, RetryReason.SOCKET_NOT_AVAILABLE)
     ]
+
+
+@pytest.mark.parametrize("instrumented", [False, True], ids=["plain", "ours"])
+def test_a_read_that_found_no_free_connection_in_time(
+    instrumented: bool, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    """Not repeated: the pool is full of this process's own work. Plain pymongo waits twice."""
+    telemetry = instrument() if instrumented else None
+    waiting = Waiting()
+    client = side.client(proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=30, event_listeners=[waiting])
+    with the_only_connection_taken(side, client, proxy):
+        waiting.asked = 0
+        with pytest.raises(WaitQueueTimeoutError):
+            READS["find"].call(side, client[filled])
+        if telemetry is None:
+            assert waiting.asked == 2
+        else:
+            assert waiting.asked == 1
+            assert [event.rule for event in telemetry.decisions.events] == [Rule.UNKNOWN_REASON]
+        proxy.clear()
 
 
 USER = {"username": "root", "password": "only-for-the-tests"}

@@ -1,0 +1,163 @@
+"""Which of two errors is raised: the original one, where the retry ended in the driver itself.
+
+That no server was selected is in test_origins.py, NoWritesPerformed in test_deadlines.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from busy_pools import Silent
+from conftest import Instrument, Side, wait_until
+from pymongo import InsertOne
+from pymongo.errors import (
+    AutoReconnect,
+    ConfigurationError,
+    InvalidOperation,
+    OperationFailure,
+    PyMongoError,
+    WaitQueueTimeoutError,
+)
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Interception, ReplicaSet
+
+from pymongo_resilience import RetryAction
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+
+pytestmark = pytest.mark.oldest
+
+STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
+"""What hello says reaches the client after an error, and not before."""
+
+
+class Downgrade(Interception):
+    """The member has an older version from the next hello on."""
+
+    def __init__(self, wire_version: int) -> None:
+        super().__init__()
+        self.wire_version = wire_version
+
+    def on_hello(self, reply: Any) -> None:
+        reply["maxWireVersion"] = self.wire_version
+
+
+def _find(side: Side, client: Any, database: str) -> None:
+    side.do(client[database].coll.find_one)
+
+
+def _find_in_a_snapshot(side: Side, client: Any, database: str) -> None:
+    session = client.start_session(snapshot=True)
+    try:
+        side.do(client[database].coll.find_one, session=session)
+    finally:
+        side.do(session.end_session)
+
+
+def _bulk_write(side: Side, client: Any, database: str) -> None:
+    side.do(client.bulk_write, [InsertOne({}, namespace=f"{database}.coll")])
+
+
+DIPS: dict[str, tuple[int, str, Callable[[Side, Any, str], None], type[Exception]]] = {
+    # Retryable Reads, 3a: before MongoDB 3.6; pymongo has nothing to do with such a server at all.
+    "no retryable reads": (5, "find", _find, ConfigurationError),
+    # 3b: the command cannot be made for the server that the retry found.
+    "no snapshots": (12, "find", _find_in_a_snapshot, ConfigurationError),
+    "no bulkWrite": (24, "bulkWrite", _bulk_write, InvalidOperation),
+}
+
+
+@pytest.mark.parametrize("name", DIPS)
+def test_a_server_that_became_too_old_for_the_command(
+    name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    wire_version, command, call, of_the_driver = DIPS[name]
+    client = side.client(proxy.uri, **STREAMING)
+    side.do(client.admin.command, "ping")
+    proxy.inject(Downgrade(wire_version))
+    cut = CutBefore(command, times=2)
+    proxy.inject(cut)
+    with pytest.raises(PyMongoError) as caught:
+        call(side, client, database)
+    error: Any = caught.value
+    assert isinstance(getattr(error, "error", error), AutoReconnect)
+    assert isinstance(error.__context__, of_the_driver)
+    assert (error.server, error.attempts) == (address_text(proxy.address), 2)
+    assert cut.injected == 1
+    assert [type(each) for each in telemetry.decisions.events] == [RetryScheduled, RetryDeclined]
+
+
+class TakesTheConnection:
+    """A strategy that lets somebody else have the pool's only connection before the retry."""
+
+    def __init__(self, client: Any, silent: Silent) -> None:
+        self._client = client
+        self._silent = silent
+        self.thread = threading.Thread(target=self._hold)
+        self.task: asyncio.Task[Any] | None = None
+
+    def _hold(self) -> None:
+        with contextlib.suppress(AutoReconnect):
+            self._client.admin.command("ping")
+
+    def _is_taken(self) -> bool:
+        return self._silent.injected > 0
+
+
+class Blocking(TakesTheConnection):
+    def retry_after(self, operation: Any, failure: Any, /) -> RetryAction:
+        self.thread.start()
+        wait_until(self._is_taken)
+        return RetryAction()
+
+
+class Awaited(TakesTheConnection):
+    async def retry_after(self, operation: Any, failure: Any, /) -> RetryAction:
+        self.task = asyncio.create_task(self._client.admin.command("ping"))
+        await asyncio.to_thread(wait_until, self._is_taken)
+        return RetryAction()
+
+
+def test_a_full_pool_on_the_retry_says_less_than_the_first_error(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """An error of the driver's own pool does not tell that an attempt was made."""
+    client = side.client(proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=50)
+    side.do(client.admin.command, "ping")
+    silent = Silent("ping")
+    strategy = (Blocking if side.runner is None else Awaited)(client, silent)
+    telemetry = instrument(strategy=strategy)
+    proxy.inject(Fail("find", code=6))
+    proxy.inject(silent)
+    with pytest.raises(OperationFailure) as caught:
+        side.do(client[database].coll.find_one)
+    proxy.clear()
+    if strategy.task is None:
+        strategy.thread.join()
+    else:
+        side.do(asyncio.wait, [strategy.task])
+        assert isinstance(strategy.task.exception(), AutoReconnect)
+    error: Any = caught.value
+    assert error.code == 6
+    assert isinstance(error.__context__, WaitQueueTimeoutError)
+    assert (error.server, error.attempts) == (address_text(proxy.address), 2)
+    events = [each for each in telemetry.decisions.events if each.operation == "find"]
+    assert [type(each) for each in events] == [RetryScheduled, RetryDeclined]
+
+
+def test_otherwise_the_newer_one(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    proxy.inject(Fail("find", code=6))
+    proxy.inject(Fail("find", code=2))
+    with pytest.raises(OperationFailure) as caught:
+        side.do(coll.find_one)
+    assert caught.value.code == 2
