@@ -18,7 +18,7 @@ FILE = b"0123456789"
 
 @dataclass(frozen=True)
 class Read:
-    """One read, on a database that ``fill`` has filled."""
+    """One read, on a database that ``fill`` has filled; GridFS needs ``fill_files`` too."""
 
     call: Callable[[Side, Any], Any]
     """From the side and its database to the result."""
@@ -33,6 +33,9 @@ def fill(control: MongoClient[Any], database: str) -> None:
     coll = control[database].coll
     coll.insert_many([{"_id": number, "a": number % 2} for number in range(3)])
     coll.create_index("a")
+
+
+def fill_files(control: MongoClient[Any], database: str) -> None:
     bucket = gridfs.GridFSBucket(control[database], chunk_size_bytes=4)
     bucket.upload_from_stream_with_id(1, "file", FILE)
 
@@ -53,17 +56,17 @@ def _download(side: Side, db: Any) -> Any:
     return side.do(side.do(_bucket(side, db).open_download_stream, 1).read)
 
 
-def _first_change(side: Side, db: Any, watched: Any) -> Any:
+def _sees_a_change(side: Side, db: Any, watched: Any) -> bool:
     """The stream is open before the change happens: it is not lost, and not from before."""
     stream = side.do(watched.watch)
-    side.do(db.coll.insert_one, {"_id": "changed"})
+    inserted = side.do(db.changes.insert_one, {}).inserted_id
     try:
-        return side.do(stream.next)["documentKey"]
+        change = side.do(stream.next)
     finally:
         side.do(stream.close)
+    return bool(change["documentKey"]["_id"] == inserted)
 
 
-CHANGED = {"_id": "changed"}
 READS: dict[str, Read] = {
     "find": Read(lambda side, db: _ids(side, db.coll.find()), [0, 1, 2], "find"),
     "find_one": Read(lambda side, db: side.do(db.coll.find_one, 2), {"_id": 2, "a": 0}, "find"),
@@ -80,11 +83,11 @@ READS: dict[str, Read] = {
     ),
     "distinct": Read(lambda side, db: sorted(side.do(db.coll.distinct, "a")), [0, 1], "distinct"),
     "Collection.watch": Read(
-        lambda side, db: _first_change(side, db, db.coll), CHANGED, "aggregate"
+        lambda side, db: _sees_a_change(side, db, db.changes), True, "aggregate"
     ),
-    "Database.watch": Read(lambda side, db: _first_change(side, db, db), CHANGED, "aggregate"),
+    "Database.watch": Read(lambda side, db: _sees_a_change(side, db, db), True, "aggregate"),
     "MongoClient.watch": Read(
-        lambda side, db: _first_change(side, db, db.client), CHANGED, "aggregate"
+        lambda side, db: _sees_a_change(side, db, db.client), True, "aggregate"
     ),
     "list_databases": Read(
         lambda side, db: db.name in _names(side, side.do(db.client.list_databases)),
@@ -92,8 +95,8 @@ READS: dict[str, Read] = {
         "listDatabases",
     ),
     "list_collections": Read(
-        lambda side, db: _names(side, side.do(db.list_collections)),
-        ["coll", "fs.chunks", "fs.files"],
+        lambda side, db: "coll" in _names(side, side.do(db.list_collections)),
+        True,
         "listCollections",
     ),
     "list_indexes": Read(

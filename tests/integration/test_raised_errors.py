@@ -29,8 +29,6 @@ from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Intercep
 from pymongo_resilience import RetryAction
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 
-pytestmark = pytest.mark.oldest
-
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
 """What hello says reaches the client after an error, and not before."""
 

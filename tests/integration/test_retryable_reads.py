@@ -26,7 +26,7 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
 )
 from pymongo_resilience_instrumentation.testbed.interception import Answer, Cut
-from reads import CHANGED, READS, Read, fill
+from reads import READS, Read, fill, fill_files
 
 from pymongo_resilience import RetryReason, RetryScheduled
 from pymongo_resilience.orchestrator import Rule
@@ -75,6 +75,7 @@ class RefusedAtHandshake(CutAtHandshake):
 @pytest.fixture
 def filled(control: Any, database: str) -> str:
     fill(control, database)
+    fill_files(control, database)
     return database
 
 
@@ -109,36 +110,36 @@ FAILURES: dict[str, tuple[Made, set[RetryReason]]] = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_every_failure(
-    read: Read, side: Side, proxy: ReplicaSet, filled: str, control: Any, instrument: Instrument
+    read: Read, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(base_backoff_ms=1)
     db = side.client(proxy.uri, maxIdleTimeMS=IDLE_MS)[filled]
     side.do(db.command, "ping")
     for name, (fault, reasons) in FAILURES.items():
-        # The pool's connection is too old by then: each read makes one, and there is a handshake.
-        time.sleep(2 * IDLE_MS / 1000)
+        if "handshake" in name:
+            # The pool's connection is too old by then, and the read makes a new one.
+            time.sleep(2 * IDLE_MS / 1000)
         proxy.inject(fault(read))
         assert read.call(side, db) == read.expected, name
         (reason,) = retried(telemetry)
         assert reason in reasons, name
         telemetry.clear()
-        control[filled].coll.delete_one(CHANGED)
 
 
-@pytest.mark.parametrize("name", ["find", "count_documents", "Collection.watch"])
+@pytest.mark.parametrize("name", ["find", "Collection.watch"])
 def test_a_read_that_is_not_answered_in_time(
     name: str, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
 ) -> None:
     """A socket timeout; under a deadline the driver sets ``socketTimeoutMS`` aside."""
     telemetry = instrument()
     read = READS[name]
-    db = side.client(proxy.uri, socketTimeoutMS=300)[filled]
+    db = side.client(proxy.uri, socketTimeoutMS=200)[filled]
     proxy.inject(Silent(read.command))
     assert read.call(side, db) == read.expected
     assert retried(telemetry) == [RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT]
 
 
-@pytest.mark.parametrize("name", ["find", "aggregate", "MongoClient.watch", "list_indexes"])
+@pytest.mark.parametrize("name", ["find", "MongoClient.watch"])
 def test_a_pool_that_is_cleared_while_the_read_waits_for_a_connection(
     name: str, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
 ) -> None:
@@ -206,7 +207,7 @@ AUTHENTICATION: dict[str, Callable[[], Interception]] = {
 
 
 @pytest.mark.parametrize("failure", AUTHENTICATION)
-@pytest.mark.parametrize("name", ["find", "count_documents", "list_collections"])
+@pytest.mark.parametrize("name", ["find", "list_collections"])
 def test_an_authentication_that_fails_for_a_passing_reason(
     name: str, failure: str, side: Side, locked: EmbeddedServer, instrument: Instrument
 ) -> None:

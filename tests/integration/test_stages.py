@@ -24,8 +24,6 @@ from pymongo_resilience_instrumentation.testbed import (
 
 from pymongo_resilience.failure import Stage
 
-pytestmark = pytest.mark.oldest
-
 OFF = {"metrics": False, "traces": False}
 
 
