@@ -156,10 +156,23 @@ def test_a_rejected_command_is_repeated_five_times(
 
 
 GATED = (
-    "find", "aggregate", "MongoClient.watch", "list_databases", "getMore",
-    "getMore of a change stream", "cursor_command", "insert_one", "update_many", "find_one_and_update", "bulk_write, many",
-    "client bulk_write, many", "aggregate, $out", "create_collection", "command", "drop_database",
-)  # fmt: skip
+    "find",
+    "aggregate",
+    "MongoClient.watch",
+    "list_databases",
+    "getMore",
+    "getMore of a change stream",
+    "cursor_command",
+    "insert_one",
+    "update_many",
+    "find_one_and_update",
+    "bulk_write, many",
+    "client bulk_write, many",
+    "aggregate, $out",
+    "create_collection",
+    "command",
+    "drop_database",
+)
 """At least one for each of the driver's ways to send a command."""
 
 
