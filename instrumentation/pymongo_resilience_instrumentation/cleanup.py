@@ -167,7 +167,9 @@ class EndSessions(Cleanup):
         )
 
     def limit(self) -> AbstractContextManager[None]:
-        """A repetition may not take longer than the window either; the first is the driver's."""
+        """The first has the time of any operation, where there is a limit to that: without one,
+        a close() waits for servers that are gone until serverSelectionTimeoutMS. A repetition may
+        not take longer than the window either."""
         if self._window is None:
-            return NO_DEADLINE
+            return Timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
         return Timeout(max(SHORTEST, self._window.remaining()))

@@ -118,7 +118,10 @@ class Side:
 
 @pytest.fixture(params=["sync", "async"])
 def side(request: pytest.FixtureRequest, proxy: ReplicaSet) -> Iterator[Side]:
-    # After the proxy, so that its clients are closed while there still is a server to say so to.
+    # After what it talks to, so that its clients are closed while there is a server to say so to:
+    # without one, close() waits until serverSelectionTimeoutMS.
+    for name in {"replica_set", "cluster"} & set(request.fixturenames):
+        request.getfixturevalue(name)
     made = Side(request.param, asyncio.Runner() if request.param == "async" else None)
     yield made
     made.close()

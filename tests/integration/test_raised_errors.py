@@ -144,7 +144,8 @@ def test_a_full_pool_on_the_retry_says_less_than_the_first_error(
     assert error.code == 6
     assert isinstance(error.__context__, WaitQueueTimeoutError)
     assert (error.server, error.attempts) == (address_text(proxy.address), 2)
-    events = [each for each in telemetry.decisions.events if each.operation == "find"]
+    # Those of the find; the ping, which ends later, may be inside of it or a call of its own.
+    events = telemetry.decisions.events[:2]
     assert [type(each) for each in events] == [RetryScheduled, RetryDeclined]
 
 
