@@ -1,4 +1,4 @@
-"""The check that the installed pymongo has the private names ``driver.py`` builds on."""
+"""The check that the installed pymongo has the private names ``driver`` builds on."""
 
 from __future__ import annotations
 

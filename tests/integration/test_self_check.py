@@ -68,7 +68,7 @@ def test_a_local_variable_of_another_name_is_noticed() -> None:
 
 def _rename_the_loop(monkeypatch: pytest.MonkeyPatch) -> str:
     """As if pymongo had another name for it: removing its own would stop pymongo itself."""
-    monkeypatch.setattr(driver, "LOOP", "_Renamed")
+    monkeypatch.setattr("pymongo_resilience_instrumentation.driver.names.LOOP", "_Renamed")
     return "_Renamed"
 
 

@@ -1,0 +1,77 @@
+"""A client's options as they were given, its servers' descriptions, its background task."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from pymongo import common
+
+SYNC = "pymongo.synchronous.mongo_client"
+ASYNC = "pymongo.asynchronous.mongo_client"
+
+
+def existing_clients() -> list[Any]:
+    """The clients of this process that are alive and not closed."""
+    sync, asynchronous = importlib.import_module(SYNC), importlib.import_module(ASYNC)
+    clients = [
+        *sync.MongoClient._clients.values(),
+        *asynchronous.AsyncMongoClient._clients.values(),
+    ]
+    return [client for client in clients if not client._closed]
+
+
+def show_listeners(client: Any, given: Any) -> None:
+    """Where the client lists its options, show the listeners it was given; None for none."""
+    options = client._options._options
+    if given is None:
+        options.pop("event_listeners", None)
+    else:
+        options["event_listeners"] = given
+
+
+def max_retries(client: Any) -> int | None:
+    """What the client itself says of overload retries; None where it says nothing."""
+    own: int | None = _own_option(client, "maxadaptiveretries", "max_adaptive_retries")
+    return own
+
+
+def retargets_on_overload(client: Any) -> bool | None:
+    """Whether the client itself says to avoid an overloaded server; None where it does not say."""
+    own: bool | None = _own_option(
+        client, "enableoverloadretargeting", "enable_overload_retargeting"
+    )
+    return own
+
+
+def _own_option(client: Any, *names: str) -> Any:
+    # The public properties do not tell a value that was given from a default.
+    given = client.options._options
+    return next((given[name] for name in names if name in given), None)
+
+
+def topology_description() -> type:
+    """The class whose ``apply_selector`` is the driver's every look at the servers."""
+    cls: type = importlib.import_module("pymongo.topology_description").TopologyDescription
+    return cls
+
+
+def cursor_namespace(address: Any) -> tuple[str, str]:
+    """Database and collection of a cursor, which its address carries."""
+    database, _, collection = str(address.namespace).partition(".")
+    return database, collection
+
+
+def kill_later(client: Any, cursor_id: int, address: Any) -> None:
+    """Queue a cursor for the client's background task, as the driver does after a failure."""
+    client._close_cursor_soon(cursor_id, address)
+
+
+def kills_no_more(client: Any) -> bool:
+    """Whether the background task was stopped: the client is being closed."""
+    return bool(client._kill_cursors_executor._stopped)
+
+
+def kill_interval() -> float:
+    """Seconds between two runs of the background task."""
+    return float(common.KILL_CURSOR_FREQUENCY)

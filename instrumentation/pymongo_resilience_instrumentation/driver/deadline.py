@@ -1,0 +1,57 @@
+"""pymongo's own account of timeouts: the one in force, and what is left of it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation.calls import Timeout
+
+try:
+    from pymongo import _csot
+except ImportError:  # the self-check says so, and what needs it stays off
+    _csot = None  # type: ignore[assignment]  # a module, or none
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+
+def timeout_in_force() -> float | None:
+    """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 is without end."""
+    return _csot.get_timeout()
+
+
+def forget_timeout() -> None:
+    """In this task or thread, no timeout is in force any more."""
+    _csot.reset_all()
+
+
+def remaining() -> float | None:
+    """Seconds until the driver's deadline; None without one."""
+    return _csot.remaining()
+
+
+def min_rtt() -> float:
+    """The minimum round-trip time of the selected server, under a deadline; else 0."""
+    return _csot.get_rtt()
+
+
+class TimeoutAnew(AbstractContextManager[None]):
+    """``pymongo.timeout`` in full: inside of another one, that can only shorten what is left."""
+
+    __slots__ = ("_before", "_timeout")
+
+    def __init__(self, seconds: float) -> None:
+        self._timeout = Timeout(seconds)
+        self._before: Token[float] | None = None
+
+    def __enter__(self) -> None:
+        self._before = _csot.DEADLINE.set(float("inf"))
+        self._timeout.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._timeout.__exit__(*raised)
+        if self._before is not None:
+            # As with Timeout: collected elsewhere, there is nothing to take back.
+            with suppress(ValueError):
+                _csot.DEADLINE.reset(self._before)

@@ -1,0 +1,76 @@
+"""Every private name of pymongo that this package uses, for the self-check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
+from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
+from pymongo_resilience_instrumentation.self_check import Feature, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOOP_NAMES = (
+    "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
+    "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
+    "_last_error", "_operation", "_retryable", "_retrying", "_server", "_session",
+)  # fmt: skip
+_BULK_NAMES = ("current_run", "retrying")
+_CLEANUP_NAMES = (
+    "_kill_cursors", "_kill_cursor_impl", "_process_kill_cursors", "_close_cursor_soon",
+    "_end_sessions", "_conn_for_reads",
+)  # fmt: skip
+_TRANSACTION_NAMES = ("set_starting", "has_completed_command", "attempt")
+
+
+def parts() -> Iterator[Part]:
+    """Every private name below, with the feature that is lost without it."""
+    for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
+        client = f"pymongo.{half}.mongo_client"
+        session = f"pymongo.{half}.client_session"
+        yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
+        yield Part(
+            Feature.RETRIES, f"pymongo.{half}.pool:{prefix}Connection", ("supports_sessions",)
+        )
+        yield Part(Feature.RETRIES, f"pymongo.{half}.bulk:_{prefix}Bulk", _BULK_NAMES)
+        yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", ("_transaction", "_unpin"))
+        yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
+        yield Part(Feature.CURSORS, f"{client}:{prefix}MongoClient", ("_run_operation",))
+        yield Part(
+            Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients", "_closed")
+        )
+        yield Part(Feature.REPR, f"{client}:{prefix}MongoClient", ("_options",))
+        yield Part(Feature.CLEANUP, f"{client}:{prefix}MongoClient", _CLEANUP_NAMES)
+        yield Part(
+            Feature.CLEANUP, f"pymongo.periodic_executor:{prefix}PeriodicExecutor", ("_stopped",)
+        )
+        yield Part(
+            Feature.CLEANUP,
+            f"{client}:{prefix}MongoClient",
+            ("_kill_cursors_executor",),
+            set_by="_init_background",
+        )
+        topology = f"pymongo.{half}.topology"
+        yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
+        yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
+    yield Part(Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",))
+    yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
+    yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
+    yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "get_timeout", "remaining"))
+    for module in SENDERS:
+        yield Part(Feature.INTERRUPTIONS, f"{module}:{SENDING}", ("telemetry", "command_name"))
+    yield Part(
+        Feature.INTERRUPTIONS,
+        "pymongo._telemetry:_CommandTelemetry",
+        ("failed", "_start", "_duration_s"),
+    )
+    yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
+    for feature in (Feature.REPR, Feature.RETRIES, Feature.CLEANUP):
+        yield Part(feature, "pymongo.client_options:ClientOptions", ("_options",))
+    yield Part(
+        Feature.RETARGETING,
+        "pymongo.topology_description:TopologyDescription",
+        ("apply_selector",),
+    )
+    yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all"))

@@ -1,0 +1,89 @@
+"""What pymongo's retry loop must be told before an attempt is repeated."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ClientBulkWriteException
+
+from pymongo_resilience.failure import RETRYABLE_WRITE, Stage
+from pymongo_resilience.operation import Kind
+from pymongo_resilience_instrumentation.driver.retry_loop import bulk_progress, in_transaction, kind
+
+if TYPE_CHECKING:
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience_instrumentation.addresses import Address
+
+
+def unpin(loop: Any, failure: Failure) -> Any:
+    """After a failed write the session leaves its server, as the driver's own loop sees to.
+
+    A coroutine in async clients; None where there is nothing to do.
+    """
+    if loop._is_read or loop._session is None:
+        return None
+    if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
+        return loop._session._unpin()
+    return None
+
+
+def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) -> None:
+    """Bring the loop's state to what its own code has before it repeats an attempt."""
+    loop._attempt_number = attempts
+    loop._last_error = error
+    # Without it, the loop refuses to repeat what it does not count as retryable itself.
+    loop._always_retryable = failure.retryable_overload or not loop._retryable
+    if loop._bulk is None:
+        loop._retrying = True
+    elif bulk_progress(loop) is not None:
+        # pymongo 4.20 marks a bulk as retrying that has not begun its first run, then never asks
+        # for the next run: the rest of a mixed bulk would be lost.
+        loop._bulk.retrying = True
+        _forget_in_result(failure.error)
+    if failure.overloaded and in_transaction(loop):
+        _rejected_in_transaction(loop, failure)
+
+
+def _rejected_in_transaction(loop: Any, failure: Failure) -> None:
+    """Nothing was executed: the transaction has still to begin, or its end to be tried.
+
+    The driver's own loop forgets all attempts to commit, those whose reply was lost as well, which
+    must be followed by one with a majority; and it sends an end that would begin a transaction.
+    """
+    transaction = loop._session._transaction
+    if kind(loop) is not Kind.TRANSACTION_END:
+        if not transaction.has_completed_command:
+            transaction.set_starting()
+    elif failure.stage is Stage.ANSWERED:
+        transaction.attempt -= 1
+
+
+def _forget_in_result(error: Exception) -> None:
+    """Take the error of the failed attempt out of the result of a client's bulk write.
+
+    pymongo 4.17 to 4.20 put it there unless the write carried a txnNumber and the error is one of
+    those that their own loop retries, and raise it at the end, although a retry succeeded.
+    """
+    if not isinstance(error, ClientBulkWriteException):
+        return
+    result: Any = error.details
+    # The error itself may still be raised: it keeps what it says.
+    error._OperationFailure__details = {  # type: ignore[attr-defined]  # a private name
+        name: copy.copy(value) if isinstance(value, (dict, list)) else value
+        for name, value in result.items()
+    }
+    result["error"] = None
+
+
+def deprioritize(loop: Any) -> tuple[Address, ...]:
+    """Selection for the next attempt avoids the server that failed, where there is another.
+
+    The addresses of all servers that it avoids.
+    """
+    if loop._server is None:
+        return ()
+    if loop._deprioritized_servers is None:
+        loop._deprioritized_servers = []
+    loop._deprioritized_servers.append(loop._server)
+    return tuple(server.description.address for server in loop._deprioritized_servers)
