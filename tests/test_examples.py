@@ -161,7 +161,9 @@ def test_web_service_survives_lost_replies_and_shows_them(
 
 
 def test_web_service_answers_its_mistakes_and_its_database_s(proxy: ReplicaSet) -> None:
-    with web_service(proxy, PYMONGO_RESILIENCE_TIMEOUT_MS="1000") as port:
+    # Its client is closed without a server, and waits for one as long as this says.
+    uri = f"{proxy.uri}&serverSelectionTimeoutMS=1000"
+    with web_service(proxy, MONGODB_URI=uri) as port:
         assert ask(port, "GET", "/orders/none")[0] == 404
         assert ask(port, "GET", "/elsewhere")[0] == 404
         assert ask(port, "PUT", "/orders/1", "no object")[0] == 400
