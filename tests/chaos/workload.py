@@ -18,6 +18,8 @@ from pymongo import InsertOne, ReturnDocument, UpdateOne
 
 DATABASE: Final = "chaos"
 DEADLINE: Final = 20.0
+LONGEST_PAUSE: Final = 4.0
+"""Seconds that a task has other things to do between two operations; half of it on average."""
 _OPERATIONS_PER_ACCOUNT: Final = 50
 
 outcome_of_the_last_span: ContextVar[str | None] = ContextVar("outcome", default=None)
@@ -96,7 +98,7 @@ class Author:
     """Thinks of operations: the same ones for the same name and seed."""
 
     def __init__(self, name: str, seed: int) -> None:
-        self._name = name
+        self.name = name
         self._dice = random.Random(f"{seed}/{name}")  # noqa: S311 (dice, not secrets)
         self._count = 0
 
@@ -105,8 +107,8 @@ class Author:
         kind = self._dice.choice(list(Kind))
         number = self._count
         self._count += 1
-        account = f"{self._name}-{number // _OPERATIONS_PER_ACCOUNT}"
-        return Operation(kind, f"{self._name}-{number}", account)
+        account = f"{self.name}-{number // _OPERATIONS_PER_ACCOUNT}"
+        return Operation(kind, f"{self.name}-{number}", account)
 
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -255,6 +257,7 @@ async def run_tasks(
     end = time.monotonic() + seconds
 
     async def work(author: Author) -> None:
+        pauses = random.Random(f"{seed}/{author.name}/pauses")  # noqa: S311 (dice, not secrets)
         while time.monotonic() < end:
             operation = author.next()
             started = time.monotonic()
@@ -264,9 +267,11 @@ async def run_tasks(
                 journal.failed(operation, started, error)
             else:
                 journal.done(operation, started)
-            # As an application does between two operations: else a connection that was returned
-            # is taken again before those who wait for it have their turn.
-            await asyncio.sleep(0)
+            # As an application does between two operations. Without it, a connection that was
+            # returned is taken again before those who wait for it have their turn, and 200 tasks
+            # ask for twice what the server can do: the longest then waits for the whole deadline
+            # behind the others, with or without faults.
+            await asyncio.sleep(min(pauses.uniform(0, LONGEST_PAUSE), max(0.0, end - started)))
 
     async with asyncio.TaskGroup() as group:
         for number in range(tasks):
