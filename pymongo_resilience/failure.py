@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 SYSTEM_OVERLOADED = "SystemOverloadedError"
 RETRYABLE = "RetryableError"
 RETRYABLE_WRITE = "RetryableWriteError"
+TRANSIENT_TRANSACTION = "TransientTransactionError"
 NO_WRITES_PERFORMED = "NoWritesPerformed"
 
 
@@ -110,3 +111,8 @@ class Failure:
     def no_writes_performed(self) -> bool:
         """Chooses which error is raised; never permits a retry."""
         return NO_WRITES_PERFORMED in self.labels
+
+    @property
+    def repeats_transaction(self) -> bool:
+        """The whole transaction may be repeated, as ``with_transaction`` does for this label."""
+        return TRANSIENT_TRANSACTION in self.labels

@@ -223,6 +223,9 @@ class Attempts:
         before = self._last
         if before is None or before.error is failure.error:
             return failure
+        if failure.repeats_transaction and not before.repeats_transaction:
+            # Whoever runs the transaction must hear that it can be repeated.
+            return failure
         out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
         if failure.no_writes_performed:
             before.error.__cause__ = failure.error

@@ -30,13 +30,20 @@ from pymongo_resilience.failure import (
     RETRYABLE,
     RETRYABLE_WRITE,
     SYSTEM_OVERLOADED,
+    TRANSIENT_TRANSACTION,
     Failure,
     RetryReason,
     Stage,
 )
 from pymongo_resilience_instrumentation import driver, reasons
 
-LABELS = (NO_WRITES_PERFORMED, RETRYABLE, SYSTEM_OVERLOADED, RETRYABLE_WRITE)
+LABELS = (
+    NO_WRITES_PERFORMED,
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    RETRYABLE_WRITE,
+    TRANSIENT_TRANSACTION,
+)
 
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
