@@ -109,6 +109,17 @@ class Side:
         documents: list[Any] = self.do(cursor.to_list)
         return documents
 
+    def wait_for_members(self, client: Any, count: int) -> None:
+        """The driver's monitors find them one after the other; a retry avoids the one that failed
+        only if another one is known."""
+
+        def all_known() -> bool:
+            if self.runner is not None:
+                self.do(asyncio.sleep, 0)  # the monitors run on its loop
+            return len(client.nodes) == count
+
+        wait_until(all_known)
+
     def close(self) -> None:
         for client in self.clients:
             self.do(client.close)

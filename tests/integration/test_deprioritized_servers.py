@@ -45,6 +45,7 @@ def retry(
     client = side.client(uri, server_selector=gate, localThresholdMS=60_000, **options)
     coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
     side.do(client.admin.command, "ping")
+    side.wait_for_members(client, uri.count("127.0.0.1:"))
 
     class ClosesTheGate:
         def on_event(self, event: Any) -> None:

@@ -84,6 +84,7 @@ def test_the_newer_error_names_the_newer_server(
     client = side.client(replica_set.uri, localThresholdMS=60_000)
     coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
     side.do(coll.find_one)
+    side.wait_for_members(client, len(replica_set.members))
     replica_set.inject(Fail("find", times=2, code=6, name="HostUnreachable", text="unreachable"))
     error = raised(side, OperationFailure, coll.find_one)
     first, second = (event.server for event in telemetry.decisions.events)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side, wait_until
+from conftest import Instrument, SentCommands, Side
 from pymongo import UpdateMany, WriteConcern
 from pymongo.errors import (
     AutoReconnect,
@@ -293,18 +292,6 @@ def test_commit_and_abort_are_repeated_whatever_the_client_says(
     assert len(sent.named(command)) == 2
 
 
-def _until_all_are_known(side: Side, client: Any, routers: int) -> None:
-    """The driver's monitors find them one after the other; a retry avoids a router if it knows
-    another one."""
-
-    def all_known() -> bool:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0)  # the monitors run on its loop
-        return len(client.nodes) == routers
-
-    wait_until(all_known)
-
-
 def test_an_overloaded_first_write_leaves_its_router(
     side: Side, cluster: ShardedCluster, seeded: str, instrument: Instrument
 ) -> None:
@@ -313,7 +300,7 @@ def test_an_overloaded_first_write_leaves_its_router(
     sent = SentCommands()
     client = side.client(cluster.uri, localThresholdMS=60_000, event_listeners=[sent])
     side.do(client.admin.command, "ping")
-    _until_all_are_known(side, client, len(cluster.members))
+    side.wait_for_members(client, len(cluster.members))
     cluster.inject(Overload("insert"))
     with transaction(side, client) as session:
         side.do(client[seeded].coll.insert_one, {"_id": "in"}, session=session)
