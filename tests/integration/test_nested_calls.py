@@ -9,6 +9,7 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import POLLING, Instrument, SentCommands
+from inside import Inside
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail
@@ -18,24 +19,6 @@ from pymongo_resilience import OperationTimeoutError, Policy
 pytestmark = pytest.mark.oldest
 FEW = 20
 """Attempts in a second, with their delays; without them there are more than a thousand."""
-
-
-class Inside(pymongo.monitoring.CommandListener):
-    """An application's listener that does something once, inside of the next command."""
-
-    def __init__(self) -> None:
-        self.act: Callable[[], Any] | None = None
-
-    def started(self, event: Any) -> None:
-        act, self.act = self.act, None
-        if act is not None:
-            act()
-
-    def succeeded(self, event: Any) -> None:
-        pass
-
-    def failed(self, event: Any) -> None:
-        pass
 
 
 def test_a_task_that_outlives_its_call_is_judged_like_any_other(

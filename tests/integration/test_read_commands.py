@@ -7,6 +7,7 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import POLLING, Instrument, SentCommands, Side
+from inside import Inside
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.read_commands import only_reads
@@ -93,29 +94,11 @@ def test_explain_of_a_cursor_is_a_read(
     assert len(telemetry.decisions.events) == 3
 
 
-class Once(pymongo.monitoring.CommandListener):
-    """An application's listener that runs something of its own inside of a command."""
-
-    def __init__(self) -> None:
-        self.act: Any = None
-
-    def started(self, event: Any) -> None:
-        act, self.act = self.act, None
-        if act is not None:
-            act()
-
-    def succeeded(self, event: Any) -> None:
-        pass
-
-    def failed(self, event: Any) -> None:
-        pass
-
-
 def test_what_a_listener_runs_inside_of_it_is_no_read(
     proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=20_000)
-    listener = Once()
+    listener = Inside()
     with pymongo.MongoClient(proxy.uri, event_listeners=[listener], **POLLING) as client:
         client[database].coll.insert_one({"_id": 1, "n": 0})
 
