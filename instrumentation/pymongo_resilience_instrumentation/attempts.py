@@ -62,7 +62,7 @@ def _governed(call: Call) -> tuple[str, str | None]:
 class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
-    __slots__ = ("_avoided_before", "_clock", "_func", "_last", "_loop", "_only_reads",
+    __slots__ = ("_avoiding", "_clock", "_func", "_last", "_loop", "_only_reads",
                  "_progress", "_reached_connection", "_retargeting", "_rules", "_started",
                  "_wants_txn_number", "budget", "call", "owns_call", "send")  # fmt: skip
 
@@ -90,7 +90,7 @@ class Attempts:
         self._last: Failure | None = None
         # The runner's own command comes first; what others run inside of the call comes later.
         self._only_reads, call.only_reads = call.only_reads, False
-        self._avoided_before = deprioritized.begin()
+        self._avoiding = deprioritized.begin()
         self._progress: tuple[Any, int] | None = None
         self._reached_connection = False
         self._wants_txn_number = driver.carries_txn_number(loop)
@@ -104,7 +104,8 @@ class Attempts:
 
     def release(self) -> None:
         """Give the loop its function back: nothing may keep the two alive together."""
-        deprioritized.end(self._avoided_before)
+        deprioritized.end(self._avoiding)
+        self._avoiding = None
         if not self.call.ended:
             self.call.selected = driver.server(self._loop)
         driver.replace_func(self._loop, self._func)
@@ -191,7 +192,7 @@ class Attempts:
             if failure.overloaded
             else self._retargeting and not follows_texts
         ):
-            deprioritized.avoid(driver.deprioritize(self._loop))
+            self._avoiding = deprioritized.avoid(driver.deprioritize(self._loop), self._avoiding)
 
     def _avoids_overloaded(self) -> bool:
         own = driver.retargets_on_overload(driver.client(self._loop))

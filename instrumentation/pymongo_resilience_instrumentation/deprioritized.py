@@ -6,7 +6,7 @@ Their addresses are kept here for the later looks, in the context of the operati
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,27 +17,33 @@ if TYPE_CHECKING:
 POSITION = 3
 """Of ``deprioritized_servers`` among the arguments; the driver gives it as a keyword."""
 
+Mark = Token["tuple[Address, ...]"]
+
 _failed: ContextVar[tuple[Address, ...]] = ContextVar(
     "pymongo_resilience_deprioritized", default=()
 )
 
 
-def begin() -> tuple[Address, ...]:
-    """An operation begins: it avoids nothing yet. What the one around it avoids, for ``end()``."""
-    around = _failed.get()
-    if around:
-        _failed.set(())
-    return around
+def begin() -> Mark | None:
+    """An operation begins: it avoids nothing yet, whatever the one around it avoids."""
+    return _failed.set(()) if _failed.get() else None
 
 
-def avoid(addresses: tuple[Address, ...]) -> None:
-    _failed.set(addresses)
+def avoid(addresses: tuple[Address, ...], mark: Mark | None) -> Mark:
+    """From now on; what ``end()`` needs to go back to how it was when the operation began."""
+    changed = _failed.set(addresses)
+    return changed if mark is None else mark
 
 
-def end(around: tuple[Address, ...]) -> None:
+def end(mark: Mark | None) -> None:
     """The operation is over; in force is again what the one around it avoids."""
-    if _failed.get() != around:
-        _failed.set(around)
+    if mark is None:
+        return
+    try:
+        _failed.reset(mark)
+    except ValueError:
+        # A coroutine that was never finished is collected in some other context.
+        return
 
 
 def select(
