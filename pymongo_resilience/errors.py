@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pymongo_resilience.failure import Stage
+
 
 class ConfigurationError(ValueError):
     """One or more options are wrong; the text lists every one with what is allowed."""
@@ -26,3 +31,6 @@ class OperationTimeoutError(Exception):
     attempts: int
     server: str | None
     """``"host:port"`` of the last attempt; None when no server was selected."""
+    stage: Stage
+    """How far the last attempt came. Earlier ones, and earlier batches of a bulk write, may have
+    come further: it does not prove that nothing happened."""

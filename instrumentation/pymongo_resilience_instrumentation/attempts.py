@@ -215,6 +215,7 @@ class Attempts:
                 elapsed_s=self._clock.now() - self._started,
                 attempts=attempts,
                 server=raised.server,
+                stage=raised.stage,
             )
         )
 

@@ -11,18 +11,20 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import (
     BulkWriteError,
     ClientBulkWriteException,
     ConnectionFailure,
+    EncryptionError,
     ExecutionTimeout,
     NetworkTimeout,
     NotPrimaryError,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
 )
 
 from pymongo_resilience.failure import (
@@ -37,6 +39,9 @@ from pymongo_resilience.failure import (
 )
 from pymongo_resilience_instrumentation import driver, reasons
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 LABELS = (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -45,6 +50,9 @@ LABELS = (
     TRANSIENT_TRANSACTION,
 )
 
+
+MAX_TIME_EXPIRED = 50
+"""The code of MaxTimeMSExpired."""
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
 REFUSAL = re.compile(
@@ -105,8 +113,50 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
         in_texts=_in_texts(labels, code),
-        timed_out=isinstance(cause, PyMongoError) and bool(attribute(cause, "timeout")),
+        timed_out=code == MAX_TIME_EXPIRED
+        if isinstance(cause, OperationFailure)
+        else _is_expiry(cause),
     )
+
+
+def expired(error: Exception) -> bool:
+    """Whether a timeout ended it, the driver's or the server's, wherever in the error it is told.
+
+    Of what a server says the code alone counts (Client Side Operations Timeout, "Error
+    Transformations"): a ``wtimeout`` that it has by default is none of the operation's.
+    """
+    return _is_expiry(error) or _is_expiry(_cause(error))
+
+
+def _is_expiry(error: Exception) -> bool:
+    if isinstance(error, OperationFailure):
+        return MAX_TIME_EXPIRED in map(_code, _codes(error))
+    if isinstance(error, EncryptionError):
+        cause = attribute(error, "cause")
+        return isinstance(cause, PyMongoError) and expired(cause)
+    return bool(attribute(error, "timeout"))
+
+
+def _codes(error: OperationFailure) -> Iterator[Any]:
+    yield attribute(error, "code")
+    details = attribute(error, "details")
+    if not isinstance(details, Mapping):
+        return
+    said = [details, details.get("error"), details.get("writeConcernError")]
+    for name in ("writeErrors", "writeConcernErrors"):
+        several = details.get(name)
+        said += several if isinstance(several, list) else []
+    yield from (each.get("code") for each in said if isinstance(each, Mapping))
+
+
+def stage_of(error: Exception) -> Stage:
+    """Of a timeout that was raised outside of the driver's loop, where nothing else tells."""
+    cause = _cause(error)
+    if isinstance(cause, (ServerSelectionTimeoutError, WaitQueueTimeoutError)):
+        return Stage.NOT_SENT
+    if _refused_by_driver(cause, _document(cause)):
+        return Stage.NOT_SENT
+    return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
 
 
 def _code(said: Any) -> int | None:

@@ -84,6 +84,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     def _instrument(self, **kwargs: Any) -> None:
         config: Config = kwargs["config"]
         lacking = _self_check()
+        without = set(lacking)
+        if config.strategy == "driver" and kwargs.get("strategy") is None:
+            without |= {Feature.RETRIES, Feature.CLEANUP}
         runtime = _runtime(
             config,
             strategy=kwargs.get("strategy"),
@@ -91,10 +94,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             tracer_provider=kwargs.get("tracer_provider"),
             meter_provider=kwargs.get("meter_provider"),
             knows_timeouts=Feature.TIMEOUT not in lacking,
+            judges=Feature.RETRIES not in without,
         )
-        without = set(lacking)
-        if config.strategy == "driver" and kwargs.get("strategy") is None:
-            without |= {Feature.RETRIES, Feature.CLEANUP}
         self._patches = Patches()
         self._patches.apply(runtime, without=without)
         if config.metrics:
@@ -156,6 +157,7 @@ def _runtime(
     tracer_provider: Any,
     meter_provider: Any,
     knows_timeouts: bool,
+    judges: bool,
 ) -> Runtime:
     ours = switch.Switch()
     clients = Clients()
@@ -191,6 +193,7 @@ def _runtime(
         command_spans=command_spans,
         operation_metrics=operation_metrics,
         knows_timeouts=knows_timeouts,
+        judges=judges,
     )
 
 

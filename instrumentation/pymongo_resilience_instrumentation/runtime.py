@@ -13,7 +13,7 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience import policy
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.policy import NOTHING, shorter
-from pymongo_resilience_instrumentation import calls, driver, monkey_patching
+from pymongo_resilience_instrumentation import calls, driver, monkey_patching, timeouts
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
@@ -71,6 +71,8 @@ class Runtime:
     operation_metrics: OperationMetrics | None
     knows_timeouts: bool
     """Whether the driver says which timeout is in force; without that we set none."""
+    judges: bool
+    """Whether errors are ours to judge; where the driver's own loop decides, they are its own."""
 
     def nested(self, client: Any) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins."""
@@ -98,9 +100,14 @@ class Runtime:
             raise
         return call
 
-    def end(self, call: Call, error: BaseException | None) -> None:
-        """Leave it: the spans end, the duration is recorded, whatever happened."""
+    def end(self, call: Call, error: BaseException | None) -> BaseException | None:
+        """Leave it: the spans end, the duration is recorded, whatever happened.
+
+        Answers with the error that the application is to get; see ``timeouts.of_call``.
+        """
         try:
+            if self.judges:
+                error = timeouts.of_call(call, error)
             if isinstance(error, OperationFailure) and call.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
                 server = driver.address_of(call.selected)
@@ -119,6 +126,7 @@ class Runtime:
         except Exception:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
         calls.leave(call)
+        return error
 
     def enter_loop(self, loop: Any) -> Attempts:
         """One run of the driver's loop, inside of the call it belongs to.
@@ -146,10 +154,10 @@ class Runtime:
                 calls.leave(call)
             raise
 
-    def leave_loop(self, work: Attempts, error: BaseException | None) -> None:
+    def leave_loop(self, work: Attempts, error: BaseException | None) -> BaseException | None:
+        """As ``end``, for the call that the loop got for itself."""
         work.release()
-        if work.owns_call:
-            self.end(work.call, error)
+        return self.end(work.call, error) if work.owns_call else error
 
     def _loop_call(self, loop: Any, client: Any) -> Call:
         database, collection = driver.namespace(loop)

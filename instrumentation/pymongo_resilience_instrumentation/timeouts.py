@@ -1,42 +1,78 @@
-"""One error type for every expired deadline, which is the driver's own class as well."""
+"""One error type for every expired deadline, which is the driver's own class as well.
+
+Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
+"""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import PyMongoError
+
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience_instrumentation import driver, failures
+from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.origins import attempts_text
 
 if TYPE_CHECKING:
-    from pymongo.errors import PyMongoError
+    from pymongo_resilience.failure import Stage
+    from pymongo_resilience_instrumentation.calls import Call
 
 
 def timed_out(
-    cause: PyMongoError, *, timeout_s: float, elapsed_s: float, attempts: int, server: str | None
+    cause: PyMongoError,
+    *,
+    timeout_s: float,
+    elapsed_s: float,
+    attempts: int,
+    server: str | None,
+    stage: Stage,
 ) -> PyMongoError:
     """An OperationTimeoutError that ``except type(cause)`` catches too; ``__cause__`` is set.
 
     Its text contains that of ``cause``; labels, code and details are those of ``cause``.
     """
-    cls = _timeout_class(type(cause))
-    error: PyMongoError = cls.__new__(cls)
-    error.__dict__.update(cause.__dict__)
-    where = f", the last on {server}" if server else ""
-    error.args = (
-        (
-            f"operation exceeded its timeout of {timeout_s:.3g} s after {elapsed_s:.3f} s "
-            f"and {attempts_text(attempts)}{where}: {cause}"
-        ),
+    where = f"on {server}" if server else "without a server"
+    text = (
+        f"operation exceeded its timeout of {timeout_s:.3g} s after {elapsed_s:.3f} s and "
+        f"{attempts_text(attempts)}, the last {where} ({stage.value.replace('_', ' ')}): {cause}"
     )
-    error.__dict__.update(
-        timeout_s=timeout_s, elapsed_s=elapsed_s, attempts=attempts, server=server
+    facts = {
+        "timeout_s": timeout_s,
+        "elapsed_s": elapsed_s,
+        "attempts": attempts,
+        "server": server,
+        "stage": stage,
+    }
+    return _made(type(cause), (text,), vars(cause) | facts, cause)
+
+
+def of_call(call: Call, error: BaseException | None) -> BaseException | None:
+    """What a call ends with: a timeout under a deadline is an OperationTimeoutError, also where it
+    was raised outside of the driver's loop; anything else is what it was."""
+    if not call.timeout or not isinstance(error, PyMongoError):
+        return error
+    if isinstance(error, OperationTimeoutError) or not failures.expired(error):
+        return error
+    server = driver.address_of(call.selected)
+    if server is None and call.server is not None:
+        server = address_text(call.server)
+    return timed_out(
+        error,
+        timeout_s=call.timeout,
+        elapsed_s=time.perf_counter() - call.started,
+        attempts=1 + len(call.reasons),
+        server=server,
+        stage=failures.stage_of(error),
     )
-    error.__cause__ = cause
-    return error
 
 
 class _TimedOutError(OperationTimeoutError):
     """What every class made here adds to the driver's."""
+
+    _of: type[PyMongoError]
+    """The driver's class."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -46,29 +82,44 @@ class _TimedOutError(OperationTimeoutError):
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (
-            self.__cause__,
-            self.timeout_s,
-            self.elapsed_s,
-            self.attempts,
-            self.server,
-        )
+        # Not as the driver pickles its own: a bulk write's error loses its labels, and those whose
+        # constructors take more than a text cannot be made again (pymongo 4.20:
+        # ClientBulkWriteException and EncryptedCollectionError, a TypeError).
+        cause = self.__cause__
+        was = None if cause is None else (type(cause), cause.args, vars(cause))
+        return _again, (self._of, self.args, vars(self), was)
 
 
 _classes: dict[type, Any] = {}
 
 
 def _timeout_class(cls: type) -> Any:
-    made = _classes.get(cls)
-    if made is None:
-        made = type("OperationTimeoutError", (_TimedOutError, cls), {"__module__": __name__})
-        _classes[cls] = made
-    return made
+    try:
+        return _classes[cls]
+    except KeyError:
+        body = {"__module__": __name__, "_of": cls}
+        return _classes.setdefault(cls, type("OperationTimeoutError", (_TimedOutError, cls), body))
 
 
-def _rebuild(
-    cause: PyMongoError, timeout_s: float, elapsed_s: float, attempts: int, server: str | None
+def _made(
+    cls: type, args: tuple[Any, ...], facts: dict[str, Any], cause: BaseException | None
 ) -> PyMongoError:
-    return timed_out(
-        cause, timeout_s=timeout_s, elapsed_s=elapsed_s, attempts=attempts, server=server
-    )
+    error: PyMongoError = _bare(_timeout_class(cls), args, facts)
+    error.__cause__ = cause
+    return error
+
+
+def _again(
+    cls: type,
+    args: tuple[Any, ...],
+    facts: dict[str, Any],
+    was: tuple[type, tuple[Any, ...], dict[str, Any]] | None,
+) -> PyMongoError:
+    return _made(cls, args, facts, None if was is None else _bare(*was))
+
+
+def _bare(cls: Any, args: tuple[Any, ...], facts: dict[str, Any]) -> Any:
+    error = cls.__new__(cls)
+    error.args = args
+    vars(error).update(facts)
+    return error

@@ -107,7 +107,7 @@ def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
             with call.deadline:
                 result = wrapped(*args, **kwargs)
         except BaseException as error:
-            runtime.end(call, error)
+            _end(runtime.end, call, error)
             raise
         runtime.end(call, None)
         return result
@@ -122,7 +122,7 @@ def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
             with call.deadline:
                 result = await wrapped(*args, **kwargs)
         except BaseException as error:
-            runtime.end(call, error)
+            _end(runtime.end, call, error)
             raise
         runtime.end(call, None)
         return result
@@ -182,12 +182,12 @@ def run(runtime: Runtime, asynchronous: bool) -> Wrapper:
         except GaveUp as end:
             error = end.error
         except BaseException as raised:
-            runtime.leave_loop(work, raised)
+            _end(runtime.leave_loop, work, raised)
             raise
         else:
             runtime.leave_loop(work, None)
             return result
-        runtime.leave_loop(work, error)
+        _end(runtime.leave_loop, work, error)
         return _raise(error)
 
     async def async_wrapper(
@@ -202,15 +202,26 @@ def run(runtime: Runtime, asynchronous: bool) -> Wrapper:
         except GaveUp as end:
             error = end.error
         except BaseException as raised:
-            runtime.leave_loop(work, raised)
+            _end(runtime.leave_loop, work, raised)
             raise
         else:
             runtime.leave_loop(work, None)
             return result
-        runtime.leave_loop(work, error)
+        _end(runtime.leave_loop, work, error)
         return _raise(error)
 
     return async_wrapper if asynchronous else sync_wrapper
+
+
+def _end(leave: Callable[[Any, Any], Any], what: Call | Attempts, error: BaseException) -> None:
+    """Leave what ended with ``error``; raises, where the application is to get another one."""
+    ends_with = leave(what, error)
+    try:
+        if ends_with is not error:
+            _raise(ends_with)
+    finally:
+        # As below: a frame that holds the error it raised keeps both alive.
+        del ends_with, error
 
 
 def _raise(error: Exception) -> NoReturn:

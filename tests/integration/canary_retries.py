@@ -29,9 +29,9 @@ CUT = {"closeConnection": True}
 LATE = {"blockConnection": True, "blockTimeMS": 1200}
 
 
-def _concern(code: int, **info: Any) -> dict[str, Any]:
+def _concern(code: int) -> dict[str, Any]:
     """The write was made; its write concern failed, and the server's words hold a canary."""
-    words = {"errmsg": text("a write concern"), "errInfo": {"number": NUMBER, MARK: 1, **info}}
+    words = {"errmsg": text("a write concern"), "errInfo": {"number": NUMBER, MARK: 1}}
     return {"writeConcernError": {"code": code, **words}}
 
 
@@ -119,7 +119,7 @@ TROUBLES = {
         around=lambda: pymongo.timeout(0.4),
     ),
     "a timeout with the server's text": Trouble(
-        ("insert",), _concern(64, wtimeout=True), _write, RetryReason.UNKNOWN,
+        ("insert",), _concern(50), _write, RetryReason.UNKNOWN,
         OperationTimeoutError, quotes=True, around=lambda: pymongo.timeout(10),
     ),
     "the application's own facts": Trouble(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import pickle
 import time
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 from conftest import Instrument, Side, fail_command
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from pymongo_resilience_instrumentation.timeouts import timed_out
 
 from pymongo_resilience import OperationTimeoutError
 from pymongo_resilience.orchestrator import Rule
@@ -212,35 +209,3 @@ def test_cancelling_while_it_waits_is_immediate(
                 return time.monotonic() - started
 
     assert asyncio.run(main()) < 0.2
-
-
-CAUSES = [
-    pymongo.errors.AutoReconnect("lost", ["detail"]),
-    pymongo.errors.NetworkTimeout("late"),
-    pymongo.errors.NotPrimaryError("not primary", {"code": 10107}),
-    pymongo.errors.ServerSelectionTimeoutError("no server"),
-    pymongo.errors.WaitQueueTimeoutError("full"),
-    pymongo.errors.OperationFailure("failed", 6, {"code": 6, "errorLabels": ["X"]}),
-    pymongo.errors.ExecutionTimeout("too long", 50, {"code": 50}),
-    pymongo.errors.WTimeoutError("wtimeout", 64, {"code": 64}),
-    pymongo.errors.BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 91}]}),
-]
-
-
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
-def test_the_timeout_error_is_the_drivers_class_and_survives_pickle_and_copy(
-    cause: pymongo.errors.PyMongoError,
-) -> None:
-    made = timed_out(cause, timeout_s=0.5, elapsed_s=0.51, attempts=3, server="db:27017")
-    for error in (made, pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):  # noqa: S301 - made above
-        assert isinstance(error, OperationTimeoutError)
-        assert isinstance(error, type(cause))
-        assert error.timeout is True
-        assert str(cause) in str(error)
-        assert "3 attempts" in str(error)
-        assert "db:27017" in str(error)
-        assert (error.timeout_s, error.elapsed_s, error.attempts) == (0.5, 0.51, 3)
-        assert getattr(error, "code", None) == getattr(cause, "code", None)
-        assert getattr(error, "details", None) == getattr(cause, "details", None)
-        assert error.has_error_label("X") == cause.has_error_label("X")
-        assert type(error.__cause__) is type(cause)

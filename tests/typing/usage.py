@@ -206,6 +206,7 @@ except OperationTimeoutError as late:
     assert_type(late.elapsed_s, float)
     assert_type(late.attempts, int)
     assert_type(late.server, str | None)
+    assert_type(late.stage, Stage)
 
 
 def tell(failure: Failure) -> str:

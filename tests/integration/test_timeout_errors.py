@@ -1,0 +1,300 @@
+"""Every expiry under a deadline is one type, wherever the driver raises it; without one, none is.
+
+How the type is made, and what counts as an expiry, is in tests/unit/test_timeout_errors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from bson.errors import InvalidDocument
+from busy_pools import Silent, the_only_connection_taken
+from conftest import Instrument, Side
+from pymongo import InsertOne, UpdateOne, WriteConcern
+from pymongo.errors import (
+    BulkWriteError,
+    ClientBulkWriteException,
+    ExecutionTimeout,
+    NetworkTimeout,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+    WriteError,
+    WTimeoutError,
+)
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.testbed import (
+    Fail,
+    FailWriteConcern,
+    Fault,
+    Overload,
+    ReplicaSet,
+)
+from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
+from pymongo_resilience_instrumentation.testbed.interception import Amend
+
+from pymongo_resilience import OperationTimeoutError, Stage, override
+
+pytestmark = pytest.mark.oldest
+
+ENOUGH = 5000
+"""Milliseconds that no operation here needs."""
+SHORT = 150
+
+
+class FailWrite(OnCommand):
+    """The server executed the command, and says of its first write that it did not."""
+
+    def __init__(self, command: str, code: int) -> None:
+        super().__init__(command)
+        self._code = code
+
+    def verdict(self, request: Any) -> Amend:
+        error = {"index": 0, "code": self._code, "errmsg": "the write was too slow"}
+        return Amend({"n": 0, "writeErrors": [error]})
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """How an operation is told that its time is over, and as what it was raised so far."""
+
+    call: Callable[[Side, Any], Any]
+    fault: Callable[[], Fault]
+    kind: type[PyMongoError]
+
+
+def _batch(side: Side, coll: Any) -> None:
+    cursor = coll.find({}, batch_size=2)
+    for _ in range(3):
+        side.do(cursor.next if side.runner is None else cursor.__anext__)
+
+
+def _commit(side: Side, coll: Any) -> None:
+    session = coll.database.client.start_session()
+    try:
+        # Awaited in an async client up to pymongo's newest, where it is.
+        side.do(session.start_transaction)
+        side.do(coll.insert_one, {}, session=session)
+        side.do(session.commit_transaction)
+    finally:
+        side.do(session.end_session)
+
+
+def _client_bulk(side: Side, coll: Any) -> Any:
+    write = InsertOne({}, namespace=coll.full_name)
+    return side.do(coll.database.client.bulk_write, [write])
+
+
+EXPIRIES: dict[str, Expiry] = {
+    "find": Expiry(lambda s, c: s.do(c.find_one), lambda: Fail("find", code=50), ExecutionTimeout),
+    "getMore": Expiry(_batch, lambda: Fail("getMore", code=50), ExecutionTimeout),
+    "a command": Expiry(
+        lambda s, c: s.do(c.database.command, "ping"),
+        lambda: Fail("ping", code=50),
+        ExecutionTimeout,
+    ),
+    "insert": Expiry(
+        lambda s, c: s.do(c.insert_one, {}), lambda: Fail("insert", code=50), ExecutionTimeout
+    ),
+    "update_many": Expiry(
+        lambda s, c: s.do(c.update_many, {}, {"$set": {"a": 1}}),
+        lambda: Fail("update", code=50),
+        ExecutionTimeout,
+    ),
+    "commit": Expiry(_commit, lambda: Fail("commitTransaction", code=50), ExecutionTimeout),
+    "writeErrors of one": Expiry(
+        lambda s, c: s.do(c.insert_one, {}), lambda: FailWrite("insert", 50), WriteError
+    ),
+    "writeErrors of many": Expiry(
+        lambda s, c: s.do(c.insert_many, [{}, {}]), lambda: FailWrite("insert", 50), BulkWriteError
+    ),
+    "writeErrors of a bulk write": Expiry(
+        lambda s, c: s.do(c.bulk_write, [InsertOne({}), UpdateOne({}, {"$set": {"a": 1}})]),
+        lambda: FailWrite("update", 50),
+        BulkWriteError,
+    ),
+    "writeConcernError of one": Expiry(
+        lambda s, c: s.do(c.insert_one, {}),
+        lambda: FailWriteConcern("insert", code=50),
+        WTimeoutError,
+    ),
+    "writeConcernError of findAndModify": Expiry(
+        lambda s, c: s.do(c.find_one_and_delete, {}),
+        lambda: FailWriteConcern("findAndModify", code=50),
+        WTimeoutError,
+    ),
+    "writeConcernError of a commit": Expiry(
+        _commit, lambda: FailWriteConcern("commitTransaction", code=50), WTimeoutError
+    ),
+    "writeConcernError of a bulk write": Expiry(
+        lambda s, c: s.do(c.bulk_write, [InsertOne({}), UpdateOne({}, {"$set": {"a": 1}})]),
+        lambda: FailWriteConcern("insert", code=50),
+        BulkWriteError,
+    ),
+    "writeConcernError of a client's bulk write": Expiry(
+        _client_bulk, lambda: FailWriteConcern("bulkWrite", code=50), ClientBulkWriteException
+    ),
+    "a client's bulk write": Expiry(
+        _client_bulk, lambda: Fail("bulkWrite", code=50), ClientBulkWriteException
+    ),
+    "creating an index": Expiry(
+        lambda s, c: s.do(c.create_index, "a"), lambda: Fail("createIndexes", code=50),
+        ExecutionTimeout,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def coll(control: Any, database: str) -> str:
+    control[database].coll.insert_many([{"_id": number} for number in range(5)])
+    return database
+
+
+def raised(side: Side, proxy: ReplicaSet, database: str, expiry: Expiry) -> Any:
+    collection = side.client(proxy.uri)[database].coll
+    side.do(collection.find_one)
+    proxy.inject(expiry.fault())
+    with pytest.raises(PyMongoError) as caught:
+        expiry.call(side, collection)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", EXPIRIES)
+def test_code_50_under_a_deadline(
+    name: str, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    expiry = EXPIRIES[name]
+    telemetry = instrument(timeout_ms=ENOUGH)
+    error = raised(side, proxy, coll, expiry)
+    assert isinstance(error, OperationTimeoutError)
+    assert isinstance(error, expiry.kind)
+    assert type(error.__cause__) is expiry.kind
+    assert str(error.__cause__) in str(error)
+    assert error.timeout is True
+    assert (error.timeout_s, error.attempts, error.stage) == (ENOUGH / 1000, 1, Stage.ANSWERED)
+    assert 0 < error.elapsed_s < ENOUGH / 1000
+    assert error.server == address_text(proxy.address)
+    assert f"1 attempt, the last on {error.server} (answered): " in str(error)
+    if "commit" not in name:
+        span = telemetry.operations()[-1]
+        assert span.attributes["pymongo_resilience.outcome"] == "deadline"
+
+
+@pytest.mark.parametrize("name", EXPIRIES)
+def test_code_50_without_a_deadline_is_what_it_was(
+    name: str, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    """A time limit that the application gave to the server, or the server has by default."""
+    instrument()
+    error = raised(side, proxy, coll, EXPIRIES[name])
+    assert type(error) is EXPIRIES[name].kind
+
+
+def test_a_limit_of_the_applications_own_is_no_deadline(
+    side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=0)
+    call: Any = lambda s, c: s.do(c.find_one, max_time_ms=50)  # noqa: E731 - one of many such
+    error = raised(side, proxy, coll, Expiry(call, lambda: Fail("find", code=50), ExecutionTimeout))
+    assert type(error) is ExecutionTimeout
+
+
+@pytest.mark.parametrize("name", ["writeErrors of many", "writeConcernError of one"])
+def test_another_code_stays_what_it_is_under_a_deadline(
+    name: str, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    """Also where the driver itself speaks of a timeout: "only check that the code is 50"."""
+    instrument(timeout_ms=ENOUGH)
+    fault: Fault = FailWriteConcern("insert", code=64, name="MaxTimeMSExpired")
+    if name == "writeErrors of many":
+        fault = FailWrite("insert", 2)
+    error = raised(side, proxy, coll, Expiry(EXPIRIES[name].call, lambda: fault, OperationFailure))
+    assert not isinstance(error, OperationTimeoutError)
+    assert error.attempts == 1
+
+
+def test_the_strategy_driver_leaves_errors_to_the_driver(
+    side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=ENOUGH, config_strategy="driver")
+    assert type(raised(side, proxy, coll, EXPIRIES["writeErrors of many"])) is BulkWriteError
+    assert type(raised(side, proxy, coll, EXPIRIES["find"])) is ExecutionTimeout
+
+
+# What never enters the driver's loop: many writes without an acknowledgement.
+
+
+def test_no_server_for_a_write_that_is_not_acknowledged(side: Side, instrument: Instrument) -> None:
+    instrument(timeout_ms=SHORT)
+    client = side.client("mongodb://127.0.0.1:1/", connectTimeoutMS=100)
+    unacknowledged = client.db.get_collection("coll", write_concern=WriteConcern(0))
+    with pytest.raises(OperationTimeoutError) as caught:
+        side.do(unacknowledged.insert_many, [{}])
+    error: Any = caught.value
+    assert isinstance(error, ServerSelectionTimeoutError)
+    assert (error.server, error.stage, error.attempts) == (None, Stage.NOT_SENT, 1)
+    assert error.elapsed_s > SHORT / 2000
+    assert "the last without a server (not sent): " in str(error)
+
+
+def test_no_connection_for_a_write_that_is_not_acknowledged(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri, maxPoolSize=1, retryReads=False)
+    unacknowledged = client[database].get_collection("coll", write_concern=WriteConcern(0))
+    side.do(client.admin.command, "ping")
+    with the_only_connection_taken(side, client, proxy):
+        with override(timeout_ms=SHORT), pytest.raises(OperationTimeoutError) as caught:
+            side.do(unacknowledged.insert_many, [{}])
+        proxy.clear()
+    assert isinstance(caught.value, WaitQueueTimeoutError)
+    assert caught.value.stage is Stage.NOT_SENT
+
+
+# Each stage that the driver's loop knows.
+
+
+def test_a_reply_that_does_not_come(
+    side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    instrument()
+    with override(timeout_ms=SHORT):
+        silent = Expiry(EXPIRIES["insert"].call, lambda: Silent("insert"), NetworkTimeout)
+        error = raised(side, proxy, coll, silent)
+    assert isinstance(error, OperationTimeoutError)
+    assert isinstance(error, NetworkTimeout)
+    assert (error.stage, error.server) == (Stage.IN_FLIGHT, address_text(proxy.address))
+    assert f"on {error.server} (in flight): " in str(error)
+
+
+def test_a_retry_that_does_not_fit_tells_of_the_attempt_before(
+    side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    """Hardly ever is one made: the delays are random shares of ten minutes."""
+    instrument(timeout_ms=SHORT, max_backoff_ms=600_000)
+    overload = Expiry(
+        EXPIRIES["insert"].call,
+        lambda: Overload("insert", times=9, base_backoff=600),
+        OperationFailure,
+    )
+    error = raised(side, proxy, coll, overload)
+    assert isinstance(error, OperationTimeoutError)
+    assert isinstance(error, OperationFailure)
+    assert error.stage is Stage.ANSWERED
+    assert error.code == error.__cause__.code == 462
+    assert error.has_error_label("RetryableError")
+
+
+def test_what_cannot_be_encoded_is_no_timeout(
+    side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    """bson's own errors derive from ValueError; no deadline ends an encoding."""
+    instrument(timeout_ms=ENOUGH)
+    with pytest.raises(InvalidDocument) as caught:
+        side.do(side.client(proxy.uri)[coll].coll.insert_one, {"a": object()})
+    assert type(caught.value) is InvalidDocument
