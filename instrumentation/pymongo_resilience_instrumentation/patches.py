@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import wrapt
+from gridfs import GridIn
+from gridfs.asynchronous import AsyncGridIn
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -18,6 +20,7 @@ from pymongo_resilience_instrumentation import (
     deprioritized,
     driver,
     end_sessions_wrappers,
+    gridfs_wrappers,
     kill_cursors_wrappers,
     operations,
     wrappers,
@@ -43,6 +46,7 @@ PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
     (AsyncMongoClient, operations.CLIENT),
 )
 CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
+UPLOADS: tuple[type, ...] = (GridIn, AsyncGridIn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,9 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
     for owner, table in PUBLIC:
         for name, operation in table.items():
             yield owner, name, wrappers.public(runtime, operation, _is_async(owner, name))
+    for file in UPLOADS:
+        for name in ("write", "close"):
+            yield file, name, gridfs_wrappers.upload(runtime, _is_async(file, name))
 
 
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:

@@ -13,6 +13,7 @@ import pytest
 from bson.errors import InvalidDocument
 from busy_pools import Silent, the_only_connection_taken
 from conftest import Instrument, Side
+from gridfs import AsyncGridFSBucket, GridFSBucket
 from pymongo import InsertOne, UpdateOne, WriteConcern
 from pymongo.errors import (
     BulkWriteError,
@@ -215,6 +216,33 @@ def test_another_code_stays_what_it_is_under_a_deadline(
     error = raised(side, proxy, coll, Expiry(EXPIRIES[name].call, lambda: fault, OperationFailure))
     assert not isinstance(error, OperationTimeoutError)
     assert error.attempts == 1
+
+
+def _upload(side: Side, coll: Any) -> None:
+    bucket = GridFSBucket if side.runner is None else AsyncGridFSBucket
+    side.do(bucket(coll.database).upload_from_stream, "name", b"content")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (lambda: FailWrite("insert", 50), WriteError),
+        (lambda: FailWriteConcern("insert", code=50), WTimeoutError),
+        (lambda: Fail("insert", code=50), ExecutionTimeout),
+        (lambda: Fail("createIndexes", code=50), ExecutionTimeout),
+    ],
+)
+def test_a_file_whose_chunks_are_written_too_slowly(
+    fault: Any, kind: Any, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
+) -> None:
+    """gridfs makes another error of that of its bulk write."""
+    instrument()
+    assert type(raised(side, proxy, coll, Expiry(_upload, fault, kind))) is kind
+    with override(timeout_ms=ENOUGH):
+        error = raised(side, proxy, coll, Expiry(_upload, fault, kind))
+    assert isinstance(error, OperationTimeoutError)
+    assert type(error.__cause__) is kind
+    assert (error.server, error.stage) == (address_text(proxy.address), Stage.ANSWERED)
 
 
 def test_the_strategy_driver_leaves_errors_to_the_driver(
