@@ -1,4 +1,4 @@
-"""Options of a client that are ours: taken out before the driver sees and refuses them.
+"""Options of a client, looked at before the driver sees them: ours are taken out.
 
 ``adaptiveRetries`` stands in a client's URI or among its keywords, as MongoDB's text wants it.
 Source: Client Backpressure, "Token Bucket".
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_plus
 
 from pymongo.errors import ConfigurationError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OPTION = "adaptiveRetries"
+TIMEOUT = "timeoutMS"
 _BOOLEANS = {"true": True, "false": False}
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -39,6 +41,30 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, bool
     return (args, kwargs), said
 
 
+def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises ConfigurationError (pymongo's) for a negative ``timeoutMS`` in a URI, which pymongo
+    drops with a warning; of a keyword it says so itself.
+
+    Source: Client Side Operations Timeout, "timeoutMS".
+    """
+    host = args[0] if args else kwargs.get("host")
+    for uri in host if isinstance(host, (list, tuple)) else [host]:
+        if isinstance(uri, str) and TIMEOUT.lower() in uri.lower():
+            for option in _options(uri)[1]:
+                name, _, value = option.partition("=")
+                if name.lower() == TIMEOUT.lower() and _is_negative(unquote_plus(value)):
+                    raise ConfigurationError(
+                        f"{name}={value} in the URI: expected 0, which is without end, or more"
+                    )
+
+
+def _is_negative(value: str) -> bool:
+    try:
+        return float(value) < 0
+    except ValueError:  # the driver's to refuse
+        return False
+
+
 def _from_keyword(name: str, value: Any) -> bool:
     if isinstance(value, str) and value in _BOOLEANS:
         return _BOOLEANS[value]
@@ -60,14 +86,19 @@ def _from_hosts(host: Any) -> tuple[Any, bool | None]:
 def _from_uri(uri: str) -> tuple[str, bool | None]:
     if OPTION.lower() not in uri.lower():
         return uri, None
-    head, _, query = uri.partition("?")
-    separator = ";" if ";" in query and "&" not in query else "&"
-    options = query.split(separator)
+    head, options, separator = _options(uri)
     ours = [each for each in options if each.partition("=")[0].lower() == OPTION.lower()]
     rest = [each for each in options if each not in ours]
     said = [_from_text(each.partition("=")[2]) for each in ours]
     left = head + "?" + separator.join(rest) if any(rest) else head
     return left, _last(said)
+
+
+def _options(uri: str) -> tuple[str, list[str], str]:
+    """What stands before the options, the options, and what separates them."""
+    head, _, query = uri.partition("?")
+    separator = ";" if ";" in query and "&" not in query else "&"
+    return head, query.split(separator), separator
 
 
 def _from_text(value: str) -> bool | None:

@@ -27,6 +27,7 @@ from pymongo_resilience_instrumentation.budgets import Budgets
 from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
+from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
 from pymongo_resilience_instrumentation.metrics import (
     OperationMetrics,
     ServerMetrics,
@@ -184,6 +185,7 @@ def _runtime(
         config=config,
         rules=rules,
         coroutines=CoroutineStrategies(rules),
+        deprecated=DeprecatedOptions(config.timeout_ms),
         executor=Executor(*parts),
         async_executor=AsyncExecutor(*parts),
         clients=clients,
@@ -216,6 +218,7 @@ def _tell_of_existing_clients(runtime: Runtime, *, retried: bool) -> None:
     count = len(clients)
     for client in clients:
         runtime.coroutines.meet(client)
+        runtime.deprecated.meet(client)
     if count:
         logger.warning(
             "%d client%s made before instrument(): covered by %soperation spans and durations; "

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.clients import Clients
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
+    from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
     from pymongo_resilience_instrumentation.operations import Target
     from pymongo_resilience_instrumentation.spans import OperationSpans
@@ -61,6 +62,7 @@ class Runtime:
     config: Config
     rules: NamespaceRules
     coroutines: CoroutineStrategies
+    deprecated: DeprecatedOptions
     executor: Executor
     async_executor: AsyncExecutor
     clients: Clients
@@ -164,6 +166,8 @@ class Runtime:
         name = driver.operation_name(loop)
         call = Call(client, name, database, collection, acknowledged=False, public=False)
         self.enter(call)
+        if call.timeout is not None:
+            self.deprecated.of_loop(call, loop)
         return call
 
     def enter(self, call: Call) -> None:

@@ -43,6 +43,8 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
             bound=policy_of(instance),
         )
         call.only_reads = only_reads
+        if call.timeout is not None and (kwargs or (concern and not concern.is_server_default)):
+            runtime.deprecated.of_method(call, kwargs, concern)
         return call
 
     return _call(runtime, begin, asynchronous)
@@ -69,7 +71,10 @@ def cursor_batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
         name = str(getattr(batch.name, "value", batch.name))
         if runtime.nested(client) and not _reads_for_the_application(name):
             return None
-        return runtime.begin(client, name, (batch.db, batch.coll))
+        call = runtime.begin(client, name, (batch.db, batch.coll))
+        if call.timeout is not None:
+            runtime.deprecated.of_batch(call, batch)
+        return call
 
     return _call(runtime, begin, asynchronous)
 
@@ -143,12 +148,14 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
         refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
         if refused or not runtime.switch.on:
             return wrapped(*args, **kwargs)
+        client_options.refuse_negative_timeout(args, kwargs)
         try:
             kwargs["event_listeners"] = runtime.equip(client, given or (), adaptive)
         except Exception:
             logger.exception("a fault of pymongo-resilience before a client was made")
         wrapped(*args, **kwargs)
         try:
+            runtime.deprecated.meet(client)
             if hides_listeners:
                 driver.show_listeners(client, given)
         except Exception:

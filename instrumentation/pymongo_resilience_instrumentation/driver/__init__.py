@@ -16,6 +16,8 @@ from pymongo_resilience_instrumentation.driver.clients import (
 from pymongo_resilience_instrumentation.driver.deadline import (
     TimeoutAnew,
     forget_timeout,
+    has_max_commit_time,
+    has_max_time,
     min_rtt,
     remaining,
     timeout_in_force,
@@ -73,6 +75,8 @@ __all__ = [
     "forget_timeout",
     "func",
     "handled_error",
+    "has_max_commit_time",
+    "has_max_time",
     "in_transaction",
     "is_sharded",
     "kill_interval",

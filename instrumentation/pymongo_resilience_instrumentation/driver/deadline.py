@@ -36,6 +36,19 @@ def min_rtt() -> float:
     return _csot.get_rtt()
 
 
+def has_max_time(batch: Any) -> bool:
+    """Whether a cursor's first batch was given a ``maxTimeMS`` of its own."""
+    # The driver makes a dict of what is more than a filter; a filter may be any mapping.
+    spec = getattr(batch, "spec", None)
+    return type(spec) is dict and "$maxTimeMS" in spec
+
+
+def has_max_commit_time(loop: Any) -> bool:
+    """Whether the transaction that the loop commits has a ``maxCommitTimeMS``."""
+    options = getattr(loop._session._transaction, "opts", None)
+    return bool(getattr(options, "max_commit_time_ms", None))
+
+
 class TimeoutAnew(AbstractContextManager[None]):
     """``pymongo.timeout`` in full: inside of another one, that can only shorten what is left."""
 

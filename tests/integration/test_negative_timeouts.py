@@ -1,0 +1,119 @@
+"""A negative timeout is one error wherever it is given, which names what and what is allowed."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side
+from pymongo.errors import ConfigurationError as DriversError
+
+from pymongo_resilience import Config, ConfigurationError, Policy, override
+from pymongo_resilience.testing import set_active
+
+pytestmark = pytest.mark.oldest
+
+NOWHERE = "mongodb://127.0.0.1:1/"
+
+
+def _from_file(tmp_path: Path, text: str) -> Config:
+    file = tmp_path / "options.toml"
+    file.write_text(text)
+    return Config.from_toml(file)
+
+
+OURS: dict[str, tuple[Any, type[Exception], str]] = {
+    "override": (lambda _: override(timeout_ms=-1), ValueError, "timeout_ms=-1"),
+    "Policy": (lambda _: Policy(timeout_ms=-1), ValueError, "timeout_ms=-1"),
+    "Config": (lambda _: Config(timeout_ms=-1), ConfigurationError, "timeout_ms=-1"),
+    "a variable": (
+        lambda _: Config.from_env({"PYMONGO_RESILIENCE_TIMEOUT_MS": "-1"}),
+        ConfigurationError,
+        "PYMONGO_RESILIENCE_TIMEOUT_MS='-1'",
+    ),
+    "a file": (lambda path: _from_file(path, "timeout_ms = -1"), ConfigurationError, "-1"),
+    "a rule of a file": (
+        lambda path: _from_file(path, '[policies."shop.*"]\ntimeout_ms = -1'),
+        ConfigurationError,
+        "shop.*",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", OURS)
+def test_in_what_is_ours(where: str, tmp_path: Path) -> None:
+    make, kind, what = OURS[where]
+    with pytest.raises(kind) as caught:
+        make(tmp_path)
+    assert what in str(caught.value)
+    assert str(caught.value).count("expected an integer from 0 to 2147483647") == 1
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        NOWHERE + "?timeoutMS=-1",
+        NOWHERE + "?retryWrites=true&TIMEOUTms=-0.5&w=1",
+        NOWHERE + "?w=1;timeoutMS=-1",
+        NOWHERE + "?timeoutMS=%2D1",
+        NOWHERE + "?timeoutMS=-inf",
+        ["127.0.0.1:1", NOWHERE + "?timeoutMS=-1"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("keyword", [False, True])
+def test_in_a_uri(keyword: bool, uri: Any, side: Side, instrument: Instrument) -> None:
+    instrument()
+    cls: Any = pymongo.MongoClient if side.runner is None else pymongo.AsyncMongoClient
+    with pytest.raises(DriversError, match=r"(?i)timeoutMS=.* in the URI: expected 0, .* or more"):
+        cls(host=uri) if keyword else cls(uri)
+
+
+@pytest.mark.parametrize("value", ["0", "1.5", "-0", "abc", "", "nan"])
+def test_of_what_is_not_negative_a_uri_means_what_it_does_to_pymongo(
+    value: str, instrument: Instrument
+) -> None:
+    uri = f"{NOWHERE}?timeoutMS={value}"
+
+    def outcome() -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                with pymongo.MongoClient(uri, connect=False) as client:
+                    timeout = client.options.timeout
+            except Exception as error:  # noqa: BLE001 - compared, whatever it is
+                return type(error), str(error)
+        return timeout, [str(each.message) for each in caught]
+
+    plain = outcome()
+    instrument()
+    assert outcome() == plain
+
+
+def test_as_a_keyword_it_is_pymongos_error(side: Side, instrument: Instrument) -> None:
+    instrument()
+    with pytest.raises(ValueError, match="timeoutMS must be greater than"):
+        side.client(NOWHERE, timeoutMS=-1)
+
+
+@pytest.mark.parametrize("host", [5, [5], None, b"mongodb://"])
+def test_a_host_that_is_no_text_is_pymongos_to_refuse(host: Any, instrument: Instrument) -> None:
+    def outcome() -> Any:
+        try:
+            with pymongo.MongoClient(host, connect=False) as client:
+                return repr(client)
+        except Exception as error:  # noqa: BLE001 - compared, whatever it is
+            return type(error), str(error)
+
+    plain = outcome()
+    instrument()
+    assert outcome() == plain
+
+
+def test_while_it_is_switched_off_pymongo_decides(instrument: Instrument) -> None:
+    instrument()
+    with set_active(False), pytest.warns(UserWarning, match="timeoutms must be"):
+        pymongo.MongoClient(NOWHERE + "?timeoutMS=-1", connect=False).close()
