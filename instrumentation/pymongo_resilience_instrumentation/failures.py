@@ -57,9 +57,10 @@ LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
 REFUSAL = re.compile(
     r"operation would exceed time limit, remaining timeout:-?\d+\.\d{5}"
-    r" <= network round trip time:\d+\.\d{5} "
+    r" (<= network round trip time:\d+\.\d{5}|< 1 ms) "
 )
-"""How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow."""
+"""How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow. The other
+end is ``driver``'s own."""
 
 logger = logging.getLogger("pymongo_resilience")
 

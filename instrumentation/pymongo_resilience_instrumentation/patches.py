@@ -23,6 +23,7 @@ from pymongo_resilience_instrumentation import (
     gridfs_wrappers,
     kill_cursors_wrappers,
     operations,
+    time_limits,
     wrappers,
 )
 from pymongo_resilience_instrumentation.self_check import Feature
@@ -131,6 +132,11 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
     yield driver.topology_description(), "apply_selector", deprioritized.select
 
 
+def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in driver.limited_connections():
+        yield owner, "apply_timeout", time_limits.limit(runtime)
+
+
 def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.topology_classes():
         yield owner, "handle_error", wrappers.connection_error(runtime)
@@ -148,6 +154,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.RETRIES,), _of_the_loops),
     ((Feature.RETRIES, Feature.RETARGETING), _of_selection),
     ((Feature.CLEANUP,), _of_cleanup),
+    ((Feature.TIME_LIMITS,), _of_time_limits),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
 )
 """What is wrapped where the installed pymongo can have all of the features."""

@@ -17,6 +17,7 @@ class Feature(enum.Enum):
     RETRIES = "retries (pymongo's own loop decides)"
     CURSORS = "operation spans of cursor batches"
     TIMEOUT = "the default timeout"
+    TIME_LIMITS = "refusing commands that less than a millisecond is left for, and timeouts of 0"
     RETARGETING = "avoiding a failed server while the driver waits for one"
     CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
     REPR = "a client's repr without our listeners"

@@ -56,6 +56,12 @@ from pymongo_resilience_instrumentation.driver.retry_loop import (
     server_address,
     server_selection_timeout,
 )
+from pymongo_resilience_instrumentation.driver.time_limits import (
+    lift_limits,
+    limited_command,
+    limited_connections,
+    refuse_without_end,
+)
 from pymongo_resilience_instrumentation.driver.tls import (
     TLS_ERRORS,
 )
@@ -83,6 +89,9 @@ __all__ = [
     "kill_later",
     "kills_no_more",
     "kind",
+    "lift_limits",
+    "limited_command",
+    "limited_connections",
     "loop_classes",
     "lost_its_txn_number",
     "max_retries",
@@ -91,6 +100,7 @@ __all__ = [
     "operation_name",
     "parts",
     "prepare_retry",
+    "refuse_without_end",
     "remaining",
     "replace_func",
     "restore_retryable",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
 from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
+from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
 if TYPE_CHECKING:
@@ -74,3 +75,6 @@ def parts() -> Iterator[Part]:
         ("apply_selector",),
     )
     yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all"))
+    yield Part(Feature.TIME_LIMITS, "pymongo._csot", ("get_timeout", "remaining"))
+    for connection in CONNECTIONS:
+        yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))

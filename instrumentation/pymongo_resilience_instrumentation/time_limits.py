@@ -1,0 +1,43 @@
+"""What runs in place of the method that gives a command its limit of time.
+
+Source: Client Side Operations Timeout, "Command Execution" and "timeoutMS overrides deprecated
+timeout options".
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation import calls, driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def limit(runtime: Runtime) -> Wrapper:
+    """Less than a millisecond is refused; a timeout of 0 sets the older limits aside."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = wrapped(*args, **kwargs)
+        timeout = driver.timeout_in_force()
+        if timeout is None or not runtime.switch.on:
+            return result
+        command = driver.limited_command(args, kwargs)
+        if not timeout:
+            # What is in a document for command() is the application's affair.
+            call = calls.current()
+            if call is None or call.operation != "runCommand":
+                driver.lift_limits(connection, command)
+        elif command is not None:
+            driver.refuse_without_end(command, driver.remaining() or 0.0)
+        return result
+
+    return wrapper

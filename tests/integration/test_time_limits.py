@@ -1,0 +1,355 @@
+"""What a deadline makes of commands, on the wire: their ``maxTimeMS``, and none sent in vain.
+
+Source: Client Side Operations Timeout, "Command Execution", "Retries", "Bulk writes".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, wait_until
+from every_operation import BY_CLASS, Scene
+from pymongo import InsertOne, UpdateOne, WriteConcern, _csot
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
+from pymongo_resilience_instrumentation.testbed import (
+    CutBefore,
+    Fail,
+    FailWriteConcern,
+    Interception,
+    Latency,
+    ReplicaSet,
+    Slow,
+)
+from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS
+
+from pymongo_resilience import OperationTimeoutError, Stage, override
+
+pytestmark = pytest.mark.oldest
+
+TIMEOUT = 20_000
+"""Milliseconds; what a busy machine takes of it is far less than SLACK."""
+SLACK = 10_000
+OLDER = {"wTimeoutMS": 9000, "socketTimeoutMS": 9000}
+CLEANUP = {"endSessions", "killCursors"}
+"""A client's close() is none of the operations of the text, and its background task, which kills
+what was garbage-collected, has no deadline; a cursor's close() has one: test_closing.py."""
+RTT = 0.08
+"""Seconds that each reply is held back, where the round trip matters."""
+
+
+class Recorder(Interception):
+    """Every command that arrives, but for hellos."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commands: list[dict[str, Any]] = []
+
+    def on_request(self, request: Any, connection: Any) -> None:
+        if request.command_name not in HELLO_COMMANDS:
+            self.commands.append(dict(request.body))
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [each for each in self.commands if next(iter(each)) == name]
+
+
+@pytest.fixture
+def recorder(proxy: ReplicaSet) -> Recorder:
+    # Before other faults: each request is its to see first.
+    made = Recorder()
+    proxy.inject(made)
+    return made
+
+
+def wrong(command: dict[str, Any]) -> bool:
+    if next(iter(command)) == "getMore":
+        return "maxTimeMS" in command
+    if next(iter(command)) in CLEANUP:
+        return False
+    limit = command.get("maxTimeMS", 0)
+    concern = command.get("writeConcern", {})
+    return not TIMEOUT - SLACK < limit <= TIMEOUT or "wtimeout" in concern
+
+
+def test_every_operation_has_what_is_left_and_no_older_limit(
+    side: Side, proxy: ReplicaSet, database: str, recorder: Recorder, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=TIMEOUT)
+    scene = Scene(side, proxy.uri, side.client(proxy.uri, **OLDER), database)
+    scene.prepare()
+    seen: dict[str, list[Any]] = {}
+    silent = []
+    for owner, operations in BY_CLASS.items():
+        for each in operations:
+            recorder.commands.clear()
+            # The server does not know every command; it was sent.
+            with contextlib.suppress(PyMongoError):
+                each.call(scene)
+            name = f"{owner}.{each.name}"
+            if not recorder.commands:
+                silent.append(name)
+            seen[name] = [next(iter(command)) for command in recorder.commands if wrong(command)]
+    assert silent == []
+    assert {name: commands for name, commands in seen.items() if commands} == {}
+
+
+PAUSE = 0.05
+"""Seconds that pass between two commands; no clock is as coarse."""
+
+
+class Pausing(pymongo.monitoring.CommandListener):
+    """Lets time pass after each command, so that what is left must be less for the next."""
+
+    def started(self, event: Any) -> None: ...
+
+    def succeeded(self, event: Any) -> None:
+        time.sleep(PAUSE)
+
+    def failed(self, event: Any) -> None:
+        time.sleep(PAUSE)
+
+
+def falls(found: list[int]) -> bool:
+    """Each by what has passed since the one before; the round trip taken off may differ."""
+    return all(before - after >= PAUSE * 1000 / 2 for before, after in itertools.pairwise(found))
+
+
+def _transaction(side: Side, coll: Any, end: str) -> None:
+    session = coll.database.client.start_session()
+
+    async def begin() -> None:  # awaited by pymongo's async sessions
+        await session.start_transaction()
+
+    side.do(session.start_transaction if side.runner is None else begin)
+    side.do(coll.insert_one, {}, session=session)
+    side.do(getattr(session, end))
+    side.do(session.end_session)
+
+
+REPEATED: dict[str, tuple[Any, Any]] = {
+    "find": (lambda s, c: s.do(c.find_one), lambda: CutBefore("find", times=2)),
+    "insert": (lambda s, c: s.do(c.insert_one, {}), lambda: CutBefore("insert", times=2)),
+    "aggregate": (
+        lambda s, c: s.do(c.count_documents, {}),
+        lambda: Fail("aggregate", times=2, code=6),
+    ),
+    "commitTransaction": (
+        lambda s, c: _transaction(s, c, "commit_transaction"),
+        lambda: CutBefore("commitTransaction", times=2),
+    ),
+    "abortTransaction": (
+        lambda s, c: _transaction(s, c, "abort_transaction"),
+        lambda: CutBefore("abortTransaction", times=2),
+    ),
+    "update": (
+        lambda s, c: s.do(c.bulk_write, [UpdateOne({}, {"$set": {"a": 1}})]),
+        lambda: FailWriteConcern("update", times=2, code=91, labels=["RetryableWriteError"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", REPEATED)
+def test_each_attempt_has_what_is_left_then(
+    command: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    recorder: Recorder,
+    instrument: Instrument,
+) -> None:
+    """A commit that is repeated asks for a majority, without the ``wtimeout`` that goes with it."""
+    instrument(timeout_ms=TIMEOUT)
+    call, fault = REPEATED[command]
+    coll = side.client(proxy.uri, event_listeners=[Pausing()], **OLDER)[database].coll
+    side.do(coll.insert_one, {"_id": 0})
+    recorder.commands.clear()
+    proxy.inject(fault())
+    call(side, coll)
+    sent = recorder.named(command)
+    assert len(sent) == 3
+    assert not any(map(wrong, sent))
+    assert falls([each["maxTimeMS"] for each in sent])
+    if command == "commitTransaction":
+        assert [each.get("writeConcern", {}).get("w") for each in sent[1:]] == ["majority"] * 2
+
+
+@pytest.mark.parametrize("whose", ["collection", "client"])
+def test_each_batch_of_a_bulk_write_has_what_is_left_then(
+    whose: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    instrument: Instrument,
+) -> None:
+    """One deadline for all: "not to each individual batch"."""
+    instrument(timeout_ms=TIMEOUT)
+    proxy.inject(SmallBatches())
+    client = side.client(proxy.uri, event_listeners=[Pausing()], **OLDER)
+    coll = client[database].coll
+    if whose == "client":
+        writes: Any = [InsertOne({}, namespace=coll.full_name) for _ in range(5)]
+        side.do(client.bulk_write, writes)
+    else:
+        side.do(coll.bulk_write, [InsertOne({}) for _ in range(5)])
+    sent = recorder.named("bulkWrite" if whose == "client" else "insert")
+    assert len(sent) == 3
+    assert not any(map(wrong, sent))
+    assert falls([each["maxTimeMS"] for each in sent])
+
+
+class SmallBatches(Interception):
+    """The server takes two writes at a time."""
+
+    def on_hello(self, reply: Any) -> None:
+        reply["maxWriteBatchSize"] = 2
+
+
+def min_rtt(client: Any) -> float:
+    (server,) = client.topology_description.server_descriptions().values()
+    return float(server.min_round_trip_time)
+
+
+@pytest.fixture
+def distant(side: Side, proxy: ReplicaSet) -> Any:
+    """A client whose server is RTT seconds away, and that has measured it."""
+    proxy.inject(Latency(RTT))
+    client = side.client(proxy.uri, **OLDER)
+    side.do(client.admin.command, "ping")
+    waiting = (wait_until, lambda: min_rtt(client) >= RTT)
+    # Not on the event loop: it is the client's monitor that measures.
+    side.do(*waiting if side.runner is None else (asyncio.to_thread, *waiting))
+    return client
+
+
+def test_the_round_trip_is_taken_off(
+    side: Side, recorder: Recorder, distant: Any, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=TIMEOUT)
+    side.do(distant[database].coll.find_one)
+    (find,) = recorder.named("find")
+    assert TIMEOUT - SLACK < find["maxTimeMS"] <= TIMEOUT - RTT * 1000
+
+
+def test_nothing_is_sent_where_the_round_trip_does_not_fit(
+    side: Side, recorder: Recorder, distant: Any, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    with override(timeout_ms=int(RTT * 1000 / 2)), pytest.raises(ExecutionTimeout) as caught:
+        side.do(distant[database].coll.find_one)
+    assert isinstance(caught.value, OperationTimeoutError)
+    assert caught.value.stage is Stage.NOT_SENT
+    assert recorder.named("find") == []
+
+
+CALLS: dict[str, Any] = {
+    "find": lambda s, c: s.do(c.find_one),
+    "bulk": lambda s, c: s.do(c.insert_many, [{}, {}]),
+    "client's bulk": lambda s, c: s.do(
+        c.database.client.bulk_write, [InsertOne({}, namespace=c.full_name)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_sent_with_less_than_a_millisecond_left(
+    name: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    instrument: Instrument,
+) -> None:
+    """pymongo 4.20 sends ``maxTimeMS: 0``, which to the server is no limit at all."""
+    coll = side.client(proxy.uri, **OLDER)[database].coll
+    side.do(coll.find_one)
+    recorder.commands.clear()
+    # So short a time cannot be met otherwise; what else asks has its connection and its server.
+    monkeypatch.setattr(_csot, "remaining", lambda: 0.0009 if _csot.get_timeout() else None)
+    monkeypatch.setattr(_csot, "get_rtt", lambda: 0.0)
+    with pymongo.timeout(5):
+        # Its socket has no more time either.
+        with contextlib.suppress(PyMongoError):
+            CALLS[name](side, coll)
+    assert [each["maxTimeMS"] for each in recorder.commands] == [0], "mended in pymongo?"
+    recorder.commands.clear()
+    instrument(timeout_ms=5000)
+    with pytest.raises(OperationTimeoutError) as caught:
+        CALLS[name](side, coll)
+    assert caught.value.stage is Stage.NOT_SENT
+    assert "remaining timeout:0.00090 < 1 ms" in str(caught.value)
+    assert recorder.commands == []
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])
+def test_the_applications_own_limits(
+    timeout_ms: int | None,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    recorder: Recorder,
+    instrument: Instrument,
+) -> None:
+    """A deadline has one of its own, a timeout without end has none; without either they hold.
+
+    A document for ``command()`` is never looked at: a deadline writes over it, and that is all.
+    """
+    instrument(timeout_ms=timeout_ms)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one, max_time_ms=7000)
+    side.do(coll.count_documents, {}, maxTimeMS=7000)
+    side.do(coll.create_index, "a", maxTimeMS=7000)
+    side.do(coll.database.command, {"ping": 1, "maxTimeMS": 7000})
+    *sent, ping = [each.get("maxTimeMS") for each in recorder.commands]
+    assert len(sent) == 3
+    if timeout_ms == TIMEOUT:
+        assert all(TIMEOUT - SLACK < limit <= TIMEOUT for limit in (*sent, ping))
+    else:
+        assert sent == [7000 if timeout_ms is None else None] * 3
+        assert ping == 7000
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])
+def test_the_sockets_own_timeout(
+    timeout_ms: int | None,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    """Set aside by any timeout, by one without end too; in force again where there is none."""
+    instrument()
+    client = side.client(proxy.uri, socketTimeoutMS=150, retryReads=False, maxPoolSize=1)
+    coll = client[database].coll
+    side.do(coll.find_one)
+    proxy.inject(Slow(0.4))
+    if timeout_ms is not None:
+        with override(timeout_ms=timeout_ms):
+            side.do(coll.find_one)
+    with pytest.raises(NetworkTimeout):
+        side.do(coll.find_one)
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])
+def test_the_wtimeout_of_a_collection(
+    timeout_ms: int | None,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    recorder: Recorder,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=timeout_ms)
+    concern = WriteConcern("majority", wtimeout=9000)
+    coll = side.client(proxy.uri)[database].get_collection("coll", write_concern=concern)
+    side.do(coll.insert_one, {})
+    side.do(coll.insert_many, [{}, {}])
+    expected = {"w": "majority"} | ({"wtimeout": 9000} if timeout_ms is None else {})
+    assert [each["writeConcern"] for each in recorder.named("insert")] == [expected] * 2
