@@ -326,10 +326,10 @@ def test_the_sockets_own_timeout(
 ) -> None:
     """Set aside by any timeout, by one without end too; in force again where there is none."""
     instrument()
-    client = side.client(proxy.uri, socketTimeoutMS=150, retryReads=False, maxPoolSize=1)
+    client = side.client(proxy.uri, socketTimeoutMS=80, retryReads=False, maxPoolSize=1)
     coll = client[database].coll
     side.do(coll.find_one)
-    proxy.inject(Slow(0.4))
+    proxy.inject(Slow(0.2))
     if timeout_ms is not None:
         with override(timeout_ms=timeout_ms):
             side.do(coll.find_one)

@@ -165,12 +165,15 @@ def raised(side: Side, proxy: ReplicaSet, database: str, expiry: Expiry) -> Any:
 
 
 @pytest.mark.parametrize("name", EXPIRIES)
-def test_code_50_under_a_deadline(
+def test_code_50_under_a_deadline_and_without(
     name: str, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
 ) -> None:
+    """Without one it is what it was: a limit that the application or the server has by itself."""
     expiry = EXPIRIES[name]
-    telemetry = instrument(timeout_ms=ENOUGH)
-    error = raised(side, proxy, coll, expiry)
+    telemetry = instrument()
+    assert type(raised(side, proxy, coll, expiry)) is expiry.kind
+    with override(timeout_ms=ENOUGH):
+        error = raised(side, proxy, coll, expiry)
     assert isinstance(error, OperationTimeoutError)
     assert isinstance(error, expiry.kind)
     assert type(error.__cause__) is expiry.kind
@@ -183,16 +186,6 @@ def test_code_50_under_a_deadline(
     if "commit" not in name:
         span = telemetry.operations()[-1]
         assert span.attributes["pymongo_resilience.outcome"] == "deadline"
-
-
-@pytest.mark.parametrize("name", EXPIRIES)
-def test_code_50_without_a_deadline_is_what_it_was(
-    name: str, side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
-) -> None:
-    """A time limit that the application gave to the server, or the server has by default."""
-    instrument()
-    error = raised(side, proxy, coll, EXPIRIES[name])
-    assert type(error) is EXPIRIES[name].kind
 
 
 def test_a_limit_of_the_applications_own_is_no_deadline(
