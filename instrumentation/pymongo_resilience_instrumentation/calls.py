@@ -57,7 +57,7 @@ class Call:
         "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "database",
         "deadline", "declined_by", "driver_connection_id", "ended", "namespace", "only_reads",
         "operation", "otel_token", "outer_context", "public", "reasons", "selected",
-        "server", "span", "started", "timeout", "token",
+        "server", "span", "started", "timeout", "token", "waits_until",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,9 @@ class Call:
         self.span: Span | None = None
         self.command_spans: dict[int, Span] = {}
         """Spans of commands in flight, by request id: ended with the call at the latest."""
+        self.waits_until = float("inf")
+        """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
+        connection may pass it."""
         self.selected: Any = None
         """The driver's server of the last run of its loop."""
         self.server: tuple[str, int | None] | None = None

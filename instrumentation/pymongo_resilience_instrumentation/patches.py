@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import wrapt
@@ -24,6 +25,7 @@ from pymongo_resilience_instrumentation import (
     kill_cursors_wrappers,
     operations,
     time_limits,
+    waits,
     wrappers,
 )
 from pymongo_resilience_instrumentation.self_check import Feature
@@ -48,13 +50,14 @@ PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
 )
 CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
 UPLOADS: tuple[type, ...] = (GridIn, AsyncGridIn)
+Owner = type | ModuleType
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One attribute of one class: what was there, and what we put there."""
+    """One attribute of one class or module: what was there, and what we put there."""
 
-    owner: type
+    owner: Owner
     name: str
     original: Any
     wrapper: Any
@@ -91,7 +94,7 @@ class Patches:
                 ", ".join(f"{patch.owner.__name__}.{patch.name}" for patch in covered),
             )
 
-    def _wrap(self, owner: type, name: str, wrapper: Wrapper) -> None:
+    def _wrap(self, owner: Owner, name: str, wrapper: Wrapper) -> None:
         # The attribute itself, without the descriptor's binding; a newer pymongo may lack one.
         original = vars(owner).get(name)
         if original is None:
@@ -102,8 +105,8 @@ class Patches:
         self.applied.append(patch)
 
 
-Wrapped = tuple[type, str, "Wrapper"]
-"""A class, the name of one of its attributes, and what runs in its place."""
+Wrapped = tuple[Owner, str, "Wrapper"]
+"""Whose attribute, its name, and what runs in its place."""
 
 
 def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
@@ -155,6 +158,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.RETRIES, Feature.RETARGETING), _of_selection),
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.TIME_LIMITS,), _of_time_limits),
+    ((Feature.WAITS,), waits.wrapped),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
 )
 """What is wrapped where the installed pymongo can have all of the features."""

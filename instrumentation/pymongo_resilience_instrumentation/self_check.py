@@ -18,6 +18,9 @@ class Feature(enum.Enum):
     CURSORS = "operation spans of cursor batches"
     TIMEOUT = "the default timeout"
     TIME_LIMITS = "refusing commands that less than a millisecond is left for, and timeouts of 0"
+    WAITS = (
+        "waits that end with the deadline, serverSelectionTimeoutMS and connectTimeoutMS under one"
+    )
     RETARGETING = "avoiding a failed server while the driver waits for one"
     CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
     REPR = "a client's repr without our listeners"

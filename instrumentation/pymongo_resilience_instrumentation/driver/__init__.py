@@ -14,6 +14,7 @@ from pymongo_resilience_instrumentation.driver.clients import (
     topology_description,
 )
 from pymongo_resilience_instrumentation.driver.deadline import (
+    DeadlineWithin,
     TimeoutAnew,
     forget_timeout,
     has_max_commit_time,
@@ -65,12 +66,26 @@ from pymongo_resilience_instrumentation.driver.time_limits import (
 from pymongo_resilience_instrumentation.driver.tls import (
     TLS_ERRORS,
 )
+from pymongo_resilience_instrumentation.driver.waits import (
+    ASYNC_HALF,
+    SELECTION_TIMEOUT,
+    SYNC_HALF,
+    begin_selection,
+    selection_timeout_owners,
+    shortened,
+    time_to_connect,
+)
 
 __all__ = [
+    "ASYNC_HALF",
+    "SELECTION_TIMEOUT",
     "SENDERS",
+    "SYNC_HALF",
     "TLS_ERRORS",
+    "DeadlineWithin",
     "TimeoutAnew",
     "address_of",
+    "begin_selection",
     "bulk_progress",
     "carries_txn_number",
     "client",
@@ -106,10 +121,13 @@ __all__ = [
     "restore_retryable",
     "retargets_on_overload",
     "retries_enabled",
+    "selection_timeout_owners",
     "server",
     "server_address",
     "server_selection_timeout",
+    "shortened",
     "show_listeners",
+    "time_to_connect",
     "timeout_in_force",
     "topology_classes",
     "topology_description",

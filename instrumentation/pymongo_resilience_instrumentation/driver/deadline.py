@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -66,5 +67,25 @@ class TimeoutAnew(AbstractContextManager[None]):
         self._timeout.__exit__(*raised)
         if self._before is not None:
             # As with Timeout: collected elsewhere, there is nothing to take back.
+            with suppress(ValueError):
+                _csot.DEADLINE.reset(self._before)
+
+
+class DeadlineWithin(AbstractContextManager[None]):
+    """The deadline in force ends within so many seconds, for as long as the block lasts."""
+
+    __slots__ = ("_before", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._before: Token[float] | None = None
+
+    def __enter__(self) -> None:
+        end = min(_csot.get_deadline(), time.monotonic() + self._seconds)
+        self._before = _csot.DEADLINE.set(end)
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._before is not None:
+            # As above.
             with suppress(ValueError):
                 _csot.DEADLINE.reset(self._before)

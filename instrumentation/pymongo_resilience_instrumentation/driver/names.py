@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING
 from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
 from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
 from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
+from pymongo_resilience_instrumentation.driver.waits import (
+    ASYNC_HALF,
+    SELECTION_TIMEOUT,
+    SYNC_HALF,
+)
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
 if TYPE_CHECKING:
@@ -55,6 +60,14 @@ def parts() -> Iterator[Part]:
         topology = f"pymongo.{half}.topology"
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
+    for each in (SYNC_HALF, ASYNC_HALF):
+        topology, pool = f"pymongo.{each.name}.topology", f"pymongo.{each.name}.pool"
+        yield Part(Feature.WAITS, f"{topology}:Topology", (SELECTION_TIMEOUT, "_settings"))
+        yield Part(Feature.WAITS, topology, (each.wait,))
+        yield Part(Feature.WAITS, pool, (each.wait, each.connect))
+    yield Part(
+        Feature.WAITS, "pymongo._csot", ("DEADLINE", "get_deadline", "get_timeout", "remaining")
+    )
     yield Part(Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",))
     yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
     yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))

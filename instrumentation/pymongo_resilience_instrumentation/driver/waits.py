@@ -1,0 +1,90 @@
+"""Where pymongo waits for a server, for its pool and for a socket, and how long it still may.
+
+Measured on 4.17 to 4.20, under a deadline: selection has all the time that is left and looks at the
+clock every half second, a checkout has all of it again, and connecting does not ask for
+connectTimeoutMS.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.driver.deadline import remaining, timeout_in_force
+from pymongo_resilience_instrumentation.driver.interruptions import topology_classes
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+SELECTION_TIMEOUT = "get_server_selection_timeout"
+
+
+class Half(NamedTuple):
+    """One of pymongo's two APIs, with what its modules call by a name of their own."""
+
+    name: str
+    wait: str
+    connect: str
+
+    def module(self, name: str) -> ModuleType:
+        return importlib.import_module(f"pymongo.{self.name}.{name}")
+
+
+SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
+ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
+RESOLUTION = 0.001
+"""Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
+
+
+def selection_timeout_owners() -> tuple[type, ...]:
+    """The classes that define it: each topology class, or what both derive from (4.20)."""
+    owners = [
+        next(cls for cls in topology.__mro__ if SELECTION_TIMEOUT in vars(cls))
+        for topology in topology_classes()
+    ]
+    return tuple(dict.fromkeys(owners))
+
+
+def begin_selection(topology: Any, timeout: float) -> float:
+    """Seconds that a selection may take, of the ``timeout`` that the driver gives it.
+
+    The checkout that follows has what the selection leaves of them, and so has its connecting.
+    """
+    if not timeout_in_force():
+        return timeout
+    own: float = topology._settings.server_selection_timeout
+    call = calls.current()
+    if call is not None:
+        # With 0 the servers are looked at once. A connection cannot be made in no time.
+        call.waits_until = time.monotonic() + (own or float("inf"))
+    return min(timeout, own)
+
+
+def time_to_wait() -> float | None:
+    """Seconds that selection, checkout and connecting still have; None without a deadline."""
+    left = remaining()
+    call = calls.current()
+    if left is None or call is None:
+        return left
+    return min(left, call.waits_until - time.monotonic())
+
+
+def shortened(timeout: float | None) -> float | None:
+    """``timeout``, or as much of it as is left. None is without end."""
+    left = time_to_wait()
+    if left is None:
+        return timeout
+    left = max(left, RESOLUTION)
+    return left if timeout is None else min(timeout, left)
+
+
+def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """Seconds to establish a socket in, given the arguments; None leaves it to the driver."""
+    left = time_to_wait()
+    if left is None:
+        return None
+    options = args[1] if len(args) > 1 else kwargs["options"]
+    own: float | None = options.connect_timeout
+    return left if own is None else min(left, own)

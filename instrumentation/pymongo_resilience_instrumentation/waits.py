@@ -1,0 +1,126 @@
+"""What runs in place of pymongo's waits: each is cut to the time that is left.
+
+Without a deadline nothing is: the driver's own timeouts hold, as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pymongo_resilience_instrumentation.driver.waits import Half
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+GRACE = 0.002
+"""Seconds. Where the driver ends its connecting itself, it says more about it than we can."""
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
+    """A class or module, the name of one of its attributes, and what runs in its place."""
+    for owner in driver.selection_timeout_owners():
+        yield owner, driver.SELECTION_TIMEOUT, selection_timeout(runtime)
+    for half, connecting in (
+        (driver.SYNC_HALF, connect(runtime)),
+        (driver.ASYNC_HALF, connect_async(runtime)),
+    ):
+        for module in _waiting(half):
+            yield module, half.wait, wait(runtime)
+        yield half.module("pool"), half.connect, connecting
+
+
+def _waiting(half: Half) -> Iterator[Any]:
+    yield half.module("topology")
+    yield half.module("pool")
+
+
+def selection_timeout(runtime: Runtime) -> Wrapper:
+    """``min(serverSelectionTimeoutMS, remaining)``; the attempt's waits begin here."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        timeout = wrapped(*args, **kwargs)
+        if not runtime.switch.on:
+            return timeout
+        try:
+            return driver.begin_selection(topology, timeout)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before a server was selected")
+            return timeout
+
+    return wrapper
+
+
+def wait(runtime: Runtime) -> Wrapper:
+    """A wait for a condition: for a server, or for a place in the pool. The async one is called
+    here and awaited by the caller."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if runtime.switch.on and len(args) > 1:
+            try:
+                args = (args[0], driver.shortened(args[1]), *args[2:])
+            except Exception:
+                logger.exception("a fault of pymongo-resilience before a wait")
+        return wrapped(*args, **kwargs)
+
+    return wrapper
+
+
+def _time_to_connect(
+    runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> float | None:
+    if not runtime.switch.on:
+        return None
+    try:
+        return driver.time_to_connect(args, kwargs)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience before a connection was made")
+        return None
+
+
+def connect(runtime: Runtime) -> Wrapper:
+    """``min(connectTimeoutMS, remaining)`` until the socket is there. What is sent on it then, the
+    authentication included, has all the time that is left."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        seconds = _time_to_connect(runtime, args, kwargs)
+        if seconds is None:
+            return wrapped(*args, **kwargs)
+        with driver.DeadlineWithin(seconds):
+            return wrapped(*args, **kwargs)
+
+    return wrapper
+
+
+def connect_async(runtime: Runtime) -> Wrapper:
+    """As ``connect``. Name resolution and the TLS handshake, which pymongo leaves to asyncio and
+    its 60 s, end in time as well."""
+
+    async def wrapper(
+        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        seconds = _time_to_connect(runtime, args, kwargs)
+        if seconds is None:
+            return await wrapped(*args, **kwargs)
+        try:
+            with driver.DeadlineWithin(seconds):
+                async with asyncio.timeout(seconds + GRACE):
+                    return await wrapped(*args, **kwargs)
+        except TimeoutError as error:
+            # asyncio's own has no text, and the driver's message would be without a reason.
+            raise TimeoutError("timed out") from error
+
+    return wrapper
