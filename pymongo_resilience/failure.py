@@ -95,7 +95,8 @@ class Failure:
     in_texts: bool = True
     """MongoDB's own texts count the error as one to retry."""
     timed_out: bool = False
-    """The attempt ran out of time; under a deadline, of the operation's time."""
+    """The attempt ran out of time: of the operation's, once something was sent under a deadline;
+    before that, perhaps of its own for a server, a connection or a socket."""
 
     @property
     def overloaded(self) -> bool:

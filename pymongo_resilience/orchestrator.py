@@ -18,6 +18,7 @@ from pymongo_resilience.strategy import TERMINAL, MongoDBSpecification, RetryAct
 
 if TYPE_CHECKING:
     from pymongo_resilience.backoff import Random
+    from pymongo_resilience.deadline import Deadline
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
     from pymongo_resilience.strategy import Answer
@@ -111,7 +112,7 @@ class Orchestrator:
         return Retry(delay)
 
     def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
-        if failure.timed_out and operation.deadline is not None:
+        if failure.timed_out and _deadline_is_over(operation, failure):
             return Rule.DEADLINE
         if failure.selection:
             return Rule.SELECTION
@@ -153,8 +154,7 @@ class Orchestrator:
         """Rule 6 for delays that are not an overloaded server's: shortened, not refused."""
         if operation.time_limit is None:
             return Retry(delay)
-        # As written: NaN leaves no room, and takes none as a round-trip time.
-        room = operation.time_limit.remaining() - max(0.0, failure.min_rtt)
+        room = _room(operation.time_limit, failure)
         if not room > 0:
             return GiveUp(_out_of_time(operation))
         return Retry(min(delay, room))
@@ -162,6 +162,20 @@ class Orchestrator:
 
 def _follows_texts(operation: Operation) -> bool:
     return isinstance(operation.strategy, MongoDBSpecification)
+
+
+def _room(limit: Deadline, failure: Failure) -> float:
+    """Seconds in which one more attempt can be begun, so that its answer is back in time."""
+    # As written: NaN takes none as a round-trip time, and as a limit it leaves no room to anybody.
+    return limit.remaining() - max(0.0, failure.min_rtt)
+
+
+def _deadline_is_over(operation: Operation, failure: Failure) -> bool:
+    """For an attempt that ran out of time. What is sent has all the time of the operation; before
+    that, selecting a server, waiting for the pool and connecting have limits of their own."""
+    if operation.deadline is None:
+        return False
+    return failure.stage is not Stage.NOT_SENT or not _room(operation.deadline, failure) > 0
 
 
 def _out_of_time(operation: Operation) -> Rule:

@@ -97,12 +97,16 @@ FORBIDDEN = Fault(reason=_R.ACCESS_ERROR)
 UNTRUSTED = Fault(reason=_R.TLS_ERROR, stage=Stage.NOT_SENT)
 BREAKER_OPEN = Fault(reason=_R.CIRCUIT_BREAKER_OPEN, stage=Stage.NOT_SENT)
 UNKNOWN = Fault(reason=_R.UNKNOWN)
-NO_SERVER = Fault(reason=_R.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT, selection=True)
+NO_SERVER = Fault(
+    reason=_R.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT, selection=True, timed_out=True
+)
 LABEL = frozenset({RETRYABLE_WRITE})
 LABELLED = UNAVAILABLE(labels=LABEL)
 OVERLOAD = Fault(reason=_R.OVERLOADED, labels=BOTH)
 BUSY = UNAVAILABLE(labels=frozenset({SYSTEM_OVERLOADED}))
 OUT_OF_TIME = CUT(timed_out=True)
+CONNECTED_LATE = UNCONNECTED(timed_out=True)
+POOL_FULL = UNKNOWN(stage=Stage.NOT_SENT, timed_out=True)
 
 # How it ends.
 OK = None
@@ -458,8 +462,24 @@ RULE_6 = [
     S("the attempt used up the time", READ, [OUT_OF_TIME], DEADLINE, 1, [], timeout=10),
     S("the attempt used up the time, a command", COMMAND, [OUT_OF_TIME], DEADLINE, 1, [],
       timeout=10),
-    S("the attempt used up the time, no server", READ, [NO_SERVER(timed_out=True)], DEADLINE, 1, [],
+    S("no server, and the time is up", READ, [NO_SERVER], DEADLINE, 1, [], timeout=0.0),
+    S("no server on the retry, and no answer would be in time", READ,
+      [CUT(takes=0.25, min_rtt=0.5), NO_SERVER(min_rtt=0.5)], DEADLINE, 2, [0.25], timeout=1,
+      strategy=waiting(0.25)),
+    S("no connection in its own time, time left", READ, [CONNECTED_LATE] * 2, OK, 3, [0, 0.00075],
       timeout=10),
+    S("no connection in its own time, another write", UPDATE_MANY, [CONNECTED_LATE], OK, 2, [0],
+      timeout=10),
+    S("no connection in its own time, a command", COMMAND, [CONNECTED_LATE], NEVER, 1, [],
+      timeout=10),
+    S("no connection in its own time, taken for overload", COMMAND, [CONNECTED_LATE(labels=BOTH)],
+      OK, 2, [0.05], timeout=10),
+    S("no connection, and the time is up", READ, [CONNECTED_LATE], DEADLINE, 1, [], timeout=0.0),
+    S("no connection, and no answer would be in time", READ, [CONNECTED_LATE(min_rtt=0.5)],
+      DEADLINE, 1, [], timeout=0.5),
+    S("no place in the pool, time left", READ, [POOL_FULL], NO_REASON, 1, [], timeout=10),
+    S("no place in the pool, and the time is up", READ, [POOL_FULL], DEADLINE, 1, [], timeout=0.0),
+    S("no place in the pool, without a deadline", READ, [POOL_FULL], NO_REASON, 1, []),
     S("an attempt's own limit, without a deadline", READ, [OUT_OF_TIME], OK, 2, [0]),
     S("an attempt's own limit, without end", READ, [OUT_OF_TIME] * 2, OK, 3, [0, 0.00075],
       window=30),
