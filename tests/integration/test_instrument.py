@@ -26,6 +26,7 @@ def _patched_places() -> dict[str, dict[str, Any]]:
     """``vars()`` of every class we patch and of every module these live in."""
     classes = {owner for owner, _ in patches.PUBLIC} | set(patches.CLIENTS)
     classes |= {loop for loop, _ in driver.loop_classes()}
+    classes |= {*driver.selection_timeout_owners()}
     modules = {name: vars(__import__(name, fromlist=["_"])) for name in _modules_of(classes)}
     return {str(cls): dict(vars(cls)) for cls in classes} | {
         name: dict(module) for name, module in modules.items()
@@ -33,7 +34,13 @@ def _patched_places() -> dict[str, dict[str, Any]]:
 
 
 def _modules_of(classes: set[type]) -> set[str]:
-    return {cls.__module__ for cls in classes} | {"pymongo", "pymongo.monitoring", "pymongo._csot"}
+    waiting = {
+        half.module(name).__name__
+        for half in (driver.SYNC_HALF, driver.ASYNC_HALF)
+        for name in ("topology", "pool")
+    }
+    others = {"pymongo", "pymongo.monitoring", "pymongo._csot"}
+    return {cls.__module__ for cls in classes} | waiting | others
 
 
 def _differences(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> set[str]:
