@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
-GRACE = 0.002
-"""Seconds. Where the driver ends its connecting itself, it says more about it than we can."""
+GRACE = 0.005
+"""Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -106,8 +106,8 @@ def connect(runtime: Runtime) -> Wrapper:
 
 
 def connect_async(runtime: Runtime) -> Wrapper:
-    """As ``connect``. Name resolution and the TLS handshake, which pymongo leaves to asyncio and
-    its 60 s, end in time as well."""
+    """As ``connect``. The TLS handshake, which pymongo leaves to asyncio and its 60 s, ends in time
+    as well."""
 
     async def wrapper(
         wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,12 +115,14 @@ def connect_async(runtime: Runtime) -> Wrapper:
         seconds = _time_to_connect(runtime, args, kwargs)
         if seconds is None:
             return await wrapped(*args, **kwargs)
-        try:
-            with driver.DeadlineWithin(seconds):
+        with driver.DeadlineWithin(seconds):
+            if not driver.connects_with_tls(args, kwargs):
+                return await wrapped(*args, **kwargs)
+            try:
                 async with asyncio.timeout(seconds + GRACE):
                     return await wrapped(*args, **kwargs)
-        except TimeoutError as error:
-            # asyncio's own has no text, and the driver's message would be without a reason.
-            raise TimeoutError("timed out") from error
+            except TimeoutError as error:
+                # asyncio's own has no text, and the driver's message would be without a reason.
+                raise TimeoutError("timed out") from error
 
     return wrapper

@@ -13,6 +13,8 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.self_check import Feature, Part, missing
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
+from pymongo_resilience import OperationTimeoutError
+
 pytestmark = pytest.mark.oldest
 
 Lacking = dict[Feature, list[str]]
@@ -156,3 +158,21 @@ def test_without_the_cursor_seam_find_one_still_has_its_span(
     assert side.do(coll.find_one) == {"_id": 1}
     assert side.documents(coll.find()) == [{"_id": 1}]
     assert [span.name for span in telemetry.spans()] == ["find", f"find {database}.coll", "find"]
+
+
+def test_without_the_drivers_waits_a_deadline_is_still_one(
+    side: Side,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    halves = (driver.SYNC_HALF, driver.ASYNC_HALF)
+    before = [dict(vars(half.module("pool"))) for half in halves]
+    _pretend_to_need(monkeypatch, Feature.WAITS, "_no_such_wait")
+    caplog.clear()
+    instrument(timeout_ms=100)
+    (line,) = _errors(caplog)
+    assert Feature.WAITS.value in line
+    assert [dict(vars(half.module("pool"))) for half in halves] == before
+    with pytest.raises(OperationTimeoutError):
+        side.do(side.client("mongodb://127.0.0.1:1/").db.coll.find_one)

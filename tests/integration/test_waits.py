@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pymongo
@@ -24,6 +25,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.driver import deadline, waits
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.gate import Gate
 
@@ -38,8 +40,8 @@ PLENTY_MS = 20_000
 """Of a deadline that is not to be reached."""
 SOON = 5.0
 """Seconds; plain pymongo waits for all of PLENTY_MS."""
-CLOSE = 0.005
-"""Seconds between what the library and what this test knows to be left."""
+NOW = 1000.0
+"""Seconds, where the clock stands still."""
 
 
 def half_of(side: Side) -> Any:
@@ -230,6 +232,14 @@ WAITS = [
 ]
 
 
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For deadlines alone; asyncio's goes on."""
+    for module in (_csot, waits, deadline):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: NOW))
+
+
+@pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize("module", ["topology", "pool"])
 @pytest.mark.parametrize("wait", WAITS, ids=str)
 def test_a_wait_is_handed_what_is_left(
@@ -241,11 +251,11 @@ def test_a_wait_is_handed_what_is_left(
     patched = getattr(half.module(module), half.wait)
     with pymongo.timeout(wait.deadline), a_call() as call:
         if wait.attempt is not None:
-            call.waits_until = time.monotonic() + wait.attempt
+            call.waits_until = NOW + wait.attempt
         side.do(patched, "the condition", wait.asked)
         with set_active(False):
             side.do(patched, "the condition", wait.asked)
-    assert handed == [pytest.approx(wait.handed, abs=CLOSE), wait.asked]
+    assert handed == [pytest.approx(wait.handed), wait.asked]
 
 
 def record_waits(side: Side, patch: pytest.MonkeyPatch) -> list[float | None]:
@@ -304,8 +314,9 @@ def test_a_checkout_has_what_the_selection_has_left(
     assert timeout <= 0.7
 
 
+@pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize(
-    ("deadline", "own_ms", "left"),
+    ("timeout", "own_ms", "left"),
     [
         (None, 300, None),
         (0, 300, None),
@@ -316,7 +327,7 @@ def test_a_checkout_has_what_the_selection_has_left(
     ],
 )
 def test_connecting_is_handed_what_is_left_and_what_follows_has_all_of_it(
-    deadline: float | None,
+    timeout: float | None,
     own_ms: int | None,
     left: float | None,
     side: Side,
@@ -342,10 +353,10 @@ def test_connecting_is_handed_what_is_left_and_what_follows_has_all_of_it(
         await getattr(half.module("pool"), half.connect)(("host", 1), options)
         seen.append(_csot.remaining())
 
-    with pymongo.timeout(deadline):
+    with pymongo.timeout(timeout):
         if side.runner is None:
             getattr(half.module("pool"), half.connect)(("host", 1), options)
             seen.append(_csot.remaining())
         else:
             side.do(connecting_and_after)
-    assert seen == [pytest.approx(left, abs=CLOSE), pytest.approx(deadline or None, abs=CLOSE)]
+    assert seen == [pytest.approx(left), pytest.approx(timeout or None)]

@@ -65,6 +65,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.WAITS, f"{topology}:Topology", (SELECTION_TIMEOUT, "_settings"))
         yield Part(Feature.WAITS, topology, (each.wait,))
         yield Part(Feature.WAITS, pool, (each.wait, each.connect))
+    yield Part(Feature.WAITS, "pymongo.pool_options:PoolOptions", ("_ssl_context",))
     yield Part(
         Feature.WAITS, "pymongo._csot", ("DEADLINE", "get_deadline", "get_timeout", "remaining")
     )

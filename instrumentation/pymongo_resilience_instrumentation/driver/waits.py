@@ -85,6 +85,14 @@ def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | No
     left = time_to_wait()
     if left is None:
         return None
-    options = args[1] if len(args) > 1 else kwargs["options"]
-    own: float | None = options.connect_timeout
+    own: float | None = _pool_options(args, kwargs).connect_timeout
     return left if own is None else min(left, own)
+
+
+def connects_with_tls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a TLS handshake follows, given the arguments."""
+    return _pool_options(args, kwargs)._ssl_context is not None
+
+
+def _pool_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else kwargs["options"]
