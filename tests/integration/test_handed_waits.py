@@ -1,0 +1,185 @@
+"""What of a wait is handed to the driver's own, under a deadline and without one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pymongo
+import pytest
+from busy_pools import the_only_connection_taken
+from conftest import Instrument, Side
+from pymongo import _csot
+from pymongo.errors import WaitQueueTimeoutError
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.driver import deadline, waits
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from waiting import NOBODY, PLENTY_MS, half_of, wait_for_server
+
+from pymongo_resilience.testing import set_active
+
+pytestmark = pytest.mark.oldest
+
+NOW = 1000.0
+"""Seconds, where the clock stands still."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait that pymongo asks for, and what of it is handed to its condition."""
+
+    asked: float | None
+    handed: float | None
+    deadline: float | None = None
+    attempt: float | None = None
+    """Seconds until selection and checkout of the attempt must have ended."""
+
+
+WAITS = [
+    Wait(0.5, 0.5),
+    Wait(None, None),
+    Wait(0.5, 0.5, deadline=0),
+    Wait(0.5, 0.5, deadline=0, attempt=0.1),
+    Wait(0.5, 0.5, deadline=10),
+    Wait(0.5, 0.2, deadline=0.2),
+    Wait(None, 0.2, deadline=0.2),
+    Wait(0.5, 0.1, deadline=10, attempt=0.1),
+    Wait(10, 3, deadline=10, attempt=3),
+    Wait(0.5, 0.2, deadline=0.2, attempt=3),
+    Wait(0.5, 0.5, attempt=0.1),
+    Wait(0.5, 0.001, deadline=10, attempt=-1),
+]
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For deadlines alone; asyncio's goes on."""
+    for module in (_csot, waits, deadline):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: NOW))
+
+
+@pytest.mark.usefixtures("stopped_clock")
+@pytest.mark.parametrize("module", ["topology", "pool"])
+@pytest.mark.parametrize("wait", WAITS, ids=str)
+def test_a_wait_is_handed_what_is_left(
+    wait: Wait, module: str, side: Side, monkeypatch: pytest.MonkeyPatch, instrument: Instrument
+) -> None:
+    handed = record_waits(side, monkeypatch)
+    instrument()
+    half = half_of(side)
+    patched = getattr(half.module(module), half.wait)
+    with pymongo.timeout(wait.deadline), a_call() as call:
+        if wait.attempt is not None:
+            call.waits_until = NOW + wait.attempt
+        side.do(patched, "the condition", wait.asked)
+        with set_active(False):
+            side.do(patched, "the condition", wait.asked)
+    assert handed == [pytest.approx(wait.handed), wait.asked]
+
+
+def record_waits(side: Side, patch: pytest.MonkeyPatch) -> list[float | None]:
+    """What the driver's own waits are given, in the side's modules; nobody is ever notified."""
+    found: list[float | None] = []
+
+    def wait(_condition: Any, timeout: float | None) -> bool:
+        found.append(timeout)
+        return False
+
+    async def wait_async(*args: Any) -> bool:
+        return wait(*args)
+
+    half = half_of(side)
+    for name in ("topology", "pool"):
+        fake = wait if side.runner is None else wait_async
+        patch.setattr(half.module(name), half.wait, fake)
+    return found
+
+
+@contextlib.contextmanager
+def a_call() -> Iterator[calls.Call]:
+    call = calls.Call(None, "find", "db", "coll", acknowledged=True)
+    calls.enter(call)
+    yield call
+    calls.leave(call)
+
+
+def test_a_checkout_has_what_the_selection_has_left(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    instrument: Instrument,
+) -> None:
+    slow = 0.0
+
+    def selector(servers: Any) -> Any:
+        time.sleep(slow)
+        return servers
+
+    client = side.client(
+        proxy.uri, maxPoolSize=1, serverSelectionTimeoutMS=1000, server_selector=selector
+    )
+    wait_for_server(side, client)
+    with the_only_connection_taken(side, client, proxy):
+        handed = record_waits(side, monkeypatch)
+        instrument(timeout_ms=PLENTY_MS)
+        slow = 0.3
+        with pytest.raises(WaitQueueTimeoutError):
+            side.do(client[database].coll.find_one)
+        slow = 0.0
+        proxy.clear()
+    (timeout,) = handed
+    assert timeout is not None
+    assert timeout <= 0.7
+
+
+@pytest.mark.usefixtures("stopped_clock")
+@pytest.mark.parametrize(
+    ("timeout", "own_ms", "left"),
+    [
+        (None, 300, None),
+        (0, 300, None),
+        (10, 300, 0.3),
+        (10, 0, 10),
+        (0.2, 300, 0.2),
+        (10, None, 10),
+    ],
+)
+def test_connecting_is_handed_what_is_left_and_what_follows_has_all_of_it(
+    timeout: float | None,
+    own_ms: int | None,
+    left: float | None,
+    side: Side,
+    monkeypatch: pytest.MonkeyPatch,
+    instrument: Instrument,
+) -> None:
+    half = half_of(side)
+    seen: list[float | None] = []
+
+    def connect(*_: Any) -> None:
+        seen.append(_csot.remaining())
+
+    async def connect_async(*_: Any) -> None:
+        seen.append(_csot.remaining())
+
+    fake = connect if side.runner is None else connect_async
+    monkeypatch.setattr(half.module("pool"), half.connect, fake)
+    instrument()
+    own = {} if own_ms is None else {"connectTimeoutMS": own_ms}
+    options = side.client(NOBODY, connect=False, **own).options.pool_options
+
+    async def connecting_and_after() -> None:
+        await getattr(half.module("pool"), half.connect)(("host", 1), options)
+        seen.append(_csot.remaining())
+
+    with pymongo.timeout(timeout):
+        if side.runner is None:
+            getattr(half.module("pool"), half.connect)(("host", 1), options)
+            seen.append(_csot.remaining())
+        else:
+            side.do(connecting_and_after)
+    assert seen == [pytest.approx(left), pytest.approx(timeout or None)]

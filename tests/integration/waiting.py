@@ -1,0 +1,27 @@
+"""What the tests of waits share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conftest import Side, wait_until
+from pymongo.errors import AutoReconnect
+from pymongo_resilience_instrumentation import driver
+
+NOBODY = "mongodb://127.0.0.1:1/"
+PLENTY_MS = 20_000
+"""Of a deadline that is not to be reached."""
+
+
+def half_of(side: Side) -> Any:
+    return driver.SYNC_HALF if side.runner is None else driver.ASYNC_HALF
+
+
+def wait_for_server(side: Side, client: Any) -> None:
+    def answers() -> bool:
+        try:
+            return bool(side.do(client.admin.command, "ping"))
+        except AutoReconnect:
+            return False
+
+    wait_until(answers)
