@@ -63,7 +63,7 @@ class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
     __slots__ = ("_avoiding", "_clock", "_func", "_last", "_loop", "_only_reads",
-                 "_progress", "_reached_connection", "_retargeting", "_rules", "_started",
+                 "_progress", "_reached_connection", "_retargeting", "_rules",
                  "_wants_txn_number", "budget", "call", "owns_call", "send")  # fmt: skip
 
     send: Callable[[], Any]
@@ -94,7 +94,6 @@ class Attempts:
         self._progress: tuple[Any, int] | None = None
         self._reached_connection = False
         self._wants_txn_number = driver.carries_txn_number(loop)
-        self._started = clock.now()
         self._func = driver.replace_func(loop, self)
 
     @property
@@ -207,12 +206,13 @@ class Attempts:
         deadline = operation.deadline
         if rule is not Rule.DEADLINE or deadline is None:
             state_origin(error, server=raised.server, attempts=attempts)
+            self.call.judged = error
             return GaveUp(error)
         return GaveUp(
             timed_out(
                 error,
                 timeout_s=deadline.timeout,
-                elapsed_s=self._clock.now() - self._started,
+                elapsed_s=self.call.elapsed(),
                 attempts=attempts,
                 server=raised.server,
                 stage=raised.stage,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -55,8 +56,8 @@ class Call:
 
     __slots__ = (
         "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "database",
-        "deadline", "declined_by", "driver_connection_id", "ended", "namespace", "only_reads",
-        "operation", "otel_token", "outer_context", "public", "reasons", "selected",
+        "deadline", "declined_by", "driver_connection_id", "ended", "judged", "namespace",
+        "only_reads", "operation", "otel_token", "outer_context", "public", "reasons", "selected",
         "server", "span", "started", "timeout", "token", "waits_until",
     )  # fmt: skip
 
@@ -104,10 +105,16 @@ class Call:
         """One for each retry."""
         self.backoff = 0.0
         self.declined_by: Rule | None = None
+        self.judged: Exception | None = None
+        """What the rules let through as it is: if it is a timeout, then not the deadline's."""
         self.token: Token[Call | None] | None = None
         self.otel_token: Token[Context] | None = None
         self.outer_context: Context | None = None
         """OpenTelemetry's context around the call."""
+
+    def elapsed(self) -> float:
+        """Seconds since it was entered."""
+        return time.perf_counter() - self.started
 
 
 _current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", default=None)
@@ -135,7 +142,7 @@ def enter(call: Call) -> None:
 def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
-    call.client = call.selected = None
+    call.client = call.selected = call.judged = None
     if _current.get() is not call:
         # A coroutine that was never finished ends wherever it is collected: nothing to restore.
         return

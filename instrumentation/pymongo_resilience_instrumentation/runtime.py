@@ -118,8 +118,7 @@ class Runtime:
             logger.exception("a fault of pymongo-resilience with the error of %s", call.operation)
         try:
             if self.operation_metrics is not None and call.public:
-                elapsed = time.perf_counter() - call.started
-                self.operation_metrics.record(call, error, elapsed)
+                self.operation_metrics.record(call, error, call.elapsed())
         except Exception:
             logger.exception("a fault of pymongo-resilience while recording %s", call.operation)
         try:

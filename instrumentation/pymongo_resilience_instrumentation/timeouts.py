@@ -5,7 +5,6 @@ Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
@@ -51,7 +50,7 @@ def timed_out(
 def of_call(call: Call, error: BaseException | None) -> BaseException | None:
     """What a call ends with: a timeout under a deadline is an OperationTimeoutError, also where it
     was raised outside of the driver's loop; anything else is what it was."""
-    if not call.timeout or not isinstance(error, PyMongoError):
+    if not call.timeout or error is call.judged or not isinstance(error, PyMongoError):
         return error
     if isinstance(error, OperationTimeoutError) or not failures.expired(error):
         return error
@@ -61,7 +60,7 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
     return timed_out(
         error,
         timeout_s=call.timeout,
-        elapsed_s=time.perf_counter() - call.started,
+        elapsed_s=call.elapsed(),
         attempts=1 + len(call.reasons),
         server=server,
         stage=failures.stage_of(error),
