@@ -40,6 +40,12 @@ def policy_of(target: Any) -> Policy:
     return policy
 
 
+def hand(policy: Policy, target: Any) -> None:
+    """What was made from something bound, a cursor say, carries ``policy`` from now on."""
+    if policy is not NOTHING:
+        vars(target)[ATTRIBUTE] = policy
+
+
 def _carrying(target: T, policy: Policy) -> T:
     cls: Any = type(target)
     # Not copy(): pymongo's classes take an attribute that is not set yet for a collection.

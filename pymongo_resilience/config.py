@@ -18,6 +18,7 @@ from pymongo_resilience.kinds import (
     BOOLEAN,
     LONGEST_MS,
     PREFIX,
+    TIMEOUT_MODES,
     Kind,
     integer,
     one_of,
@@ -76,6 +77,12 @@ class Config:
         integer(0, LONGEST_MS, optional=True),
         "The time an operation has, its retries included, unless the client or pymongo.timeout "
         "sets one; 0 is without end, unset leaves one retry.",
+    )
+    timeout_mode: str | None = _option(
+        None,
+        one_of(TIMEOUT_MODES, optional=True),
+        "Whether the timeout of a cursor holds for its whole life or for each batch that it "
+        "fetches; unset is the whole life, and each batch of a tailable cursor.",
     )
     max_retries: int = _option(
         5,

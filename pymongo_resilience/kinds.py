@@ -52,14 +52,22 @@ TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 is without end."""
 
 
-def one_of(names: Iterable[str]) -> Kind:
+def one_of(names: Iterable[str], *, optional: bool = False) -> Kind:
     known = tuple(names)
-    return Kind(
-        "name",
-        "one of " + ", ".join(known),
-        str,
-        lambda value: isinstance(value, str) and value in known,
-    )
+
+    def legal(value: Any) -> bool:
+        if value is None:
+            return optional
+        return isinstance(value, str) and value in known
+
+    return Kind("name", "one of " + ", ".join(known), str, legal)
+
+
+CURSOR_LIFETIME = "cursor_lifetime"
+ITERATION = "iteration"
+TIMEOUT_MODES = (CURSOR_LIFETIME, ITERATION)
+TIMEOUT_MODE = one_of(TIMEOUT_MODES)
+"""What the timeout of a cursor holds for (Client-Side Operations Timeout, "timeoutMode")."""
 
 
 def shown(value: Any) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
-from pymongo_resilience.kinds import TIMEOUT_MS
+from pymongo_resilience.kinds import TIMEOUT_MODE, TIMEOUT_MS
 from pymongo_resilience.strategy import check_strategy
 
 if TYPE_CHECKING:
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 _Number = TypeVar("_Number", int, float)
+TimeoutMode = Literal["cursor_lifetime", "iteration"]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A field left at None inherits. Immutable, so thread- and task-safe.
 
-    Raises TypeError for a field of a wrong type, and ValueError for a timeout out of range.
+    Raises TypeError for a field of a wrong type, and ValueError for a timeout out of range or a
+    mode that does not exist.
     """
 
     idempotent: bool | None = None
@@ -38,6 +40,8 @@ class Policy:
     """The caller's own facts; the strategy sees them as ``operation.data``, and nobody else."""
     timeout_ms: int | None = None
     """Milliseconds that each operation has, its retries included; 0 is without end."""
+    timeout_mode: TimeoutMode | None = None
+    """Whether a cursor has the timeout for its whole life, or anew for each batch it fetches."""
 
     def __post_init__(self) -> None:
         # Only types are named: the data may be confidential, and so may be what is given for it.
@@ -47,6 +51,8 @@ class Policy:
             )
         if self.timeout_ms is not None:
             _check_timeout(self.timeout_ms)
+        if self.timeout_mode is not None and not TIMEOUT_MODE.legal(self.timeout_mode):
+            _refuse_mode(self.timeout_mode)
         if self.strategy is not None:
             check_strategy(self.strategy)
         if self.data is not None and not isinstance(self.data, Mapping):
@@ -79,6 +85,12 @@ def _check_timeout(value: object) -> None:
         raise ValueError(f"timeout_ms={value}: expected {TIMEOUT_MS.allowed}")
 
 
+def _refuse_mode(value: object) -> NoReturn:
+    if not isinstance(value, str):
+        raise TypeError(f"timeout_mode is of type {type(value).__name__}: expected a str")
+    raise ValueError(f"timeout_mode={value!r}: expected {TIMEOUT_MODE.allowed}")
+
+
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
 NOTHING = Policy()
@@ -102,12 +114,17 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         self,
         *,
         timeout_ms: int | None = None,
+        timeout_mode: TimeoutMode | None = None,
         idempotent: bool | None = None,
         strategy: RetryStrategy | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> None:
         self._policy = Policy(
-            timeout_ms=timeout_ms, idempotent=idempotent, strategy=strategy, data=data
+            timeout_ms=timeout_ms,
+            timeout_mode=timeout_mode,
+            idempotent=idempotent,
+            strategy=strategy,
+            data=data,
         )
         self._tokens: list[Token[Policy]] = []
 

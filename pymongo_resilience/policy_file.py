@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.kinds import BOOLEAN, TIMEOUT_MS, Kind, one_of, shown, warn_unknown
+from pymongo_resilience.kinds import (
+    BOOLEAN,
+    TIMEOUT_MODE,
+    TIMEOUT_MS,
+    Kind,
+    one_of,
+    shown,
+    warn_unknown,
+)
 from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
 from pymongo_resilience.policy import Policy
 from pymongo_resilience.strategy import NAMED
@@ -19,6 +27,7 @@ _TRUTH = replace(BOOLEAN, allowed="true or false")
 _TABLE = Kind("table", "a table, as in {robot = true}", str, lambda value: isinstance(value, dict))
 KEYS: Mapping[str, Kind] = {
     "timeout_ms": TIMEOUT_MS,
+    "timeout_mode": TIMEOUT_MODE,
     "idempotent": _TRUTH,
     "strategy": one_of(NAMED),
     "data": _TABLE,

@@ -28,7 +28,7 @@ from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import deprioritized, driver, failures
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.origins import state_origin
-from pymongo_resilience_instrumentation.timeouts import timed_out
+from pymongo_resilience_instrumentation.timeouts import elapsed, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,6 +114,9 @@ class Attempts:
             driver.restore_retryable(self._loop)
             raise AutoReconnect("the server ceased to be a known primary before the write was sent")
         self._reached_connection = True
+        cursor = self.call.cursor
+        if cursor is not None and cursor.omits_max_time:
+            return driver.sending_without_max_time(self._func)(*args)
         return self._func(*args)
 
     def _lost_its_txn_number(self, args: tuple[Any, ...]) -> bool:
@@ -212,7 +215,7 @@ class Attempts:
             timed_out(
                 error,
                 timeout_s=deadline.timeout,
-                elapsed_s=self.call.elapsed(),
+                elapsed_s=elapsed(self.call),
                 attempts=attempts,
                 server=raised.server,
                 stage=raised.stage,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
+    from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
 
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 
@@ -55,10 +56,10 @@ class Call:
     listener does, and those are calls of their own."""
 
     __slots__ = (
-        "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "database",
-        "deadline", "declined_by", "driver_connection_id", "ended", "judged", "namespace",
-        "only_reads", "operation", "otel_token", "outer_context", "public", "reasons", "selected",
-        "server", "span", "started", "timeout", "token", "waits_until",
+        "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "cursor",
+        "database", "deadline", "declined_by", "driver_connection_id", "ended", "judged",
+        "namespace", "only_reads", "operation", "otel_token", "outer_context", "public",
+        "reasons", "selected", "server", "span", "started", "timeout", "token", "waits_until",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +82,8 @@ class Call:
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
         self.bound = NOTHING
         """The policy that the collection or database carries."""
+        self.cursor: CursorTimeout | None = None
+        """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
         self.only_reads = False
         """A command runner was given a command that can only read."""
         self.ended = False

@@ -7,7 +7,10 @@ make a cursor; its batches are operations of their own (``_run_operation``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.synchronous.collection import Collection
 
 from pymongo_resilience_instrumentation import read_commands
 
@@ -29,6 +32,8 @@ class PublicOperation:
     """From the object and the arguments."""
     only_reads: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
     """From the arguments of a command runner: whether the command is one that can only read."""
+    gives: Literal["cursor", "change stream"] | None = None
+    """What the caller gets, where that sends commands in its turn."""
 
 
 WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite"})
@@ -46,6 +51,13 @@ def _collection(instance: Any, *_: Any) -> Target:
 
 def _database(instance: Any, *_: Any) -> Target:
     return instance.name, None
+
+
+def namespace_of(watched: Any) -> Target:
+    """Of a collection or a database; whoever watches a client watches its ``admin``."""
+    if isinstance(watched, (Collection, AsyncCollection)):
+        return _collection(watched)
+    return _database(watched)
 
 
 def _admin(*_: Any) -> Target:
@@ -68,6 +80,18 @@ def _named_database(_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _dereferenced(instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
     reference = args[0] if args else kwargs.get("dbref")
     return instance.name, getattr(reference, "collection", None)
+
+
+_CURSORS = frozenset({
+    "aggregate", "aggregate_raw_batches", "cursor_command", "list_collections", "list_databases",
+    "list_indexes", "list_search_indexes",
+})  # fmt: skip
+
+
+def _gives(method: str) -> Literal["cursor", "change stream"] | None:
+    if method == "watch":
+        return "change stream"
+    return "cursor" if method in _CURSORS else None
 
 
 _COLLECTION_METHODS = {
@@ -128,7 +152,7 @@ _CLIENT_METHODS: dict[str, tuple[str, Any]] = {
 }
 
 COLLECTION: Mapping[str, PublicOperation] = {
-    method: PublicOperation(name, lambda c: c.database.client, _collection)
+    method: PublicOperation(name, lambda c: c.database.client, _collection, gives=_gives(method))
     for method, name in _COLLECTION_METHODS.items()
 }
 DATABASE: Mapping[str, PublicOperation] = {
@@ -137,10 +161,11 @@ DATABASE: Mapping[str, PublicOperation] = {
         lambda d: d.client,
         target,
         read_commands.only_reads if method == "cursor_command" else None,
+        _gives(method),
     )
     for method, (name, target) in _DATABASE_METHODS.items()
 }
 CLIENT: Mapping[str, PublicOperation] = {
-    method: PublicOperation(name, lambda c: c, target)
+    method: PublicOperation(name, lambda c: c, target, gives=_gives(method))
     for method, (name, target) in _CLIENT_METHODS.items()
 }

@@ -18,6 +18,8 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience_instrumentation import (
+    cursor_makers,
+    cursor_wrappers,
     deprioritized,
     driver,
     end_sessions_wrappers,
@@ -31,7 +33,7 @@ from pymongo_resilience_instrumentation import (
 from pymongo_resilience_instrumentation.self_check import Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from collections.abc import Collection as Container
 
     from pymongo_resilience_instrumentation.operations import PublicOperation
@@ -121,7 +123,34 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
         asynchronous = _is_async(owner, "_run_operation")
-        yield owner, "_run_operation", wrappers.cursor_batch(runtime, asynchronous)
+        yield owner, "_run_operation", cursor_wrappers.batch(runtime, asynchronous)
+    for owner in (Collection, AsyncCollection):
+        for name in ("find", "find_raw_batches"):
+            yield owner, name, cursor_makers.find(runtime)
+    for owner in _where_defined(driver.cursor_classes(), "to_list"):
+        yield owner, "to_list", cursor_wrappers.to_list(runtime, _is_async(owner, "to_list"))
+    for owner in _where_defined(driver.cursor_classes(), "_clone"):
+        yield owner, "_clone", cursor_makers.clone(runtime)
+
+
+def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in driver.stream_classes():
+        asynchronous = _is_async(owner, "next")
+        step = "__anext__" if asynchronous else "__next__"
+        yield owner, "_run_aggregation_cmd", cursor_wrappers.resume(runtime, asynchronous)
+        for name in ("next", "try_next", step):
+            yield owner, name, cursor_wrappers.next_of_stream(runtime, asynchronous)
+
+
+def _of_closing(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in _where_defined((*driver.cursor_classes(), *driver.stream_classes()), "close"):
+        yield owner, "close", cursor_wrappers.close(runtime, _is_async(owner, "close"))
+
+
+def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
+    """The classes whose own attribute each of these has, which differs between versions."""
+    found = (next((c for c in cls.__mro__ if name in vars(c)), None) for cls in classes)
+    return iter(dict.fromkeys(cls for cls in found if cls is not None))
 
 
 def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
@@ -154,11 +183,13 @@ def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
 
 _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
     ((Feature.CURSORS,), _of_cursors),
+    ((Feature.CURSORS,), _of_change_streams),
     ((Feature.RETRIES,), _of_the_loops),
     ((Feature.RETRIES, Feature.RETARGETING), _of_selection),
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.TIME_LIMITS,), _of_time_limits),
     ((Feature.WAITS,), waits.wrapped),
+    ((Feature.CLEANUP, Feature.CURSORS), _of_closing),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
 )
 """What is wrapped where the installed pymongo can have all of the features."""

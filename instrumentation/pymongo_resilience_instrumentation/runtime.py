@@ -173,10 +173,10 @@ class Runtime:
         """Make it the call in progress; a span is the caller's to start, if there is to be one."""
         self.disinherit()
         call.started = time.perf_counter()
-        call.timeout, call.deadline = self._deadline(call)
+        call.timeout, call.deadline = self.deadline(call)
         calls.enter(call)
 
-    def _deadline(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
+    def deadline(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
         """The seconds a call has, and what puts them in force where that is ours to do.
 
         ``override`` and ``pymongo.timeout`` around the call win, the shorter of the two; then what
@@ -192,15 +192,26 @@ class Runtime:
                 return in_force, NO_DEADLINE
             # pymongo keeps the earlier of both ends.
             return shorter(in_force, said / 1000), Timeout(said / 1000)
+        said = self._said(call)
+        if said is None and own is None:
+            said = self.config.timeout_ms
+        return (own, NO_DEADLINE) if said is None else (said / 1000, Timeout(said / 1000))
+
+    def timeout_without_blocks(self, call: Call) -> float | None:
+        """The seconds that ``deadline`` would give, were there no ``pymongo.timeout`` around it."""
+        said, own = self._said(call), call.client.options.timeout
+        if said is None and own is None:
+            said = self.config.timeout_ms
+        return own if said is None else said / 1000
+
+    def _said(self, call: Call) -> int | None:
+        """Milliseconds that a policy gives: of a block, of what it is called on, of a rule."""
+        said = policy.current().timeout_ms
         if said is None:
             said = call.bound.timeout_ms
         if said is None:
             said = self.rules.timeout_of(call.database, call.collection)
-        if said is None:
-            if own is not None:
-                return own, NO_DEADLINE
-            said = self.config.timeout_ms
-        return (None, NO_DEADLINE) if said is None else (said / 1000, Timeout(said / 1000))
+        return said
 
     def disinherit(self) -> None:
         """What was started inside of a call outlives it, a task or a forked child: the call's span

@@ -15,7 +15,7 @@ class Feature(enum.Enum):
     """What is lost where pymongo lacks a private name; the value says it to people."""
 
     RETRIES = "retries (pymongo's own loop decides)"
-    CURSORS = "operation spans of cursor batches"
+    CURSORS = "operation spans of cursor batches, and timeouts of cursors and change streams"
     TIMEOUT = "the default timeout"
     TIME_LIMITS = "refusing commands that less than a millisecond is left for, and timeouts of 0"
     WAITS = (

@@ -5,6 +5,7 @@ Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
@@ -60,11 +61,18 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
     return timed_out(
         error,
         timeout_s=call.timeout,
-        elapsed_s=call.elapsed(),
+        elapsed_s=elapsed(call),
         attempts=1 + len(call.reasons),
         server=server,
         stage=failures.stage_of(error),
     )
+
+
+def elapsed(call: Call) -> float:
+    """Seconds of the call's timeout that are gone: a cursor's may have begun with its first batch."""
+    if call.cursor is not None and call.cursor.ends is not None:
+        return time.monotonic() - call.cursor.began
+    return call.elapsed()
 
 
 class _TimedOutError(OperationTimeoutError):

@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pymongo_resilience.binding import policy_of
-from pymongo_resilience_instrumentation import calls, client_options, driver, operations
+from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience_instrumentation import (
+    calls,
+    client_options,
+    cursor_makers,
+    driver,
+    operations,
+)
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 
 if TYPE_CHECKING:
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 Begin = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Call | None"]
+After = Callable[["Call", Any], None]
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -45,9 +53,16 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
         call.only_reads = only_reads
         if call.timeout is not None and (kwargs or (concern and not concern.is_server_default)):
             runtime.deprecated.of_method(call, kwargs, concern)
+        if operation.gives is not None:
+            try:
+                cursor_makers.prepare(runtime, operation.gives, call, args, kwargs)
+            except BaseException as error:
+                runtime.end(call, error)
+                raise
         return call
 
-    return _call(runtime, begin, asynchronous)
+    after = cursor_makers.after(runtime, operation.gives)
+    return call_around(runtime, begin, asynchronous, after)
 
 
 def _leaves_the_namespace(operation: str, target: Target) -> bool:
@@ -63,44 +78,31 @@ def _leaves_the_namespace(operation: str, target: Target) -> bool:
     return (call.database, call.collection) != target
 
 
-def cursor_batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    """One batch of a cursor: the first, or a getMore."""
+def call_around(
+    runtime: Runtime, begin: Begin, asynchronous: bool, after: After | None = None
+) -> Wrapper:
+    """Outermost wins: what a call calls in turn on its own client is no call of its own.
 
-    def begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        batch = args[0] if args else kwargs["operation"]
-        name = str(getattr(batch.name, "value", batch.name))
-        if runtime.nested(client) and not _reads_for_the_application(name):
-            return None
-        call = runtime.begin(client, name, (batch.db, batch.coll))
-        if call.timeout is not None:
-            runtime.deprecated.of_batch(call, batch)
-        return call
-
-    return _call(runtime, begin, asynchronous)
-
-
-def _reads_for_the_application(name: str) -> bool:
-    """Inside of a write, a cursor is what the application writes from: ``insert_many(find())``.
-
-    Only a client's bulk write has a cursor of its own, over its results.
+    ``begin`` raises ConfigurationError for what the application gave; ``after`` sees the result.
     """
-    call = calls.current()
-    if call is None or call.operation not in operations.WRITES:
-        return False
-    return name != "getMore" or call.operation != "bulkWrite"
-
-
-def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
-    """Outermost wins: what a call calls in turn on its own client is no call of its own."""
 
     def enter(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if not runtime.switch.on:
             return None
         try:
             return begin(instance, args, kwargs)
+        except ConfigurationError:
+            raise
         except Exception:
             logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
             return None
+
+    def see(call: Call, result: Any) -> None:
+        try:
+            if after is not None:
+                after(call, result)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after %s", begin.__qualname__)
 
     def sync_wrapper(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -111,6 +113,8 @@ def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
         try:
             with call.deadline:
                 result = wrapped(*args, **kwargs)
+            if after is not None:
+                see(call, result)
         except BaseException as error:
             _end(runtime.end, call, error)
             raise
@@ -126,6 +130,8 @@ def _call(runtime: Runtime, begin: Begin, asynchronous: bool) -> Wrapper:
         try:
             with call.deadline:
                 result = await wrapped(*args, **kwargs)
+            if after is not None:
+                see(call, result)
         except BaseException as error:
             _end(runtime.end, call, error)
             raise

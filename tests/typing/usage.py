@@ -188,7 +188,8 @@ def pay(order: int, *, by: str) -> bytes:
 
 assert_type(pay(1, by="card"), bytes)
 pay("1", by="card")  # type: ignore[arg-type]
-override(timeout_ms=200)
+override(timeout_ms=200, timeout_mode="iteration")
+override(timeout_mode="next")  # type: ignore[arg-type]
 override(idempotent="yes")  # type: ignore[arg-type]
 override(retry_writes=False)  # type: ignore[call-arg]
 Policy(data=["robot"])  # type: ignore[arg-type]

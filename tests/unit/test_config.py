@@ -22,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "enabled": True,
     "strategy": "fast_fail",
     "timeout_ms": None,
+    "timeout_mode": None,
     "max_retries": 5,
     "base_backoff_ms": 100,
     "max_backoff_ms": 10_000,
@@ -38,6 +39,7 @@ GOOD: list[tuple[str, str, Any]] = [
                           ("0", False), ("false", False), ("No", False), ("OFF", False))),
     *(("strategy", name, name) for name in ("fast_fail", "best_effort", "mongodb", "driver")),
     *(("timeout_ms", str(number), number) for number in (0, 1, 20_000, 2_147_483_647)),
+    *(("timeout_mode", name, name) for name in ("cursor_lifetime", "iteration")),
     *(("max_retries", str(number), number) for number in (0, 5, 1000)),
     *(("retry_token_capacity", str(number), number) for number in (1, 1_000_000)),
     *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
@@ -51,6 +53,8 @@ BAD: list[tuple[str, str, str]] = [
       for text in ("fastfail", "FAST_FAIL", "fast_fail,mongodb")),
     *(("timeout_ms", text, "an integer from 0 to 2147483647")
       for text in ("-1", "2147483648", "1.5", "20s", "None", "1e3")),
+    *(("timeout_mode", text, "one of cursor_lifetime, iteration")
+      for text in ("CURSOR_LIFETIME", "next", "None")),
     *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
     *(("retry_token_capacity", text, "an integer from 1 to 1000000")
       for text in ("0", "1000001", "1e3")),
@@ -63,6 +67,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
       for value in (1, 0, "true", None)),
     *(("strategy", value) for value in (None, 1, ["mongodb"], "none")),
     *(("timeout_ms", value) for value in (True, 1.0, "1", -1)),
+    *(("timeout_mode", value) for value in (True, 1, "none", ["iteration"])),
     *((name, value)
       for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms")
       for value in (None, True, 1.0, "1", -1)),

@@ -63,6 +63,8 @@ def is_legal(variable: str, text: str) -> bool:
             return plausible and int(text) in INTEGERS[variable]
         except ValueError:
             return False
+    if variable == "PYMONGO_RESILIENCE_TIMEOUT_MODE":
+        return text in {"cursor_lifetime", "iteration"}
     if variable == "PYMONGO_RESILIENCE_STRATEGY":
         return text in STRATEGIES
     return text.lower() in WORDS

@@ -39,6 +39,7 @@ policies = st.builds(
     strategy=st.none() | st.sampled_from([FAST_FAIL, BEST_EFFORT]),
     data=st.none() | st.dictionaries(st.text(max_size=2), st.integers()),
     timeout_ms=st.none() | st.integers(0, 9),
+    timeout_mode=st.sampled_from([None, "cursor_lifetime", "iteration"]),
 )
 
 
@@ -82,6 +83,19 @@ def test_a_timeout_out_of_range_is_refused(wrong: int) -> None:
 def test_a_timeout_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"timeout_ms is of type \w+: expected an int"):
         Policy(timeout_ms=wrong)
+
+
+def test_of_two_modes_the_inner_holds() -> None:
+    with override(timeout_mode="iteration"), override(timeout_mode="cursor_lifetime"):
+        assert current().timeout_mode == "cursor_lifetime"
+
+
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    expected = "timeout_mode='next': expected one of cursor_lifetime, iteration"
+    with pytest.raises(ValueError, match=expected):
+        override(timeout_mode="next")  # type: ignore[arg-type]  # the mistake under test
+    with pytest.raises(TypeError, match="timeout_mode is of type bool: expected a str"):
+        Policy(timeout_mode=True)  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_an_inner_no_wins_over_an_outer_yes() -> None:

@@ -31,6 +31,7 @@ data = {team = "files", level = 3}
 
 [policies."*.audit"]
 idempotent = false
+timeout_mode = "iteration"
 """
 
 
@@ -60,7 +61,7 @@ def test_rules_of_a_file(file: Path) -> None:
         policies={
             "shop.*": Policy(True, NAMED["best_effort"]),
             "shop.fs.files": Policy(None, NAMED["mongodb"], {"team": "files", "level": 3}),
-            "*.audit": Policy(False),
+            "*.audit": Policy(False, timeout_mode="iteration"),
         },
     )
     assert Config.from_toml(file) == expected
@@ -88,6 +89,8 @@ def test_every_strategy_has_its_name(name: str, file: Path) -> None:
         ("strategy = 'driver'",
          "strategy = 'driver': expected one of fast_fail, best_effort, mongodb"),
         ("strategy = 1", "strategy = 1: expected one of fast_fail, best_effort, mongodb"),
+        ("timeout_mode = 'next'",
+         "timeout_mode = 'next': expected one of cursor_lifetime, iteration"),
         ("idempotent = 1", "idempotent = 1: expected true or false"),
         ("idempotent = 'yes'", "idempotent = 'yes': expected true or false"),
         ("data = 'secret'", "data is of type str: expected a table, as in {robot = true}"),

@@ -50,18 +50,22 @@ def has_max_commit_time(loop: Any) -> bool:
     return bool(getattr(options, "max_commit_time_ms", None))
 
 
-class TimeoutAnew(AbstractContextManager[None]):
-    """``pymongo.timeout`` in full: inside of another one, that can only shorten what is left."""
+class TimeoutUntil(AbstractContextManager[None]):
+    """A timeout of ``seconds`` that began earlier: it ends at ``end``, or with one around it."""
 
-    __slots__ = ("_before", "_timeout")
+    __slots__ = ("_before", "_end", "_timeout")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, end: float) -> None:
         self._timeout = Timeout(seconds)
+        self._end = end
         self._before: Token[float] | None = None
 
     def __enter__(self) -> None:
-        self._before = _csot.DEADLINE.set(float("inf"))
+        self._before = _csot.DEADLINE.set(self._latest())
         self._timeout.__enter__()
+
+    def _latest(self) -> float:
+        return min(self._end, _csot.DEADLINE.get())
 
     def __exit__(self, *raised: Any) -> None:
         self._timeout.__exit__(*raised)
@@ -69,6 +73,18 @@ class TimeoutAnew(AbstractContextManager[None]):
             # As with Timeout: collected elsewhere, there is nothing to take back.
             with suppress(ValueError):
                 _csot.DEADLINE.reset(self._before)
+
+
+class TimeoutAnew(TimeoutUntil):
+    """``pymongo.timeout`` in full: inside of another one, that can only shorten what is left."""
+
+    __slots__ = ()
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds, float("inf"))
+
+    def _latest(self) -> float:
+        return self._end
 
 
 class DeadlineWithin(AbstractContextManager[None]):

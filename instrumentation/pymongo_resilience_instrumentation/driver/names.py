@@ -27,6 +27,8 @@ _CLEANUP_NAMES = (
     "_kill_cursors", "_kill_cursor_impl", "_process_kill_cursors", "_close_cursor_soon",
     "_end_sessions", "_conn_for_reads",
 )  # fmt: skip
+_CURSOR_NAMES = ("_clone", "_query_flags", "_max_await_time_ms")
+_STREAM_NAMES = ("_timeout", "_target", "_client", "_run_aggregation_cmd")
 _TRANSACTION_NAMES = ("set_starting", "has_completed_command", "attempt")
 
 
@@ -43,6 +45,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", ("_transaction", "_unpin"))
         yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
         yield Part(Feature.CURSORS, f"{client}:{prefix}MongoClient", ("_run_operation",))
+        yield from _of_cursors(half, prefix)
         yield Part(
             Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients", "_closed")
         )
@@ -69,6 +72,7 @@ def parts() -> Iterator[Part]:
     yield Part(
         Feature.WAITS, "pymongo._csot", ("DEADLINE", "get_deadline", "get_timeout", "remaining")
     )
+    yield Part(Feature.CURSORS, "pymongo.message", ("_CursorAddress",))
     yield Part(Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",))
     yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
     yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
@@ -92,3 +96,13 @@ def parts() -> Iterator[Part]:
     yield Part(Feature.TIME_LIMITS, "pymongo._csot", ("get_timeout", "remaining"))
     for connection in CONNECTIONS:
         yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))
+
+
+def _of_cursors(half: str, prefix: str) -> Iterator[Part]:
+    module = f"pymongo.{half}"
+    yield Part(Feature.CURSORS, f"{module}.cursor:{prefix}Cursor", _CURSOR_NAMES)
+    stream = f"{module}.change_stream:{prefix}CollectionChangeStream"
+    yield Part(Feature.CURSORS, stream, _STREAM_NAMES)
+    stream = f"{module}.change_stream:{prefix}ChangeStream"
+    yield Part(Feature.CURSORS, stream, ("_cursor",), set_by="_initialize_cursor")
+    yield Part(Feature.CURSORS, f"{module}.pool:{prefix}Connection", ("apply_timeout",))

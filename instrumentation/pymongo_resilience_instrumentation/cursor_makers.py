@@ -1,0 +1,96 @@
+"""Where cursors and change streams are made: what they take along from there.
+
+A cursor is used elsewhere than it is made, often after the block that it was made in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience import policy
+from pymongo_resilience.binding import hand, policy_of
+from pymongo_resilience.kinds import ITERATION
+from pymongo_resilience.policy import NOTHING
+from pymongo_resilience_instrumentation import cursor_timeouts, driver
+from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout, keep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience.policy import Policy
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
+"""The first parameters of each ``watch``."""
+
+
+def find(runtime: Runtime) -> Wrapper:
+    """``find`` and ``find_raw_batches`` only make a cursor: it remembers what is around it."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        cursor = wrapped(*args, **kwargs)
+        if runtime.switch.on:
+            _hand(policy_of(instance), cursor)
+        return cursor
+
+    return wrapper
+
+
+def clone(runtime: Runtime) -> Wrapper:
+    """A cursor's ``_clone``: the copy has what the original was made with."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], cursor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        made = wrapped(*args, **kwargs)
+        if runtime.switch.on:
+            hand(policy_of(cursor), made)
+        return made
+
+    return wrapper
+
+
+def _hand(bound: Policy, made: Any) -> None:
+    around = policy.current()
+    hand(bound if around is NOTHING else around.over(bound), made)
+
+
+def prepare(
+    runtime: Runtime, gives: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Before a method of the public API that gives a cursor or a change stream.
+
+    Raises ConfigurationError as ``timeout_of`` does, and for $out or $merge by iteration.
+    """
+    if gives == "change stream":
+        # Always by iteration, whatever mode is set: watch has no timeoutMode.
+        given = dict(zip(WATCH, args, strict=False), **kwargs)
+        cursor_timeouts.check_max_await(call, given.get("max_await_time_ms"))
+    elif gives == "cursor":
+        cursor_timeouts.check_write_stage(cursor_timeouts.mode_of(runtime, call), args, kwargs)
+        call.cursor = cursor_timeouts.timeout_of(runtime, call)
+
+
+def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | None:
+    """What to do with the cursor or change stream that it gave."""
+
+    def of_a_cursor(call: Call, cursor: Any) -> None:
+        _hand(call.bound, cursor)
+        keep(cursor, call.cursor)
+
+    def of_a_stream(call: Call, stream: Any) -> None:
+        _hand(call.bound, stream)
+        _hand(call.bound, driver.cursor_of_stream(stream))
+        if not runtime.knows_timeouts:
+            return
+        seconds = runtime.timeout_without_blocks(call)
+        if seconds is not None:
+            driver.set_timeout_of_each_next(stream, seconds)
+        if call.timeout is not None:
+            keep(stream, CursorTimeout(None, ITERATION, call.started, call.timeout))
+
+    return {"cursor": of_a_cursor, "change stream": of_a_stream}.get(gives or "")

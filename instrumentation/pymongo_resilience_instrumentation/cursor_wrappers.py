@@ -1,0 +1,226 @@
+"""What runs in place of the methods of cursors and change streams; none of it once per document."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutError
+
+from pymongo_resilience import policy
+from pymongo_resilience.binding import hand, policy_of
+from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.policy import NOTHING, shorter
+from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
+from pymongo_resilience_instrumentation.cursor_timeouts import keep, kept_by
+from pymongo_resilience_instrumentation.wrappers import call_around
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """One batch of a cursor: the first, or a getMore."""
+
+    def begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        operation, cursor = driver.batch(args, kwargs)
+        name = str(getattr(operation.name, "value", operation.name))
+        if runtime.nested(client) and not _reads_for_the_application(name):
+            return None
+        bound = NOTHING if cursor is None else policy_of(cursor)
+        call = runtime.begin(client, name, (operation.db, operation.coll), bound=bound)
+        try:
+            if cursor is not None:
+                _apply(runtime, call, cursor, first=name != "getMore")
+            if call.timeout is not None:
+                runtime.deprecated.of_batch(call, operation)
+        except BaseException as error:
+            runtime.end(call, error)
+            raise
+        return call
+
+    run = call_around(runtime, begin, asynchronous)
+
+    def sync_wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return run(wrapped, client, args, kwargs)
+        except ConnectionFailure as error:
+            _kill_later(runtime, client, args, kwargs, error)
+            raise
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return await run(wrapped, client, args, kwargs)
+        except ConnectionFailure as error:
+            _kill_later(runtime, client, args, kwargs, error)
+            raise
+
+    return async_wrapper if asynchronous else sync_wrapper
+
+
+def _reads_for_the_application(name: str) -> bool:
+    """Inside of a write, a cursor is what the application writes from: ``insert_many(find())``.
+
+    Only a client's bulk write has a cursor of its own, over its results.
+    """
+    call = calls.current()
+    if call is None or call.operation not in operations.WRITES:
+        return False
+    return name != "getMore" or call.operation != "bulkWrite"
+
+
+def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
+    kept = kept_by(cursor)
+    if first and (kept is None or kept.in_use):
+        # Again for a cursor that was rewound: it lives anew.
+        call.cursor = _find_out(runtime, call, cursor)
+        keep(cursor, call.cursor)
+        return
+    call.cursor = kept
+    if kept is None:
+        return
+    kept.in_use = True
+    in_force = kept.for_a_batch()
+    if in_force is not None:
+        call.timeout, call.deadline = in_force
+
+
+def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.CursorTimeout | None:
+    return cursor_timeouts.timeout_of(
+        runtime,
+        call,
+        tailable=driver.is_tailable(cursor),
+        max_await_ms=driver.max_await_time_ms(cursor),
+    )
+
+
+def _kill_later(
+    runtime: Runtime, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> None:
+    """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
+    error of a connection (4.17 to 4.20): the background task sees to it.
+
+    Where no server was found there is nobody to tell, and the task would only wait for one.
+    """
+    if not runtime.switch.on or not isinstance(error, (NetworkTimeout, WaitQueueTimeoutError)):
+        return
+    try:
+        operation, _ = driver.batch(args, kwargs)
+        if operation.cursor_id and operation.conn_mgr is None:
+            address = driver.cursor_address(operation, kwargs)
+            driver.kill_later(client, operation.cursor_id, address)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after a timeout of a cursor")
+
+
+def to_list(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """All batches of one ``to_list`` have one timeout, also by iteration."""
+
+    def enter(cursor: Any) -> AbstractContextManager[None]:
+        if not runtime.switch.on or driver.timeout_in_force() is not None:
+            return NO_DEADLINE
+        try:
+            return _for_all(runtime, cursor)
+        except ConfigurationError:
+            raise
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before a cursor's to_list")
+            return NO_DEADLINE
+
+    return _within(enter, asynchronous)
+
+
+def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
+    kept = kept_by(cursor)
+    if cursor.cursor_id is None:
+        coll = cursor.collection
+        call = Call(coll.database.client, "find", coll.database.name, coll.name, acknowledged=True)
+        call.bound = policy_of(cursor)
+        call.timeout, _ = runtime.deadline(call)
+        kept = _find_out(runtime, call, cursor)
+        if kept is not None:
+            kept.in_use = False
+            keep(cursor, kept)
+    in_force = None if kept is None else kept.for_a_batch()
+    return NO_DEADLINE if in_force is None else in_force[1]
+
+
+def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """A cursor's or change stream's ``close()``: it has the time anew that its operation had.
+
+    CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what a call
+    closes by itself is within that call's own time.
+    """
+
+    def enter(closed: Any) -> AbstractContextManager[None]:
+        kept = kept_by(closed)
+        if kept is None or not runtime.switch.on or calls.current() is not None:
+            return NO_DEADLINE
+        around = policy.current().timeout_ms is not None or driver.timeout_in_force() is not None
+        if around or not getattr(closed, "cursor_id", True):
+            return NO_DEADLINE
+        return driver.TimeoutAnew(kept.to_close)
+
+    return _within(enter, asynchronous)
+
+
+def next_of_stream(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """A change stream's ``next`` in a block of ``override``: one timeout for all that it sends.
+
+    Without such a block the driver does it, with the timeout that the stream was given.
+    """
+
+    def enter(stream: Any) -> AbstractContextManager[None]:
+        around = policy.current().timeout_ms
+        if around is None or not runtime.switch.on:
+            return NO_DEADLINE
+        own = driver.timeout_of_each_next(stream)
+        seconds = shorter(around / 1000, own or 0)
+        in_force = driver.timeout_in_force()
+        return NO_DEADLINE if in_force is not None and not seconds else Timeout(seconds)
+
+    return _within(enter, asynchronous)
+
+
+def _within(enter: Callable[[Any], AbstractContextManager[None]], asynchronous: bool) -> Wrapper:
+    def sync_wrapper(
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with enter(instance):
+            return wrapped(*args, **kwargs)
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with enter(instance):
+            return await wrapped(*args, **kwargs)
+
+    return async_wrapper if asynchronous else sync_wrapper
+
+
+def resume(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """The aggregate of a change stream: nested in ``watch`` the first time, a call of its own when
+    it resumes, under the policy that the stream carries."""
+
+    def begin(stream: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+        client = driver.client_of_stream(stream)
+        if runtime.nested(client):
+            return None
+        target = operations.namespace_of(driver.target_of_stream(stream))
+        return runtime.begin(client, "aggregate", target, bound=policy_of(stream))
+
+    def after(call: Call, cursor: Any) -> None:
+        hand(call.bound, cursor)
+
+    return call_around(runtime, begin, asynchronous, after)

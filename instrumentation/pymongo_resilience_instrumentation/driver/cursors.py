@@ -1,0 +1,122 @@
+"""Cursors and change streams: what their timeouts need to know of them, and to set."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pymongo.cursor import CursorType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PLACES = (
+    ("pymongo.synchronous.cursor", "Cursor"),
+    ("pymongo.asynchronous.cursor", "AsyncCursor"),
+    ("pymongo.synchronous.command_cursor", "CommandCursor"),
+    ("pymongo.asynchronous.command_cursor", "AsyncCommandCursor"),
+)
+_STREAMS = (
+    ("pymongo.synchronous.change_stream", "ChangeStream"),
+    ("pymongo.asynchronous.change_stream", "AsyncChangeStream"),
+)
+
+
+def cursor_classes() -> tuple[type, ...]:
+    return tuple(getattr(importlib.import_module(module), name) for module, name in _PLACES)
+
+
+def stream_classes() -> tuple[type, ...]:
+    return tuple(getattr(importlib.import_module(module), name) for module, name in _STREAMS)
+
+
+def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """What ``_run_operation`` is to send, and the cursor that it sends it for, given its arguments.
+
+    The second argument is a method of the cursor: what unpacks the reply (4.17), or sends (4.20).
+    """
+    operation = args[0] if args else kwargs["operation"]
+    return operation, getattr(args[1] if len(args) > 1 else None, "__self__", None)
+
+
+def is_tailable(cursor: Any) -> bool:
+    """Also where the application set the flag by itself."""
+    return bool(getattr(cursor, "_query_flags", 0) & CursorType.TAILABLE)
+
+
+def max_await_time_ms(cursor: Any) -> int | None:
+    """What the application gave, for a cursor that waits for new documents; milliseconds."""
+    given: int | None = getattr(cursor, "_max_await_time_ms", None)
+    return given
+
+
+def cursor_address(operation: Any, kwargs: dict[str, Any]) -> Any:
+    """What a killCursors for the cursor of a getMore is sent to."""
+    made = importlib.import_module("pymongo.message")._CursorAddress
+    return made(kwargs["address"], f"{operation.db}.{operation.coll}")
+
+
+def set_timeout_of_each_next(stream: Any, seconds: float) -> None:
+    """The driver then puts it in force around a whole ``next``, a resume included."""
+    stream._timeout = seconds
+
+
+def timeout_of_each_next(stream: Any) -> float | None:
+    """Seconds, 0 is without end."""
+    seconds: float | None = stream._timeout
+    return seconds
+
+
+def client_of_stream(stream: Any) -> Any:
+    return stream._client
+
+
+def target_of_stream(stream: Any) -> Any:
+    """A collection, a database or a client."""
+    return stream._target
+
+
+def cursor_of_stream(stream: Any) -> Any:
+    """The one it reads from now; a resume makes another."""
+    return stream._cursor
+
+
+def sending_without_max_time(func: Callable[..., Any]) -> Callable[..., Any]:
+    """``func``, what the retry loop calls once it has a connection, such that no command of it
+    carries maxTimeMS. The deadline holds for the connection all the same.
+
+    A connection is one operation's alone, and so may have a method of its own for as long.
+    """
+    if not inspect.iscoroutinefunction(func):
+
+        def sync(*args: Any) -> Any:
+            with _without_max_time(args):
+                return func(*args)
+
+        return sync
+
+    async def asynchronous(*args: Any) -> Any:
+        with _without_max_time(args):
+            return await func(*args)
+
+    return asynchronous
+
+
+@contextmanager
+def _without_max_time(args: tuple[Any, ...]) -> Iterator[None]:
+    connection = next(each for each in args if hasattr(each, "apply_timeout"))
+    apply = connection.apply_timeout
+
+    def apply_timeout(*given: Any, **named: Any) -> Any:
+        # (cmd) in 4.20, (client, cmd) in 4.17; a getMore has always given none.
+        if "cmd" in named:
+            return apply(*given, cmd=None)
+        return apply(*given[:-1], None)
+
+    vars(connection)["apply_timeout"] = apply_timeout
+    try:
+        yield
+    finally:
+        del vars(connection)["apply_timeout"]
