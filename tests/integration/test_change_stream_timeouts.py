@@ -1,0 +1,197 @@
+"""Change streams: one timeout for a whole next, and after it the next one goes on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pymongo
+import pytest
+from closing import background_by_hand, is_open, run_background
+from conftest import Instrument, SentCommands, Side, fail_command
+from cursors import MINUTE
+from pymongo_resilience_instrumentation.testbed import (
+    EmbeddedServer,
+)
+
+from pymongo_resilience import OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.testing import set_active
+
+__all__ = ["background_by_hand"]
+pytestmark = [pytest.mark.oldest, pytest.mark.usefixtures("background_by_hand")]
+
+
+@pytest.fixture
+def sent() -> SentCommands:
+    return SentCommands()
+
+
+@pytest.fixture
+def coll(
+    side: Side, server: EmbeddedServer, database: str, control: Any, sent: SentCommands
+) -> Any:
+    with set_active(False):
+        control[database].create_collection("coll")
+    return side.client(server.uri, event_listeners=[sent])[database].coll
+
+
+def write(control: Any, coll: Any, *ids: int) -> None:
+    """By somebody else."""
+    with set_active(False):
+        control[coll.database.name].coll.insert_many([{"_id": n} for n in ids])
+
+
+def read(side: Side, stream: Any, count: int) -> list[int]:
+    return [side.do(stream.next)["documentKey"]["_id"] for _ in range(count)]
+
+
+def expire(side: Side, stream: Any, method: str = "next") -> tuple[OperationTimeoutError, float]:
+    started = time.monotonic()
+    with pytest.raises(OperationTimeoutError) as caught:
+        side.do(getattr(stream, method))
+    return caught.value, time.monotonic() - started
+
+
+@pytest.mark.parametrize("where", ["override", "bind", "rule", "process", "client"])
+def test_it_holds_for_a_whole_next_and_the_following_goes_on(
+    where: str,
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: Any,
+    sent: SentCommands,
+    instrument: Instrument,
+) -> None:
+    """Many getMores find nothing, each in time, until the next is over."""
+    said = Policy(timeout_ms=300)
+    instrument(
+        timeout_ms=300 if where == "process" else None,
+        policies={f"{database}.*": said} if where == "rule" else None,
+    )
+    options = {"timeoutMS": 300} if where == "client" else {}
+    client = side.client(server.uri, event_listeners=[sent], **options)
+    coll = client[database].coll
+    side.do(coll.insert_one, {"_id": 0})
+    target = bind(coll, said) if where == "bind" else coll
+    with override(timeout_ms=300) if where == "override" else override():
+        stream = side.do(target.watch, max_await_time_ms=40)
+    write(control, coll, 1)
+    assert read(side, stream, 1) == [1]
+    error, elapsed = expire(side, stream)
+    assert error.timeout_s == 0.3
+    assert 0.25 < elapsed < 1.0
+    assert len(sent.named("getMore")) > 3
+    assert {command.get("maxTimeMS") for command in sent.named("getMore")} == {40}
+    assert "maxTimeMS" in sent.named("aggregate")[0]
+    assert stream.alive
+    write(control, coll, 2, 3)
+    assert read(side, stream, 2) == [2, 3], "none of those made meanwhile is missing"
+    side.do(stream.close)
+    assert 200 < sent.named("killCursors")[-1]["maxTimeMS"] <= 300
+
+
+def test_after_a_timeout_it_resumes_before_it_asks_for_more(
+    side: Side, coll: Any, control: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    with override(timeout_ms=200):
+        stream = side.do(coll.watch, max_await_time_ms=20)
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=500, times=1):
+        _, elapsed = expire(side, stream)
+    assert elapsed < 0.45
+    cursor_id = sent.named("getMore")[-1]["getMore"]
+    write(control, coll, 1)
+    del sent.started_events[:]
+    telemetry.clear()
+    assert read(side, stream, 1) == [1]
+    assert sent.started_events[0].command_name == "aggregate"
+    resumed = telemetry.operations(f"aggregate {coll.full_name}")
+    assert len(resumed) == 1, "a resume is an operation to be seen"
+    run_background(side, coll.database.client)
+    assert not is_open(control, coll.database.name, cursor_id)
+    side.do(stream.close)
+
+
+@pytest.mark.parametrize("method", ["next", "try_next"])
+def test_a_resume_shares_the_time_of_its_next(
+    method: str, side: Side, coll: Any, control: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    """Each of the two is in time, the getMore that fails and the aggregate; both are not."""
+    instrument()
+    with override(timeout_ms=500):
+        stream = side.do(coll.watch, max_await_time_ms=20)
+    slow = {"blockConnection": True, "blockTimeMS": 350, "errorCode": 43}
+    with fail_command(control, "getMore", "aggregate", **slow):
+        error, elapsed = expire(side, stream, method)
+    names = [event.command_name for event in sent.started_events]
+    assert names == ["aggregate", "getMore", "aggregate"]
+    assert error.timeout_s == 0.5
+    assert 0.45 < elapsed < 0.69
+    assert stream.alive
+    write(control, coll, 1)
+    assert read(side, stream, 1) == [1]
+    side.do(stream.close)
+
+
+def test_the_error_of_a_resume_is_the_applications(
+    side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    instrument(config_strategy="fast_fail")
+    with override(timeout_ms=200):
+        stream = side.do(coll.watch, max_await_time_ms=20)
+    expire(side, stream)
+    with fail_command(control, "aggregate", errorCode=13):
+        with pytest.raises(pymongo.errors.OperationFailure) as caught:
+            side.do(stream.next)
+    assert caught.value.code == 13
+
+
+@pytest.mark.parametrize("method", ["next", "try_next", "iteration"])
+def test_a_block_around_a_next_can_only_shorten_it(
+    method: str, side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    name = {"iteration": "__next__" if side.name == "sync" else "__anext__"}.get(method, method)
+    for given, around in ((MINUTE, 150), (150, MINUTE), (150, 0), (0, 150)):
+        with override(timeout_ms=given):
+            stream = side.do(coll.watch, max_await_time_ms=20 if method != "try_next" else None)
+        with override(timeout_ms=around):
+            error, elapsed = expire(side, stream, name)
+        assert error.timeout_s == 0.15
+        assert elapsed < 0.8
+        side.do(stream.close)
+
+
+def test_it_does_not_leak_into_what_follows(
+    side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    with override(timeout_ms=MINUTE):
+        stream = side.do(coll.watch, max_await_time_ms=20)
+    write(control, coll, 1)
+
+    async def asynchronous() -> None:
+        await stream.next()
+        await coll.find_one()
+
+    if side.name == "async":
+        side.do(asynchronous)
+    else:
+        stream.next()
+        coll.find_one()
+    (span,) = telemetry.operations(f"find {coll.full_name}")
+    assert "pymongo_resilience.deadline" not in span.attributes
+    side.do(stream.close)
+
+
+def test_without_a_timeout_it_is_as_ever(
+    side: Side, coll: Any, control: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    stream = side.do(coll.watch, max_await_time_ms=20)
+    assert side.do(stream.try_next) is None
+    write(control, coll, 1, 2)
+    assert read(side, stream, 2) == [1, 2]
+    side.do(stream.close)
+    assert "maxTimeMS" not in sent.named("aggregate")[0]
+    assert "maxTimeMS" not in sent.named("killCursors")[0]

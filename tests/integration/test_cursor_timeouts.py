@@ -1,0 +1,266 @@
+"""The timeout of a cursor: for its whole life, or anew for each batch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pymongo
+import pytest
+import wrapt
+from closing import documents
+from conftest import Instrument, SentCommands, Side, fail_command
+from cursors import MAKERS, MINUTE, age, rest, with_max_time
+from pymongo.asynchronous.command_cursor import AsyncCommandCursor
+from pymongo.asynchronous.cursor import AsyncCursor
+from pymongo.synchronous.command_cursor import CommandCursor
+from pymongo.synchronous.cursor import Cursor
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+
+from pymongo_resilience import OperationTimeoutError, Policy, bind, override
+
+__all__ = ["documents"]
+pytestmark = pytest.mark.oldest
+
+
+@pytest.fixture
+def sent() -> SentCommands:
+    return SentCommands()
+
+
+@pytest.fixture
+def coll(side: Side, server: EmbeddedServer, documents: str, sent: SentCommands) -> Any:
+    return side.client(server.uri, event_listeners=[sent])[documents].coll
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_life_ends_at_a_batch_and_what_is_there_already_is_given(
+    make: str, side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    with override(timeout_ms=MINUTE):
+        cursor = MAKERS[make](side, coll)
+        side.do(cursor.next)
+    before = len(sent.named("getMore"))
+    age(cursor)
+    *buffered, error = rest(side, cursor)
+    assert len(buffered) == (0 if "raw" in make else 1)
+    assert isinstance(error, OperationTimeoutError)
+    assert error.timeout_s == MINUTE / 1000
+    assert error.elapsed_s > 2 * MINUTE / 1000
+    assert len(sent.named("getMore")) == before, "it was not even sent"
+    assert with_max_time(sent, "find", "aggregate") == [True]
+    assert not any(with_max_time(sent, "getMore"))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_by_iteration_each_batch_has_the_time_anew(
+    make: str, side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    with override(timeout_ms=MINUTE, timeout_mode="iteration"):
+        cursor = MAKERS[make](side, coll)
+        side.do(cursor.next)
+    age(cursor)
+    assert len(rest(side, cursor)) == (4 if "raw" in make else 9)
+    assert with_max_time(sent, "find", "aggregate") == [False]
+    assert sent.named("getMore")
+    assert not any(with_max_time(sent, "getMore"))
+    for span in telemetry.operations(f"getMore {coll.database.name}.coll"):
+        assert span.attributes["pymongo_resilience.deadline"] == MINUTE / 1000
+
+
+def test_each_batch_ends_by_itself_and_the_driver_keeps_its_connection_in_order(
+    side: Side, coll: Any, control: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    """What is left out of the first command is left out of no other on that connection."""
+    instrument()
+    with override(timeout_ms=300, timeout_mode="iteration"):
+        cursor = coll.find(batch_size=5)
+        side.do(cursor.next)
+        side.do(coll.find_one)
+    assert with_max_time(sent, "find") == [False, True]
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1000, times=1):
+        *buffered, error = rest(side, cursor)
+    assert len(buffered) == 4
+    assert isinstance(error, OperationTimeoutError)
+    assert error.timeout_s == 0.3
+
+
+@pytest.mark.parametrize("where", ["override", "bind", "rule", "process"])
+def test_the_mode_is_set_where_timeouts_are(
+    where: str, side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    said = Policy(timeout_ms=MINUTE, timeout_mode="iteration")
+    namespace = f"{coll.database.name}.*"
+    if where == "process":
+        instrument(timeout_ms=MINUTE, timeout_mode="iteration")
+    else:
+        instrument(timeout_ms=MINUTE, policies={namespace: said} if where == "rule" else None)
+    if where == "bind":
+        coll = bind(coll, said)
+    block = override(timeout_mode="iteration") if where == "override" else override()
+    with block:
+        side.documents(coll.find())
+        side.documents(side.do(coll.aggregate, []))
+    assert with_max_time(sent, "find", "aggregate") == [False, False]
+    with override(timeout_mode="cursor_lifetime"):
+        side.documents(coll.find())
+    assert with_max_time(sent, "find") == [False, True], "the nearest holds"
+
+
+@pytest.mark.parametrize("where", ["client", "process", "rule", "bind"])
+def test_a_life_is_that_of_the_timeout_wherever_it_is_set(
+    where: str,
+    side: Side,
+    server: EmbeddedServer,
+    documents: str,
+    instrument: Instrument,
+) -> None:
+    policies = {f"{documents}.*": Policy(timeout_ms=MINUTE)} if where == "rule" else None
+    instrument(timeout_ms=MINUTE if where == "process" else None, policies=policies)
+    options = {"timeoutMS": MINUTE} if where == "client" else {}
+    coll = side.client(server.uri, **options)[documents].coll
+    if where == "bind":
+        coll = bind(coll, Policy(timeout_ms=MINUTE))
+    for cursor in (coll.find(batch_size=2), side.do(coll.aggregate, [], batchSize=2)):
+        side.do(cursor.next)
+        age(cursor)
+        side.do(cursor.next)
+        with pytest.raises(OperationTimeoutError):
+            side.do(cursor.next)
+
+
+def test_a_life_begins_with_the_first_command(
+    side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    """And it is real time that ends it."""
+    instrument()
+    side.do(coll.find_one)
+    with override(timeout_ms=250):
+        cursor = coll.find(batch_size=5)
+    time.sleep(0.3)
+    side.do(cursor.next)
+    begun = time.monotonic()
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1000, times=1):
+        *_, error = rest(side, cursor)
+    assert isinstance(error, OperationTimeoutError)
+    assert 0.2 < time.monotonic() - begun < 0.9
+    assert 0.2 < error.elapsed_s < 0.9
+
+
+@pytest.mark.parametrize(
+    ("mode", "begun"), [("cursor_lifetime", True), ("iteration", False), ("iteration", True)]
+)
+def test_all_batches_of_a_list_have_one_timeout(
+    mode: Any, begun: bool, side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    side.do(coll.find_one)
+    with override(timeout_ms=320, timeout_mode=mode):
+        cursor = coll.find(batch_size=1)
+    if begun:
+        side.do(cursor.next)
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=80):
+        with pytest.raises(OperationTimeoutError) as caught:
+            side.documents(cursor)
+        assert caught.value.timeout_s == 0.32
+        if mode == "iteration":
+            cursor = cursor.clone()
+            assert [side.do(cursor.next)["_id"] for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_list_of_a_client_with_a_timeout_is_a_life_too(
+    side: Side, server: EmbeddedServer, documents: str, instrument: Instrument
+) -> None:
+    """pymongo itself gives each to_list the client's timeout anew."""
+    instrument()
+    coll = side.client(server.uri, timeoutMS=MINUTE)[documents].coll
+    cursor = coll.find(batch_size=2)
+    assert len(side.do(cursor.to_list, 2)) == 2
+    age(cursor)
+    with pytest.raises(OperationTimeoutError):
+        side.documents(cursor)
+
+
+def test_a_cursor_that_is_rewound_lives_anew(side: Side, coll: Any, instrument: Instrument) -> None:
+    instrument()
+    with override(timeout_ms=MINUTE):
+        cursor = coll.find(batch_size=2)
+    side.do(cursor.next)
+    age(cursor)
+    assert isinstance(rest(side, cursor)[-1], OperationTimeoutError)
+    side.do(cursor.rewind)
+    assert len(rest(side, cursor)) == 10
+
+
+def test_a_copy_has_the_policy_of_the_original(
+    side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    with override(timeout_ms=MINUTE, timeout_mode="iteration"):
+        cursor = coll.find(batch_size=2)
+    copy = cursor.clone()
+    side.do(copy.next)
+    age(copy)
+    assert len(rest(side, copy)) == 9
+    side.do(cursor.explain)
+    assert side.do(cursor.distinct, "_id") == list(range(10))
+    assert with_max_time(sent, "find") == [False]
+
+
+def test_a_block_around_a_batch_can_only_shorten_it(
+    side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    for around in (override(timeout_ms=150), pymongo.timeout(0.15)):
+        with override(timeout_ms=MINUTE):
+            cursor = coll.find(batch_size=2)
+            side.do(cursor.next)
+        with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1000, times=1):
+            with around:
+                error = rest(side, cursor)[-1]
+        assert isinstance(error, OperationTimeoutError)
+        assert error.timeout_s == 0.15
+    for longer in (override(timeout_ms=5 * MINUTE), override(timeout_ms=0)):
+        with override(timeout_ms=MINUTE):
+            cursor = coll.find(batch_size=2)
+            side.do(cursor.next)
+        age(cursor)
+        with longer:
+            error = rest(side, cursor)[-1]
+        assert isinstance(error, OperationTimeoutError)
+        assert error.timeout_s == MINUTE / 1000
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_block_of_pymongo_holds_inside_of_it_alone(
+    make: str, side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    """It is an end for all that is inside, and no timeout that a cursor would take away."""
+    instrument()
+    side.do(coll.find_one)
+    with pymongo.timeout(0.2):
+        cursor = MAKERS[make](side, coll)
+        side.do(cursor.next)
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=250, times=1):
+        assert len(rest(side, cursor)) == (4 if "raw" in make else 9)
+
+
+def test_a_timeout_without_end_has_none(side: Side, coll: Any, instrument: Instrument) -> None:
+    telemetry = instrument()
+    for mode in ("cursor_lifetime", "iteration"):
+        with override(timeout_ms=0, timeout_mode=mode):
+            cursor = coll.find(batch_size=2)
+        side.do(cursor.next)
+        age(cursor)
+        assert len(rest(side, cursor)) == 9
+    assert "pymongo_resilience.deadline" not in telemetry.operations()[-1].attributes
+
+
+def test_documents_pass_no_wrapper(instrument: Instrument) -> None:
+    instrument()
+    for cls in (Cursor, CommandCursor, AsyncCursor, AsyncCommandCursor):
+        for name in ("next", "_refresh", "_try_next", "_next_batch", "__next__", "__anext__"):
+            assert not isinstance(getattr(cls, name, None), wrapt.FunctionWrapper)
+            assert not isinstance(vars(cls).get(name), wrapt.FunctionWrapper)

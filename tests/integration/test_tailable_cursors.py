@@ -1,0 +1,75 @@
+"""Tailable cursors: the timeout holds for each next, and no command carries maxTimeMS for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, SentCommands, Side, fail_command
+from cursors import MINUTE, age, rest, with_max_time
+from pymongo.cursor import CursorType
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+
+from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.testing import set_active
+
+pytestmark = pytest.mark.oldest
+
+
+@pytest.fixture
+def sent() -> SentCommands:
+    return SentCommands()
+
+
+@pytest.fixture
+def coll(
+    side: Side, server: EmbeddedServer, database: str, control: Any, sent: SentCommands
+) -> Any:
+    with set_active(False):
+        control[database].create_collection("coll", capped=True, size=100_000)
+        control[database].coll.insert_many([{"_id": n} for n in range(3)])
+    return side.client(server.uri, event_listeners=[sent])[database].coll
+
+
+@pytest.mark.parametrize("kind", [CursorType.TAILABLE, CursorType.TAILABLE_AWAIT])
+@pytest.mark.parametrize("around", [override(timeout_ms=MINUTE), pymongo.timeout(MINUTE / 1000)])
+def test_it_lives_on_and_the_server_is_given_no_limit(
+    kind: int,
+    around: Any,
+    side: Side,
+    coll: Any,
+    control: Any,
+    sent: SentCommands,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_mode="cursor_lifetime")
+    with around:
+        cursor = coll.find(cursor_type=kind)
+        if kind == CursorType.TAILABLE_AWAIT:
+            cursor.max_await_time_ms(20)
+        side.do(cursor.next)
+    age(cursor)
+    assert [each["_id"] for each in rest(side, cursor)] == [1, 2]
+    with set_active(False):
+        control[coll.database.name].coll.insert_one({"_id": 3})
+    assert [each["_id"] for each in rest(side, cursor)] == [3]
+    assert cursor.alive
+    side.do(cursor.close)
+    assert with_max_time(sent, "find") == [False]
+    given = {command.get("maxTimeMS") for command in sent.named("getMore")}
+    assert given == ({20} if kind == CursorType.TAILABLE_AWAIT else {None})
+
+
+def test_a_next_that_takes_too_long_is_a_timeout(
+    side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    with override(timeout_ms=200):
+        cursor = coll.find(cursor_type=CursorType.TAILABLE)
+    side.do(cursor.next)
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1000, times=1):
+        *buffered, error = rest(side, cursor)
+    assert len(buffered) == 2
+    assert isinstance(error, OperationTimeoutError)
+    assert (error.timeout_s, error.elapsed_s < 0.9) == (0.2, True)
