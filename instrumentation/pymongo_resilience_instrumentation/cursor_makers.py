@@ -11,7 +11,7 @@ from pymongo_resilience import policy
 from pymongo_resilience.binding import hand, policy_of
 from pymongo_resilience.kinds import ITERATION
 from pymongo_resilience.policy import NOTHING
-from pymongo_resilience_instrumentation import cursor_timeouts, driver
+from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver
 from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout, keep
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def find(runtime: Runtime) -> Wrapper:
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         cursor = wrapped(*args, **kwargs)
-        if runtime.switch.on:
+        # What the driver makes inside of a call is used up there, under the call's own policy.
+        if runtime.switch.on and calls.current() is None:
             _hand(policy_of(instance), cursor)
         return cursor
 
@@ -56,7 +57,10 @@ def clone(runtime: Runtime) -> Wrapper:
 
 def _hand(bound: Policy, made: Any) -> None:
     around = policy.current()
-    hand(bound if around is NOTHING else around.over(bound), made)
+    if around is NOTHING or bound is NOTHING:
+        hand(bound if around is NOTHING else around, made)
+    else:
+        hand(around.over(bound), made)
 
 
 def prepare(

@@ -9,7 +9,7 @@ import pytest
 from closing import documents
 from conftest import Instrument, Side
 from cursors import MAKERS, rest
-from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
+from pymongo_resilience_instrumentation.testbed import Fail, Overload, ReplicaSet
 
 from pymongo_resilience import Failure, Operation, Policy, RetryAction, bind
 
@@ -92,6 +92,26 @@ def test_and_so_are_its_batches(
     assert batches
     for span in batches:
         assert span.attributes["pymongo_resilience.deadline"] == 30.0
+
+
+@pytest.mark.parametrize("made", ["find", "aggregate", "cursor_command", "watch", "database.watch"])
+def test_a_batch_is_repeated_by_the_policys_strategy_alone(
+    made: str, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    asked, data = Asked(), {"team": "shop"}
+    instrument()
+    db = bind(side.client(proxy.uri)[documents], Policy(strategy=asked, data=data))
+    cursor = MADE[made][1](side, db.coll)
+    if made == "find":
+        side.do(cursor.next)
+    proxy.inject(Overload("getMore"))
+    if "watch" in made:
+        with pytest.raises(pymongo.errors.OperationFailure):
+            side.do(cursor.try_next)
+    else:
+        assert isinstance(rest(side, cursor)[-1], pymongo.errors.OperationFailure)
+    (operation,) = asked.operations
+    assert (operation.name, operation.data) == ("getMore", data)
 
 
 @pytest.mark.parametrize("where", ["watch", "database.watch"])

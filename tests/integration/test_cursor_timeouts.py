@@ -245,6 +245,35 @@ def test_a_block_of_pymongo_holds_inside_of_it_alone(
         assert len(rest(side, cursor)) == 9
 
 
+def test_inside_of_such_a_block_no_timeout_but_the_blocks_holds(
+    side: Side, coll: Any, instrument: Instrument
+) -> None:
+    """It wins over the default, also where that is shorter."""
+    instrument(timeout_ms=MINUTE)
+    with pymongo.timeout(5 * MINUTE / 1000):
+        for cursor in (coll.find(batch_size=2), side.do(coll.aggregate, [], batchSize=2)):
+            side.do(cursor.next)
+            age(cursor)
+            assert len(rest(side, cursor)) == 9
+
+
+def test_the_drivers_own_loop_keeps_the_time_but_tells_the_server_of_it(
+    side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    """strategy=driver has no attempt of ours that would leave maxTimeMS out."""
+    instrument(config_strategy="driver", timeout_ms=MINUTE)
+    cursor = coll.find(batch_size=2)
+    side.do(cursor.next)
+    age(cursor)
+    assert isinstance(rest(side, cursor)[-1], pymongo.errors.PyMongoError)
+    with override(timeout_mode="iteration"):
+        cursor = coll.find(batch_size=2)
+    side.do(cursor.next)
+    age(cursor)
+    assert len(rest(side, cursor)) == 9
+    assert with_max_time(sent, "find") == [True, True]
+
+
 def test_a_timeout_without_end_has_none(side: Side, coll: Any, instrument: Instrument) -> None:
     telemetry = instrument()
     for mode in ("cursor_lifetime", "iteration"):
