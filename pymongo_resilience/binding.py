@@ -40,10 +40,21 @@ def policy_of(target: Any) -> Policy:
     return policy
 
 
-def hand(policy: Policy, target: Any) -> None:
-    """What was made from something bound, a cursor say, carries ``policy`` from now on."""
+def hand(policy: Policy, cursor: Any) -> None:
+    """A cursor or change stream that was made under ``policy`` carries it from now on."""
     if policy is not NOTHING:
-        vars(target)[ATTRIBUTE] = policy
+        setattr(cursor, ATTRIBUTE, policy)
+
+
+def policy_of_cursor(cursor: Any) -> Policy:
+    """The policy that it carries; NOTHING where it carries none.
+
+    Not through ``vars()``, as with a collection, where an attribute that is not set is a collection
+    of that name: an instance whose ``__dict__`` was asked for is slower ever after (CPython 3.11),
+    and a cursor is asked for each document.
+    """
+    policy: Policy = getattr(cursor, ATTRIBUTE, NOTHING)
+    return policy
 
 
 def _carrying(target: T, policy: Policy) -> T:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import policy
-from pymongo_resilience.binding import hand, policy_of
+from pymongo_resilience.binding import hand, policy_of, policy_of_cursor
 from pymongo_resilience.kinds import ITERATION
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver
@@ -49,7 +49,7 @@ def clone(runtime: Runtime) -> Wrapper:
     ) -> Any:
         made = wrapped(*args, **kwargs)
         if runtime.switch.on:
-            hand(policy_of(cursor), made)
+            hand(policy_of_cursor(cursor), made)
         return made
 
     return wrapper

@@ -71,12 +71,13 @@ class CursorTimeout:
 
 
 def kept_by(cursor: Any) -> CursorTimeout | None:
-    kept: CursorTimeout | None = vars(cursor).get(ATTRIBUTE)
+    kept: CursorTimeout | None = getattr(cursor, ATTRIBUTE, None)
     return kept
 
 
 def keep(cursor: Any, timeout: CursorTimeout | None) -> None:
-    vars(cursor)[ATTRIBUTE] = timeout
+    if timeout is not kept_by(cursor):
+        setattr(cursor, ATTRIBUTE, timeout)
 
 
 def timeout_of(

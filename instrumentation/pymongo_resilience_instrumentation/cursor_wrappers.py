@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutError
 
 from pymongo_resilience import policy
-from pymongo_resilience.binding import hand, policy_of
+from pymongo_resilience.binding import hand, policy_of_cursor
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations
@@ -34,7 +34,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
         name = str(getattr(operation.name, "value", operation.name))
         if runtime.nested(client) and not _reads_for_the_application(name):
             return None
-        bound = NOTHING if cursor is None else policy_of(cursor)
+        bound = NOTHING if cursor is None else policy_of_cursor(cursor)
         call = runtime.begin(client, name, (operation.db, operation.coll), bound=bound)
         try:
             if cursor is not None:
@@ -146,7 +146,7 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     if cursor.cursor_id is None:
         coll = cursor.collection
         call = Call(coll.database.client, "find", coll.database.name, coll.name, acknowledged=True)
-        call.bound = policy_of(cursor)
+        call.bound = policy_of_cursor(cursor)
         call.timeout, _ = runtime.deadline(call)
         kept = _find_out(runtime, call, cursor)
         if kept is not None:
@@ -218,7 +218,7 @@ def resume(runtime: Runtime, asynchronous: bool) -> Wrapper:
         if runtime.nested(client):
             return None
         target = operations.namespace_of(driver.target_of_stream(stream))
-        return runtime.begin(client, "aggregate", target, bound=policy_of(stream))
+        return runtime.begin(client, "aggregate", target, bound=policy_of_cursor(stream))
 
     def after(call: Call, cursor: Any) -> None:
         hand(call.bound, cursor)
