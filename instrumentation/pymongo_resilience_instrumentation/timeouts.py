@@ -69,7 +69,7 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
 
 
 def elapsed(call: Call) -> float:
-    """Seconds of the call's timeout that are gone: a cursor's may have begun with its first batch."""
+    """Seconds of its timeout that are gone; a cursor's may have begun with an earlier batch."""
     if call.cursor is not None and call.cursor.ends is not None:
         return time.monotonic() - call.cursor.began
     return call.elapsed()
