@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
@@ -97,9 +97,20 @@ NOTHING = Policy()
 _current: ContextVar[Policy] = ContextVar("pymongo_resilience_policy", default=NOTHING)
 
 
+_timed: ContextVar[Policy] = ContextVar("pymongo_resilience_timed", default=NOTHING)
+
+
 def current() -> Policy:
     """The policy of the innermost ``override`` around the caller."""
     return _current.get()
+
+
+def timed() -> Policy:
+    """The policy of the innermost ``override`` around the caller that names a timeout itself.
+
+    Whether a block was entered since is seen by its identity: two may say the same.
+    """
+    return _timed.get()
 
 
 class override(ContextDecorator):  # noqa: N801 - reads as a statement, like contextlib's own
@@ -126,11 +137,13 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             strategy=strategy,
             data=data,
         )
-        self._tokens: list[Token[Policy]] = []
+        self._tokens: list[tuple[Token[Policy], Token[Policy]]] = []
 
     def __enter__(self) -> Policy:
         policy = self._policy.within(_current.get())
-        self._tokens.append(_current.set(policy))
+        names_a_timeout = self._policy.timeout_ms is not None
+        timed = _timed.set(policy if names_a_timeout else _timed.get())
+        self._tokens.append((_current.set(policy), timed))
         return policy
 
     def __exit__(
@@ -139,7 +152,12 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _current.reset(self._tokens.pop())
+        current, timed = self._tokens.pop()
+        # A generator that is never finished is closed in some other context, where there is
+        # nothing to take back.
+        with suppress(ValueError):
+            _current.reset(current)
+            _timed.reset(timed)
 
     async def __aenter__(self) -> Policy:
         return self.__enter__()

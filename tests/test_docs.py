@@ -137,7 +137,8 @@ import os
 from pymongo import MongoClient
 from pymongo_resilience import Config, instrument
 instrument(Config(timeout_ms=20_000))
-orders = MongoClient(os.environ["MONGODB_URI"]).shop.orders
+client = MongoClient(os.environ["MONGODB_URI"])
+orders = client.shop.orders
 """
 
 

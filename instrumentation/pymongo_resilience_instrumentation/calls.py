@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
     from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
+    from pymongo_resilience_instrumentation.sessions import TransactionDeadline
 
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 
@@ -59,7 +60,8 @@ class Call:
         "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "cursor",
         "database", "deadline", "declined_by", "driver_connection_id", "ended", "judged",
         "namespace", "only_reads", "operation", "otel_token", "outer_context", "public",
-        "reasons", "selected", "server", "span", "started", "timeout", "token", "waits_until",
+        "reasons", "selected", "server", "span", "started", "timeout", "token", "transaction",
+        "waits_until",
     )  # fmt: skip
 
     def __init__(
@@ -81,9 +83,11 @@ class Call:
         self.public = public
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
         self.bound = NOTHING
-        """The policy that the collection or database carries."""
+        """The policy that the collection, database or session carries."""
         self.cursor: CursorTimeout | None = None
         """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
+        self.transaction: TransactionDeadline | None = None
+        """That of the with_transaction in whose callback the call's session is."""
         self.only_reads = False
         """A command runner was given a command that can only read."""
         self.ended = False

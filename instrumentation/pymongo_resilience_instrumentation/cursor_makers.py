@@ -74,7 +74,7 @@ def prepare(
         # Always by iteration, whatever mode is set: watch has no timeoutMode.
         given = dict(zip(WATCH, args, strict=False), **kwargs)
         cursor_timeouts.check_max_await(call, given.get("max_await_time_ms"))
-    elif gives == "cursor":
+    elif gives == "cursor" and call.transaction is None:
         cursor_timeouts.check_write_stage(cursor_timeouts.mode_of(runtime, call), args, kwargs)
         call.cursor = cursor_timeouts.timeout_of(runtime, call)
 

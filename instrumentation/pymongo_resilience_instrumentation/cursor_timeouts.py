@@ -67,7 +67,9 @@ class CursorTimeout:
             return None
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
-        return known, Timeout(seconds) if end is None else driver.TimeoutUntil(seconds, end)
+        if end is None:
+            return known, Timeout(seconds)
+        return known, driver.RunningTimeout(seconds, end).within_others().resume()
 
 
 def kept_by(cursor: Any) -> CursorTimeout | None:

@@ -11,7 +11,7 @@ from pymongo_resilience import policy
 from pymongo_resilience.binding import hand, policy_of_cursor
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policy import NOTHING, shorter
-from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations
+from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations, sessions
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.cursor_timeouts import keep, kept_by
 from pymongo_resilience_instrumentation.wrappers import call_around
@@ -35,9 +35,15 @@ def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
         if runtime.nested(client) and not _reads_for_the_application(name):
             return None
         bound = NOTHING if cursor is None else policy_of_cursor(cursor)
-        call = runtime.begin(client, name, (operation.db, operation.coll), bound=bound)
+        call = runtime.begin(
+            client,
+            name,
+            (operation.db, operation.coll),
+            bound=bound,
+            transaction=sessions.transaction_of(operation.session),
+        )
         try:
-            if cursor is not None:
+            if cursor is not None and call.transaction is None:
                 _apply(runtime, call, cursor, first=name != "getMore")
             if call.timeout is not None:
                 runtime.deprecated.of_batch(call, operation)
@@ -170,7 +176,7 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
         around = policy.current().timeout_ms is not None or driver.timeout_in_force() is not None
         if around or not getattr(closed, "cursor_id", True):
             return NO_DEADLINE
-        return driver.TimeoutAnew(kept.to_close)
+        return driver.RunningTimeout.anew(kept.to_close).resume()
 
     return _within(enter, asynchronous)
 

@@ -72,10 +72,10 @@ class DeprecatedOptions:
             if driver.has_max_time(batch):
                 self._tell(call.client, ["maxTimeMS"])
 
-    def of_loop(self, call: Call, loop: Any) -> None:
-        """What a transaction was given before its commit."""
+    def of_commit(self, call: Call, session: Any) -> None:
+        """What its transaction was given before."""
         with _harmless(call.operation):
-            if call.operation == "commitTransaction" and driver.has_max_commit_time(loop):
+            if driver.has_max_commit_time(session):
                 self._tell(call.client, ["maxCommitTimeMS"])
 
     def _tell(self, client: Any, options: Iterable[str]) -> None:

@@ -1,60 +1,127 @@
-"""What runs in place of the methods that upload a file's chunks.
+"""What runs in place of GridFS's methods: each has one deadline, and so has a stream for its life.
 
-gridfs makes another error of a bulk write's, of the class that one write would have raised (pymongo
-4.20, ``GridIn._flush_data``): that an expired deadline was the cause would be lost.
+Source: Client Side Operations Timeout, "GridFS API". A method's cursors, and those of a stream, are
+within its deadline, and so is what an application's own stream does meanwhile: but that is not
+interrupted, and may take longer.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience_instrumentation import failures
-from pymongo_resilience_instrumentation.timeouts import timed_out
+from pymongo_resilience.binding import policy_of
+from pymongo_resilience_instrumentation import driver, gridfs_errors
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
+    Begin = Callable[[Any], driver.RunningTimeout | None]
 
-def upload(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    """A ``write`` or a ``close``: its error is the timeout that it was made of, where it was."""
+_TIMEOUT = "_pymongo_resilience_timeout"
+OPENING = (
+    "get", "get_last_version", "get_version", "new_file",
+    "open_download_stream", "open_download_stream_by_name",
+    "open_upload_stream", "open_upload_stream_with_id",
+)  # fmt: skip
+"""What they return is a stream, whose life begins with the call."""
+WHOLE = (
+    "delete", "delete_by_name", "download_to_stream", "download_to_stream_by_name", "exists",
+    "find_one", "list", "put", "rename", "rename_by_name",
+    "upload_from_stream", "upload_from_stream_with_id",
+)  # fmt: skip
+"""They leave nothing behind that runs on: not the file that find_one may never read."""
+OF_A_STREAM = (
+    "abort", "close", "open", "read", "readchunk", "readline", "readlines", "seek", "set",
+    "to_list", "write", "writelines", "__next__", "__anext__",
+)  # fmt: skip
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+    """What to wrap, and with what. A method that a class does not have itself is left out."""
+
+    def begin(bucket: Any) -> driver.RunningTimeout | None:
+        return _begin(runtime, driver.files_of_bucket(bucket))
+
+    def resume(stream: Any) -> driver.RunningTimeout | None:
+        # A stream that no method has opened begins with what it does first.
+        if _TIMEOUT not in vars(stream):
+            _note(stream, _begin(runtime, driver.files_of_stream(stream)))
+        timeout: driver.RunningTimeout | None = vars(stream)[_TIMEOUT]
+        return timeout
+
+    for owner in driver.gridfs_buckets():
+        for name in (*OPENING, *WHOLE):
+            if name in vars(owner):
+                yield owner, name, _wrapper(runtime, owner, name, begin, name in OPENING)
+    for owner in driver.gridfs_streams():
+        for name in OF_A_STREAM:
+            if name in vars(owner):
+                yield owner, name, _wrapper(runtime, owner, name, resume, False)
+
+
+def _begin(runtime: Runtime, files: Any) -> driver.RunningTimeout | None:
+    seconds = runtime.timeout_of(
+        files.database.client, (files.database.name, files.name), policy_of(files)
+    )
+    return None if seconds is None else driver.RunningTimeout.begin(seconds)
+
+
+def _note(stream: Any, timeout: driver.RunningTimeout | None) -> None:
+    # Not as an attribute: what is set on an upload stream becomes a field of the file.
+    vars(stream)[_TIMEOUT] = timeout
+
+
+def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bool) -> Wrapper:
+    def enter(instance: Any) -> tuple[driver.RunningTimeout | None, AbstractContextManager[None]]:
+        if not runtime.switch.on:
+            return None, NO_DEADLINE
+        try:
+            timeout = begin(instance)
+            if timeout is None:
+                return None, NO_DEADLINE
+            return timeout, timeout.within_others().resume()
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before %s of GridFS", name)
+            return None, NO_DEADLINE
+
+    def leave(result: Any, timeout: driver.RunningTimeout | None) -> Any:
+        if opening and runtime.switch.on:
+            _note(result, timeout)
+        return result
 
     def sync_wrapper(
-        wrapped: Callable[..., Any], _file: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        timeout, deadline = enter(instance)
         try:
-            return wrapped(*args, **kwargs)
+            with deadline:
+                result = wrapped(*args, **kwargs)
         except OperationFailure as error:
-            _raise_expired(runtime, error)
+            gridfs_errors.raise_expired(error)
             raise
+        return leave(result, timeout)
 
     async def async_wrapper(
-        wrapped: Callable[..., Any], _file: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        timeout, deadline = enter(instance)
         try:
-            return await wrapped(*args, **kwargs)
+            with deadline:
+                result = await wrapped(*args, **kwargs)
         except OperationFailure as error:
-            _raise_expired(runtime, error)
+            gridfs_errors.raise_expired(error)
             raise
+        return leave(result, timeout)
 
-    return async_wrapper if asynchronous else sync_wrapper
-
-
-def _raise_expired(runtime: Runtime, error: OperationFailure) -> None:
-    made_of = error.__context__
-    if not runtime.switch.on or isinstance(error, OperationTimeoutError):
-        return
-    if isinstance(made_of, OperationTimeoutError) and failures.expired(error):
-        raise timed_out(
-            error,
-            timeout_s=made_of.timeout_s,
-            elapsed_s=made_of.elapsed_s,
-            attempts=made_of.attempts,
-            server=made_of.server,
-            stage=made_of.stage,
-        )
+    return async_wrapper if inspect.iscoroutinefunction(vars(owner)[name]) else sync_wrapper

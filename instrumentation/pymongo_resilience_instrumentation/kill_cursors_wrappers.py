@@ -90,10 +90,11 @@ class _Kills:
             postponable = CloseInBackground(*facts, **cursors)
             postponable.configured = self.now.orchestrator.max_retries
             return postponable, self.background
-        if outer is None and runtime.knows_timeouts and call.timeout is not None:
-            # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself is
-            # within that call's own time.
-            call.deadline = driver.TimeoutAnew(call.timeout)
+        refreshed = outer is None and not driver.runs_already()
+        if refreshed and runtime.knows_timeouts and call.timeout is not None:
+            # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself, or a
+            # stream of GridFS, is within that one's own time.
+            call.deadline = driver.RunningTimeout.anew(call.timeout).resume()
         return CloseNow(*facts, **cursors), self.now
 
 

@@ -9,8 +9,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import wrapt
-from gridfs import GridIn
-from gridfs.asynchronous import AsyncGridIn
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -26,6 +24,8 @@ from pymongo_resilience_instrumentation import (
     gridfs_wrappers,
     kill_cursors_wrappers,
     operations,
+    session_wrappers,
+    sessions,
     time_limits,
     waits,
     wrappers,
@@ -51,7 +51,6 @@ PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
     (AsyncMongoClient, operations.CLIENT),
 )
 CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
-UPLOADS: tuple[type, ...] = (GridIn, AsyncGridIn)
 Owner = type | ModuleType
 
 
@@ -114,10 +113,11 @@ Wrapped = tuple[Owner, str, "Wrapper"]
 def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
     for owner, table in PUBLIC:
         for name, operation in table.items():
-            yield owner, name, wrappers.public(runtime, operation, _is_async(owner, name))
-    for file in UPLOADS:
-        for name in ("write", "close"):
-            yield file, name, gridfs_wrappers.upload(runtime, _is_async(file, name))
+            session_at = sessions.position(getattr(owner, name, None))
+            asynchronous = _is_async(owner, name)
+            yield owner, name, wrappers.public(runtime, operation, asynchronous, session_at)
+    for owner in CLIENTS:
+        yield owner, "start_session", session_wrappers.start_session
 
 
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
@@ -174,6 +174,14 @@ def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
         yield owner, "handle_error", wrappers.connection_error(runtime)
 
 
+def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner, asynchronous in driver.session_classes():
+        for name, wrapper in session_wrappers.of_a_session(runtime, asynchronous):
+            yield owner, name, wrapper
+    for module in driver.session_modules():
+        yield module, "_within_time_limit", session_wrappers.within_time_limit(runtime)
+
+
 def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
     for loop, asynchronous in driver.loop_classes():
         yield loop, "run", wrappers.run(runtime, asynchronous)
@@ -190,6 +198,8 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.TIME_LIMITS,), _of_time_limits),
     ((Feature.WAITS,), waits.wrapped),
     ((Feature.CLEANUP, Feature.CURSORS), _of_closing),
+    ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),
+    ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), gridfs_wrappers.of_gridfs),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
 )
 """What is wrapped where the installed pymongo can have all of the features."""

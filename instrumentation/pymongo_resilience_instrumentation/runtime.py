@@ -18,6 +18,7 @@ from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
 from pymongo_resilience_instrumentation.origins import state_origin
+from pymongo_resilience_instrumentation.sessions import transaction_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
     from pymongo_resilience_instrumentation.operations import Target
+    from pymongo_resilience_instrumentation.sessions import TransactionDeadline
     from pymongo_resilience_instrumentation.spans import OperationSpans
 
 logger = logging.getLogger("pymongo_resilience")
@@ -89,10 +91,14 @@ class Runtime:
         *,
         acknowledged: bool = True,
         bound: Policy = NOTHING,
+        transaction: TransactionDeadline | None = None,
     ) -> Call:
-        """Enter a call of the public API; ``bound`` is the policy that its object carries."""
+        """Enter a call of the public API; ``bound`` is the policy that its object carries.
+
+        Raises InvalidOperation (pymongo's) for a timeout of its own inside of with_transaction.
+        """
         call = Call(client, operation, *target, acknowledged=acknowledged)
-        call.bound = bound
+        call.bound, call.transaction = bound, transaction
         self.enter(call)
         try:
             if self.operation_spans is not None:
@@ -164,10 +170,16 @@ class Runtime:
         database, collection = driver.namespace(loop)
         name = driver.operation_name(loop)
         call = Call(client, name, database, collection, acknowledged=False, public=False)
+        call.transaction = transaction_of(driver.session(loop))
         self.enter(call)
-        if call.timeout is not None:
-            self.deprecated.of_loop(call, loop)
         return call
+
+    def timeout_of(self, client: Any, target: Target, bound: Policy) -> float | None:
+        """Seconds that what is no call itself has for its calls together; None is no deadline."""
+        self.disinherit()
+        call = Call(client, "", *target, acknowledged=False, public=False)
+        call.bound = bound
+        return self.deadline(call)[0] if self.knows_timeouts else None
 
     def enter(self, call: Call) -> None:
         """Make it the call in progress; a span is the caller's to start, if there is to be one."""
@@ -181,12 +193,18 @@ class Runtime:
 
         ``override`` and ``pymongo.timeout`` around the call win, the shorter of the two; then what
         its object is bound to, a rule for its namespace, the client's own timeoutMS, the configured
-        default.
+        default. Inside of with_transaction, what remains of that is all there is.
         """
+        if call.transaction is not None:
+            call.transaction.refuse_others()
+            return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         own: float | None = call.client.options.timeout
         if not self.knows_timeouts:
             return own, NO_DEADLINE
         in_force, said = driver.timeout_in_force(), policy.current().timeout_ms
+        hidden = None if in_force else driver.hidden_timeout()
+        if hidden is not None and not said:
+            return hidden.seconds, hidden.resume()
         if in_force is not None:
             if not said:
                 return in_force, NO_DEADLINE

@@ -21,6 +21,7 @@ class Feature(enum.Enum):
     WAITS = (
         "waits that end with the deadline, serverSelectionTimeoutMS and connectTimeoutMS under one"
     )
+    WHOLE_TIMEOUTS = "the timeout of a transaction or a GridFS stream as a whole"
     RETARGETING = "avoiding a failed server while the driver waits for one"
     CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
     REPR = "a client's repr without our listeners"

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pymongo.errors import InvalidOperation
+
 from pymongo_resilience.binding import policy_of
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience_instrumentation import (
@@ -14,6 +16,7 @@ from pymongo_resilience_instrumentation import (
     cursor_makers,
     driver,
     operations,
+    sessions,
 )
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 
@@ -29,8 +32,13 @@ After = Callable[["Call", Any], None]
 logger = logging.getLogger("pymongo_resilience")
 
 
-def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> Wrapper:
-    """A method of the public API: one call, one operation span, one deadline."""
+def public(
+    runtime: Runtime, operation: PublicOperation, asynchronous: bool, session_at: int | None
+) -> Wrapper:
+    """A method of the public API: one call, one operation span, one deadline.
+
+    ``session_at``: where among its positional arguments its session is.
+    """
 
     def begin(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         client = operation.client(instance)
@@ -49,6 +57,7 @@ def public(runtime: Runtime, operation: PublicOperation, asynchronous: bool) -> 
             target,
             acknowledged=acknowledged,
             bound=policy_of(instance),
+            transaction=sessions.transaction_of_call(args, kwargs, session_at, asynchronous),
         )
         call.only_reads = only_reads
         if call.timeout is not None and (kwargs or (concern and not concern.is_server_default)):
@@ -91,7 +100,8 @@ def call_around(
             return None
         try:
             return begin(instance, args, kwargs)
-        except ConfigurationError:
+        except (ConfigurationError, InvalidOperation):
+            # What the library refuses is no fault of its own.
             raise
         except Exception:
             logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
@@ -179,6 +189,8 @@ def run(runtime: Runtime, asynchronous: bool) -> Wrapper:
             return None
         try:
             return runtime.enter_loop(loop)
+        except InvalidOperation:
+            raise
         except Exception:
             logger.exception("a fault of pymongo-resilience before the driver's loop")
             return None

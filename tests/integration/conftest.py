@@ -77,7 +77,9 @@ def database(control: pymongo.MongoClient[Any]) -> Iterator[str]:
     """The name of a database of the test's own."""
     name = f"test_{time.monotonic_ns()}"
     yield name
-    control.drop_database(name)
+    # A transaction that a failed test has left open must not keep all the others waiting.
+    with pymongo.timeout(10):
+        control.drop_database(name)
 
 
 @dataclass

@@ -49,6 +49,10 @@ LIVING_TOO_SHORT = {
     "_TimedOutError": "the same",
     "Postponed": "has no fields",
     "Dropped": "has no fields",
+    # of a transaction or a stream, while one is under way
+    "RunningTimeout": "two numbers",
+    "_Ours": "a number",
+    "TransactionDeadline": "these and a Policy, which hides the data it carries",
     # in the queue of a background task, between two ticks
     "RequeuedId": "a cursor's id, a number of the server's",
 }

@@ -53,6 +53,8 @@ REMOVABLE = {
     "pymongo.asynchronous.pool._configured_protocol_interface": {Feature.WAITS},
     "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients": {Feature.EXISTING_CLIENTS},
     "pymongo.synchronous.topology:Topology.handle_error": {Feature.INTERRUPTIONS},
+    "pymongo._csot.TIMEOUT": {Feature.TIMEOUT},
+    "pymongo.asynchronous.client_session._within_time_limit": {Feature.WHOLE_TIMEOUTS},
 }
 
 

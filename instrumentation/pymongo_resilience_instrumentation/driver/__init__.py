@@ -29,14 +29,18 @@ from pymongo_resilience_instrumentation.driver.cursors import (
 )
 from pymongo_resilience_instrumentation.driver.deadline import (
     DeadlineWithin,
-    TimeoutAnew,
-    TimeoutUntil,
     forget_timeout,
     has_max_commit_time,
     has_max_time,
     min_rtt,
     remaining,
     timeout_in_force,
+)
+from pymongo_resilience_instrumentation.driver.gridfs import (
+    files_of_bucket,
+    files_of_stream,
+    gridfs_buckets,
+    gridfs_streams,
 )
 from pymongo_resilience_instrumentation.driver.interruptions import (
     SENDERS,
@@ -71,6 +75,17 @@ from pymongo_resilience_instrumentation.driver.retry_loop import (
     server,
     server_address,
     server_selection_timeout,
+    session,
+)
+from pymongo_resilience_instrumentation.driver.running_timeout import (
+    RunningTimeout,
+    hidden_timeout,
+    runs_already,
+)
+from pymongo_resilience_instrumentation.driver.sessions import (
+    bound_session,
+    session_classes,
+    session_modules,
 )
 from pymongo_resilience_instrumentation.driver.time_limits import (
     lift_limits,
@@ -99,11 +114,11 @@ __all__ = [
     "SYNC_HALF",
     "TLS_ERRORS",
     "DeadlineWithin",
-    "TimeoutAnew",
-    "TimeoutUntil",
+    "RunningTimeout",
     "address_of",
     "batch",
     "begin_selection",
+    "bound_session",
     "bulk_progress",
     "carries_txn_number",
     "client",
@@ -116,11 +131,16 @@ __all__ = [
     "deprioritize",
     "existing_clients",
     "fail_interrupted_commands",
+    "files_of_bucket",
+    "files_of_stream",
     "forget_timeout",
     "func",
+    "gridfs_buckets",
+    "gridfs_streams",
     "handled_error",
     "has_max_commit_time",
     "has_max_time",
+    "hidden_timeout",
     "in_transaction",
     "is_sharded",
     "is_tailable",
@@ -146,11 +166,15 @@ __all__ = [
     "restore_retryable",
     "retargets_on_overload",
     "retries_enabled",
+    "runs_already",
     "selection_timeout_owners",
     "sending_without_max_time",
     "server",
     "server_address",
     "server_selection_timeout",
+    "session",
+    "session_classes",
+    "session_modules",
     "set_timeout_of_each_next",
     "shortened",
     "show_listeners",

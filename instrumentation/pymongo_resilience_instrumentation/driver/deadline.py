@@ -6,8 +6,6 @@ import time
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience_instrumentation.calls import Timeout
-
 try:
     from pymongo import _csot
 except ImportError:  # the self-check says so, and what needs it stays off
@@ -19,7 +17,8 @@ if TYPE_CHECKING:
 
 def timeout_in_force() -> float | None:
     """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 is without end."""
-    return _csot.get_timeout()
+    timeout = _csot.get_timeout()
+    return None if timeout is None else float(timeout)
 
 
 def forget_timeout() -> None:
@@ -44,47 +43,10 @@ def has_max_time(batch: Any) -> bool:
     return type(spec) is dict and "$maxTimeMS" in spec
 
 
-def has_max_commit_time(loop: Any) -> bool:
-    """Whether the transaction that the loop commits has a ``maxCommitTimeMS``."""
-    options = getattr(loop._session._transaction, "opts", None)
+def has_max_commit_time(session: Any) -> bool:
+    """Whether the session's transaction has a ``maxCommitTimeMS``."""
+    options = getattr(session._transaction, "opts", None)
     return bool(getattr(options, "max_commit_time_ms", None))
-
-
-class TimeoutUntil(AbstractContextManager[None]):
-    """A timeout of ``seconds`` that began earlier: it ends at ``end``, or with one around it."""
-
-    __slots__ = ("_before", "_end", "_timeout")
-
-    def __init__(self, seconds: float, end: float) -> None:
-        self._timeout = Timeout(seconds)
-        self._end = end
-        self._before: Token[float] | None = None
-
-    def __enter__(self) -> None:
-        self._before = _csot.DEADLINE.set(self._latest())
-        self._timeout.__enter__()
-
-    def _latest(self) -> float:
-        return min(self._end, _csot.DEADLINE.get())
-
-    def __exit__(self, *raised: Any) -> None:
-        self._timeout.__exit__(*raised)
-        if self._before is not None:
-            # As with Timeout: collected elsewhere, there is nothing to take back.
-            with suppress(ValueError):
-                _csot.DEADLINE.reset(self._before)
-
-
-class TimeoutAnew(TimeoutUntil):
-    """``pymongo.timeout`` in full: inside of another one, that can only shorten what is left."""
-
-    __slots__ = ()
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds, float("inf"))
-
-    def _latest(self) -> float:
-        return self._end
 
 
 class DeadlineWithin(AbstractContextManager[None]):
@@ -102,6 +64,6 @@ class DeadlineWithin(AbstractContextManager[None]):
 
     def __exit__(self, *raised: Any) -> None:
         if self._before is not None:
-            # As above.
+            # As with Timeout: collected elsewhere, there is nothing to take back.
             with suppress(ValueError):
                 _csot.DEADLINE.reset(self._before)

@@ -60,6 +60,12 @@ def parts() -> Iterator[Part]:
             ("_kill_cursors_executor",),
             set_by="_init_background",
         )
+        yield Part(Feature.WHOLE_TIMEOUTS, session, ("_within_time_limit", "_SESSION"))
+        gridfs = f"gridfs.{half}.grid_file:{prefix}Grid"
+        for cls in ("FS", "FSBucket", "Out"):
+            yield Part(Feature.WHOLE_TIMEOUTS, gridfs + cls, ("_files",))
+        # Its constructor names what it sets in strings; this method uses it.
+        yield Part(Feature.WHOLE_TIMEOUTS, f"{gridfs}In", ("_coll",), set_by="abort")
         topology = f"pymongo.{half}.topology"
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
@@ -92,7 +98,9 @@ def parts() -> Iterator[Part]:
         "pymongo.topology_description:TopologyDescription",
         ("apply_selector",),
     )
-    yield Part(Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all"))
+    yield Part(
+        Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all", "TIMEOUT", "DEADLINE", "RTT")
+    )
     yield Part(Feature.TIME_LIMITS, "pymongo._csot", ("get_timeout", "remaining"))
     for connection in CONNECTIONS:
         yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))

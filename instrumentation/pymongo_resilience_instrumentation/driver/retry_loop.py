@@ -50,6 +50,10 @@ def namespace(loop: Any) -> tuple[str, str | None]:
     return ("", None) if collection is None else (collection.database.name, collection.name)
 
 
+def session(loop: Any) -> Any:
+    return loop._session
+
+
 def in_transaction(loop: Any) -> bool:
     return loop._session is not None and bool(loop._session.in_transaction)
 

@@ -1,0 +1,30 @@
+"""GridFS of pymongo: its buckets and streams, and the collection of files that each is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gridfs.asynchronous.grid_file import (
+    AsyncGridFS,
+    AsyncGridFSBucket,
+    AsyncGridIn,
+    AsyncGridOut,
+)
+from gridfs.synchronous.grid_file import GridFS, GridFSBucket, GridIn, GridOut
+
+
+def gridfs_buckets() -> tuple[type, ...]:
+    return GridFS, GridFSBucket, AsyncGridFS, AsyncGridFSBucket
+
+
+def gridfs_streams() -> tuple[type, ...]:
+    return GridIn, GridOut, AsyncGridIn, AsyncGridOut
+
+
+def files_of_bucket(bucket: Any) -> Any:
+    return bucket._files
+
+
+def files_of_stream(stream: Any) -> Any:
+    """Whoever writes a file has its bucket's root collection, who reads one its files."""
+    return stream._coll.files if isinstance(stream, GridIn | AsyncGridIn) else stream._files

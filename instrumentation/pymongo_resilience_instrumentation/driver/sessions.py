@@ -1,0 +1,38 @@
+"""pymongo's sessions: the one bound to a block, and where with_transaction looks at the time."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def session_classes() -> tuple[tuple[type, bool], ...]:
+    """The driver's sessions, each with whether it is the async one."""
+    sync, asynchronous = session_modules()
+    return (sync.ClientSession, False), (asynchronous.AsyncClientSession, True)
+
+
+@cache
+def session_modules() -> tuple[ModuleType, ModuleType]:
+    """Their ``_within_time_limit`` is asked before with_transaction repeats anything."""
+    sync, asynchronous = (
+        importlib.import_module(f"pymongo.{half}.client_session")
+        for half in ("synchronous", "asynchronous")
+    )
+    return sync, asynchronous
+
+
+def bound_session(asynchronous: bool) -> Any:
+    """The session that ``session.bind()`` has put around the caller; None where none is."""
+    variable = _bound_session_variable(asynchronous)
+    return None if variable is None else variable.get()
+
+
+@cache
+def _bound_session_variable(asynchronous: bool) -> Any:
+    # Asked on the way of every call: where the self-check misses it, no session is bound.
+    return getattr(session_modules()[asynchronous], "_SESSION", None)

@@ -1,0 +1,32 @@
+"""What gridfs makes of an error while it uploads a file's chunks.
+
+It raises another error than the bulk write's, of the class that one write would have raised
+(pymongo 4.20, ``GridIn._flush_data``): that an expired deadline was the cause would be lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience_instrumentation import failures
+from pymongo_resilience_instrumentation.timeouts import timed_out
+
+if TYPE_CHECKING:
+    from pymongo.errors import OperationFailure
+
+
+def raise_expired(error: OperationFailure) -> None:
+    """Raises the timeout that the error of a ``write`` or a ``close`` was made of, where it was."""
+    made_of = error.__context__
+    if isinstance(error, OperationTimeoutError):
+        return
+    if isinstance(made_of, OperationTimeoutError) and failures.expired(error):
+        raise timed_out(
+            error,
+            timeout_s=made_of.timeout_s,
+            elapsed_s=made_of.elapsed_s,
+            attempts=made_of.attempts,
+            server=made_of.server,
+            stage=made_of.stage,
+        )

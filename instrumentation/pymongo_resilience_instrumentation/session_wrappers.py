@@ -1,0 +1,224 @@
+"""What runs in place of a session's methods: each has one deadline, with_transaction as a whole."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience import policy
+from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience_instrumentation import driver, failures, sessions
+from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.sessions import TransactionDeadline
+from pymongo_resilience_instrumentation.timeouts import timed_out
+from pymongo_resilience_instrumentation.wrappers import call_around
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+NOWHERE = ("", None)
+"""A transaction may change any collection: no rule holds for it but one for all of them."""
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper]]:
+    """What to wrap of a session's class, and with what.
+
+    end_session is not there: it waits for nothing but the abort_transaction that it calls.
+    """
+    yield "with_transaction", (_async_whole if asynchronous else _whole)(runtime)
+    yield "commit_transaction", _end(runtime, "commitTransaction", asynchronous, anew=False)
+    yield "abort_transaction", _end(runtime, "abortTransaction", asynchronous, anew=True)
+
+
+def start_session(
+    wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Takes the option that is ours before the driver refuses it; also while all is switched off.
+
+    The same for both kinds of client: neither waits for anything here.
+    """
+    kwargs, default = sessions.take_default(kwargs)
+    session = wrapped(*args, **kwargs)
+    sessions.set_default(session, default)
+    return session
+
+
+def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) -> Wrapper:
+    """A commit or an abort. ``anew``: it has the whole timeout, whatever has passed.
+
+    pymongo 4.20 sends no abort once the deadline is over, and says nothing: the transaction stays
+    open on the server, and keeps its locks.
+    """
+
+    def begin(session: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+        client = session.client
+        if runtime.nested(client):
+            return None
+        call = Call(client, operation, *NOWHERE, acknowledged=False, public=False)
+        call.bound = sessions.default_of(session)
+        call.transaction = sessions.transaction_of(session)
+        runtime.enter(call)
+        if call.timeout is None or not runtime.knows_timeouts:
+            return call
+        if anew:
+            call.deadline = driver.RunningTimeout.anew(call.timeout).resume()
+        else:
+            runtime.deprecated.of_commit(call, session)
+        return call
+
+    return call_around(runtime, begin, asynchronous)
+
+
+class _Transaction:
+    """One with_transaction under a deadline. Belongs to one thread or task."""
+
+    def __init__(self, seconds: float) -> None:
+        self._begun = time.monotonic()
+        self._outside = driver.RunningTimeout.in_force()
+        self.timeout = driver.RunningTimeout.begin(seconds)
+        self._deadline = TransactionDeadline(self.timeout, policy.timed())
+        self._runs = 0
+        self._raised: PyMongoError | None = None
+
+    def around(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The callback, with its session under the deadline, and all else as it was outside."""
+
+        def inside(session: Any) -> Any:
+            self._enter(session)
+            try:
+                with self._outside.resume():
+                    return callback(session)
+            except PyMongoError as error:
+                self._raised = error
+                raise
+            finally:
+                sessions.leave_transaction(session)
+
+        return inside
+
+    def around_async(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def inside(session: Any) -> Any:
+            self._enter(session)
+            try:
+                with self._outside.resume():
+                    return await callback(session)
+            except PyMongoError as error:
+                self._raised = error
+                raise
+            finally:
+                sessions.leave_transaction(session)
+
+        return inside
+
+    def _enter(self, session: Any) -> None:
+        self._runs += 1
+        self._raised = None
+        sessions.enter_transaction(session, self._deadline)
+
+    def ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
+        """The error to raise for one of the driver's that ended it for lack of time."""
+        raised, self._raised = self._raised, None
+        seconds = self.timeout.seconds
+        if not seconds or not error.timeout:
+            return None
+        if raised is error or isinstance(error, OperationTimeoutError):
+            return None
+        return timed_out(
+            error,
+            timeout_s=seconds,
+            elapsed_s=time.monotonic() - self._begun,
+            attempts=self._runs,
+            server=getattr(error.__cause__, "server", None),
+            stage=failures.stage_of(error),
+        )
+
+
+def _begin(runtime: Runtime, session: Any) -> _Transaction | None:
+    """None where it has no deadline: then all is as the driver has it."""
+    if not runtime.switch.on:
+        return None
+    try:
+        seconds = runtime.timeout_of(session.client, NOWHERE, sessions.default_of(session))
+        return None if seconds is None else _Transaction(seconds)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience before a transaction")
+        return None
+
+
+def _whole(runtime: Runtime) -> Wrapper:
+    def wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        transaction = _begin(runtime, session)
+        if transaction is None:
+            return wrapped(*args, **kwargs)
+        args, kwargs = _with_callback(transaction.around, args, kwargs)
+        try:
+            with transaction.timeout.resume():
+                return wrapped(*args, **kwargs)
+        except PyMongoError as error:
+            ended = transaction.ended_by_time(error)
+            if ended is None:
+                raise
+            raise ended from error
+
+    return wrapper
+
+
+def _async_whole(runtime: Runtime) -> Wrapper:
+    async def wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        transaction = _begin(runtime, session)
+        if transaction is None:
+            return await wrapped(*args, **kwargs)
+        args, kwargs = _with_callback(transaction.around_async, args, kwargs)
+        try:
+            with transaction.timeout.resume():
+                return await wrapped(*args, **kwargs)
+        except PyMongoError as error:
+            ended = transaction.ended_by_time(error)
+            if ended is None:
+                raise
+            raise ended from error
+
+    return wrapper
+
+
+def _with_callback(
+    around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return (around(args[0]), *args[1:]), kwargs
+    if "callback" in kwargs:
+        return args, {**kwargs, "callback": around(kwargs["callback"])}
+    return args, kwargs
+
+
+def within_time_limit(runtime: Runtime) -> Wrapper:
+    """Whether with_transaction may repeat something after a pause: the deadline alone says it.
+
+    pymongo's own limit of 120 s is for those without a deadline. Its pause, of half a second at
+    most, may not end after the deadline either.
+    """
+
+    def wrapper(
+        wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        left = driver.remaining() if runtime.switch.on else None
+        if left is None:
+            return wrapped(*args, **kwargs)
+        pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
+        return left > pause
+
+    return wrapper

@@ -1,0 +1,283 @@
+"""Nested timeouts: the shorter holds, and nothing of them is left where they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, SentCommands, Side, fail_command, wait_until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pymongo import _csot
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Interception
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from transactions import LONG, LOW, DriversTime, drivers_time, limits
+
+from pymongo_resilience import OperationTimeoutError, override, policy, uninstrument
+
+__all__ = ["drivers_time"]
+pytestmark = pytest.mark.oldest
+
+
+def in_force() -> tuple[Any, ...]:
+    """All that stands for a timeout in this thread or task."""
+    csot = _csot.TIMEOUT.get(), _csot.DEADLINE.get(), _csot.RTT.get()
+    return *csot, policy.current(), policy.timed()
+
+
+NOTHING = (None, float("inf"), 0.0, policy.NOTHING, policy.NOTHING)
+
+SECONDS = (0, 20, 40, 60)
+BLOCKS = st.one_of(
+    st.builds(lambda s: ("override", s), st.sampled_from((None, *SECONDS))),
+    st.builds(lambda s: ("pymongo.timeout", s), st.sampled_from((None, *SECONDS))),
+)
+
+
+def block(kind: str, seconds: int | None) -> Any:
+    if kind == "pymongo.timeout":
+        return pymongo.timeout(seconds)
+    if seconds is None:
+        return override(idempotent=True)
+    return override(timeout_ms=seconds * 1000)
+
+
+@pytest.fixture(params=["default", "none"])
+def default(request: pytest.FixtureRequest, instrument: Instrument) -> int | None:
+    seconds = 80 if request.param == "default" else None
+    instrument(timeout_ms=None if seconds is None else seconds * 1000)
+    return seconds
+
+
+@given(st.lists(BLOCKS, max_size=4))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_of_any_nested_timeouts_the_shortest_holds(
+    default: int | None, server: EmbeddedServer, blocks: list[tuple[str, int | None]]
+) -> None:
+    sent = SentCommands()
+    options: Any = {"event_listeners": [sent], "serverMonitoringMode": "poll"}
+    with pymongo.MongoClient(server.uri, **options) as client:
+        with contextlib.ExitStack() as stack:
+            for kind, seconds in blocks:
+                stack.enter_context(block(kind, seconds))
+            client.db.coll.find_one()
+        assert in_force() == NOTHING
+        client.db.coll.find_one()
+    finite = [seconds for _, seconds in blocks if seconds]
+    # A timeout of 0 holds over the default, which is no block; but a None hides it in pymongo.
+    of_pymongo = [None, *(seconds for kind, seconds in blocks if kind == "pymongo.timeout")]
+    without_end = ("override", 0) in blocks or of_pymongo[-1] == 0
+    expected = min(finite) if finite else (None if without_end else default)
+    inside, after = limits(sent, "find")
+    for limit, seconds in ((inside, expected), (after, default)):
+        if seconds is None:
+            assert limit is None
+        else:
+            assert limit is not None
+            assert seconds - 15 < limit / 1000 <= seconds
+
+
+ENDINGS: dict[str, Callable[[Side, Any], Any]] = {
+    "a result": lambda side, coll: side.do(coll.find_one),
+    "an error": lambda side, coll: side.do(coll.insert_one, {"_id": 0}),
+    "a cursor that is left": lambda side, coll: side.do(coll.find(batch_size=1).next),
+    "a bulk": lambda side, coll: side.do(coll.insert_many, [{}, {}]),
+    "what it is fed from": lambda side, coll: side.do(coll.insert_many, interrupted()),
+}
+
+
+def interrupted() -> Iterator[dict[str, Any]]:
+    yield {}
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("timeout_ms", [LOW, None])
+def test_nothing_is_left_for_the_next_operation(
+    timeout_ms: int | None, ending: str, side: Side, server: EmbeddedServer, database: str,
+    control: Any, instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=timeout_ms)
+    coll = side.client(server.uri)[database].coll
+    control[database].coll.insert_many([{"_id": n} for n in range(3)])
+    left: list[Any] = []
+
+    async def in_one_task() -> None:
+        runner, side.runner = side.runner, None
+        try:
+            result = ENDINGS[ending](side, coll)
+            await result
+        finally:
+            side.runner = runner
+            left.append(in_force())
+
+    with contextlib.suppress(pymongo.errors.DuplicateKeyError, KeyboardInterrupt):
+        if side.runner is None:
+            ENDINGS[ending](side, coll)
+        else:
+            side.do(in_one_task)
+    assert [*left, in_force()] == [NOTHING] * (1 + len(left))
+
+
+def test_nor_after_the_deadline(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    sent = SentCommands()
+    coll = side.client(server.uri, event_listeners=[sent])[database].coll
+    side.do(coll.find_one)
+    with fail_command(control, "find", errorCode=6):
+        with override(timeout_ms=100), pytest.raises(OperationTimeoutError):
+            side.do(coll.find_one)
+    sent.started_events.clear()
+    side.do(coll.find_one)
+    assert limits(sent, "find") == [None]
+    assert in_force() == NOTHING
+
+
+def test_a_block_of_one_task_is_none_of_anothers(
+    server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    sent = SentCommands()
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(server.uri, event_listeners=[sent]) as client:
+            coll = client[database].coll
+            inside, done = asyncio.Event(), asyncio.Event()
+
+            async def with_a_timeout() -> None:
+                async with override(timeout_ms=LOW):
+                    with pymongo.timeout(LOW / 1000):
+                        inside.set()
+                        await done.wait()
+                        await coll.find_one({"own": True})
+
+            async def without() -> None:
+                await inside.wait()
+                await coll.find_one({"own": False})
+                done.set()
+
+            await asyncio.gather(with_a_timeout(), without())
+
+    asyncio.run(main())
+    without, own = limits(sent, "find")
+    assert without is None
+    assert own is not None
+
+
+def test_nor_of_a_threads_that_is_started_inside(
+    server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    sent = SentCommands()
+    with pymongo.MongoClient(server.uri, event_listeners=[sent]) as client:
+        with override(timeout_ms=LOW), pymongo.timeout(LOW / 1000):
+            thread = threading.Thread(target=client[database].coll.find_one)
+            thread.start()
+            thread.join()
+    assert limits(sent, "find") == [None]
+
+
+class Hellos(Interception):
+    """Every hello that a member is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_request(self, request: Any, connection: Any) -> Any:
+        if request.command_name in HELLO_COMMANDS:
+            self.seen.append(request.body)
+
+
+def test_nor_of_the_monitors_that_the_first_operation_starts(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, drivers_time: DriversTime
+) -> None:
+    """In an async client they are tasks, and keep the context of the first operation for good."""
+    instrument(timeout_ms=LONG)
+    hellos = Hellos()
+    proxy.inject(hellos)
+    coll = side.client(proxy.uri)[database].coll
+    with override(timeout_ms=LOW), pymongo.timeout(LOW / 1000):
+        side.do(coll.find_one)
+    drivers_time.passed = LOW
+    asked = len(hellos.seen)
+
+    def asked_again() -> bool:
+        return len(hellos.seen) >= asked + 2
+
+    if side.runner is None:
+        wait_until(asked_again)
+    else:
+        side.do(asyncio.to_thread, wait_until, asked_again)
+    assert all("maxTimeMS" not in each for each in hellos.seen)
+    assert side.do(coll.find_one) is None
+
+
+def test_a_generator_that_is_left_in_the_middle_leaves_nothing(
+    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    control[database].coll.insert_many([{}, {}, {}])
+    with pymongo.MongoClient(server.uri) as client:
+
+        def documents() -> Iterator[Any]:
+            with override(timeout_ms=LOW), pymongo.timeout(LOW / 1000):
+                yield from client[database].coll.find(batch_size=1)
+
+        generator = documents()
+        next(generator)
+        generator.close()  # type: ignore[attr-defined]  # a generator
+        assert in_force() == NOTHING
+
+
+def test_an_async_generator_that_another_task_closes_breaks_nothing(
+    server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    """The event loop closes it in a task of its own, where there is nothing to take back."""
+    instrument()
+    control[database].coll.insert_many([{}, {}, {}])
+    complaints: list[Any] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        async with pymongo.AsyncMongoClient(server.uri) as client:
+
+            async def documents() -> AsyncIterator[Any]:
+                async with override(timeout_ms=LOW):
+                    async for each in client[database].coll.find(batch_size=1):
+                        yield each
+
+            async def take_one() -> None:
+                async for _ in documents():
+                    break
+
+            await asyncio.create_task(take_one())
+            gc.collect()
+            await loop.shutdown_asyncgens()
+            assert in_force() == NOTHING
+
+    asyncio.run(main())
+    assert complaints == []
+
+
+def test_after_uninstrument_an_override_does_nothing(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=LONG)
+    sent = SentCommands()
+    coll = side.client(server.uri, event_listeners=[sent])[database].coll
+    with override(timeout_ms=LOW):
+        uninstrument()
+        side.do(coll.find_one)
+    assert limits(sent, "find") == [None]
+    assert in_force() == NOTHING

@@ -1,0 +1,180 @@
+"""A session's default_timeout_ms: what it holds for, what wins over it, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, SentCommands, Side
+from pymongo.errors import ConfigurationError
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from transactions import LONG, LOW, DriversTime, drivers_time, limits, session_of
+
+from pymongo_resilience import Policy, override, uninstrument
+from pymongo_resilience.testing import set_active
+
+__all__ = ["drivers_time"]
+pytestmark = pytest.mark.oldest
+
+ENDS: dict[str, tuple[str, Callable[[Side, Any], Any]]] = {
+    "commit_transaction": (
+        "commitTransaction",
+        lambda side, session: side.do(session.commit_transaction),
+    ),
+    "abort_transaction": (
+        "abortTransaction",
+        lambda side, session: side.do(session.abort_transaction),
+    ),
+    "end_session": ("abortTransaction", lambda side, session: side.do(session.end_session)),
+}
+SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], Callable[[], Any]]] = {
+    "Config": ({"timeout_ms": LOW}, {}, {}, contextlib.nullcontext),
+    "client": ({"timeout_ms": LONG}, {"timeoutMS": LOW}, {}, contextlib.nullcontext),
+    "session": (
+        {"timeout_ms": LONG, "policies": {"*.*": Policy(timeout_ms=LONG)}},
+        {"timeoutMS": LONG},
+        {"default_timeout_ms": LOW},
+        contextlib.nullcontext,
+    ),
+    "override": (
+        {},
+        {"timeoutMS": LONG},
+        {"default_timeout_ms": LONG},
+        lambda: override(timeout_ms=LOW),
+    ),
+    "pymongo.timeout": (
+        {},
+        {},
+        {"default_timeout_ms": LONG},
+        lambda: pymongo.timeout(LOW / 1000),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("end", ENDS)
+def test_the_nearest_timeout_holds_for_the_end_of_a_transaction(
+    end: str, source: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    options, of_client, of_session, around = SOURCES[source]
+    instrument(**options)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], **of_client)
+    command, finish = ENDS[end]
+    with session_of(side, client, **of_session) as session:
+        side.do(session.start_transaction)
+        side.do(client[database].coll.insert_one, {}, session=session)
+        with around():
+            finish(side, session)
+    (limit,) = limits(sent, command)
+    assert limit is not None
+    assert LOW / 2 < limit <= LOW
+
+
+def test_it_holds_for_nothing_else(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    with session_of(side, client, default_timeout_ms=LOW) as session:
+        side.do(client[database].coll.insert_one, {}, session=session)
+        side.do(session.start_transaction)
+        side.do(client[database].coll.insert_one, {}, session=session)
+        side.do(session.commit_transaction)
+    assert limits(sent, "insert") == [None, None]
+
+
+@pytest.mark.parametrize("switched_on", [True, False])
+@pytest.mark.parametrize("wrong", [-1, 1.5, "100", True, 2**31])
+def test_what_is_no_timeout_is_refused(
+    wrong: Any, switched_on: bool, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri)
+    with set_active(switched_on), pytest.raises(ConfigurationError) as caught:
+        client.start_session(default_timeout_ms=wrong)
+    allowed = "expected an integer from 0 to 2147483647"
+    assert str(caught.value) == f"default_timeout_ms={wrong!r}: {allowed}"
+
+
+def test_none_inherits_and_what_the_driver_knows_is_handed_on(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent], timeoutMS=LOW)
+    options = {"default_timeout_ms": None, "causal_consistency": False}
+    with session_of(side, client, **options) as session:
+        assert session.options.causal_consistency is False
+        side.do(session.start_transaction)
+        side.do(client[database].coll.insert_one, {}, session=session)
+        side.do(session.commit_transaction)
+    (limit,) = limits(sent, "commitTransaction")
+    assert limit is not None
+    assert LOW / 2 < limit <= LOW
+
+
+def test_start_session_itself_has_no_timeout_of_its_own(
+    side: Side, proxy: ReplicaSet, instrument: Instrument, drivers_time: DriversTime
+) -> None:
+    """Nor does it end with one: nothing is sent, and nothing waited for."""
+    instrument()
+    client = side.client(proxy.uri)
+    with pymongo.timeout(1), override(timeout_ms=1):
+        drivers_time.passed = 2
+        with session_of(side, client, default_timeout_ms=0) as session:
+            assert not session.has_ended
+
+
+def test_after_uninstrument_the_driver_refuses_it_as_ever(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri)
+    uninstrument()
+    with pytest.raises(TypeError, match="default_timeout_ms"):
+        client.start_session(default_timeout_ms=100)
+
+
+@pytest.mark.parametrize("how", ["abort_transaction", "end_session"])
+def test_an_abort_after_the_deadline_is_sent(
+    how: str, side: Side, proxy: ReplicaSet, database: str, control: Any,
+    instrument: Instrument, drivers_time: DriversTime,
+) -> None:  # fmt: skip
+    instrument()
+    control[database].coll.insert_one({"_id": 0})
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    session = client.start_session()
+    side.do(session.start_transaction)
+    with pymongo.timeout(LOW / 1000):
+        side.do(client[database].coll.update_one, {"_id": 0}, {"$set": {"n": 1}}, session=session)
+        drivers_time.passed = LOW
+        side.do(getattr(session, how))
+    (limit,) = limits(sent, "abortTransaction")
+    assert limit is not None
+    assert LOW / 2 < limit <= LOW
+    # Until the transaction is gone, this waits for it.
+    with pymongo.timeout(5):
+        control[database].coll.update_one({"_id": 0}, {"$set": {"n": 2}})
+    side.do(session.end_session)
+
+
+def test_plain_pymongo_sends_no_abort_after_the_deadline(
+    side: Side, proxy: ReplicaSet, database: str, drivers_time: DriversTime
+) -> None:
+    # Pinned: pymongo 4.17 to 4.20. Once this fails, an abort needs the library no more.
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    with session_of(side, client) as session:
+        side.do(session.start_transaction)
+        with pymongo.timeout(LOW / 1000):
+            side.do(client[database].coll.insert_one, {}, session=session)
+            drivers_time.passed = LOW
+            side.do(session.abort_transaction)
+    assert len(sent.named("insert")) == 1
+    assert sent.named("abortTransaction") == []
