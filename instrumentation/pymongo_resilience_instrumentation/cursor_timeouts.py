@@ -5,7 +5,6 @@ Source: Client-Side Operations Timeout, "Cursors".
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +106,7 @@ def timeout_of(
     return CursorTimeout(
         seconds=None if blocked else runtime.timeout_without_blocks(call),
         mode=mode or runtime.config.timeout_mode or CURSOR_LIFETIME,
-        began=time.monotonic(),
+        began=driver.now(),
         to_close=call.timeout,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
@@ -81,7 +80,7 @@ class _Transaction:
     """One with_transaction under a deadline. Belongs to one thread or task."""
 
     def __init__(self, seconds: float) -> None:
-        self._begun = time.monotonic()
+        self._begun = driver.now()
         self._outside = driver.RunningTimeout.in_force()
         self.timeout = driver.RunningTimeout.begin(seconds)
         self._deadline = TransactionDeadline(self.timeout, policy.timed())
@@ -134,7 +133,7 @@ class _Transaction:
         return timed_out(
             error,
             timeout_s=seconds,
-            elapsed_s=time.monotonic() - self._begun,
+            elapsed_s=driver.now() - self._begun,
             attempts=self._runs,
             server=getattr(error.__cause__, "server", None),
             stage=failures.stage_of(error),

@@ -5,7 +5,6 @@ Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
@@ -71,7 +70,7 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
 def elapsed(call: Call) -> float:
     """Seconds of its timeout that are gone; a cursor's may have begun with an earlier batch."""
     if call.cursor is not None and call.cursor.ends is not None:
-        return time.monotonic() - call.cursor.began
+        return driver.now() - call.cursor.began
     return call.elapsed()
 
 

@@ -33,6 +33,7 @@ from pymongo_resilience_instrumentation.driver.deadline import (
     has_max_commit_time,
     has_max_time,
     min_rtt,
+    now,
     remaining,
     timeout_in_force,
 )
@@ -157,6 +158,7 @@ __all__ = [
     "max_retries",
     "min_rtt",
     "namespace",
+    "now",
     "operation_name",
     "parts",
     "prepare_retry",

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from contextvars import Token
 
 
+def now() -> float:
+    """Seconds on the clock of the driver's deadlines."""
+    return time.monotonic()
+
+
 def timeout_in_force() -> float | None:
     """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 is without end."""
     timeout = _csot.get_timeout()
@@ -59,7 +64,7 @@ class DeadlineWithin(AbstractContextManager[None]):
         self._before: Token[float] | None = None
 
     def __enter__(self) -> None:
-        end = min(_csot.get_deadline(), time.monotonic() + self._seconds)
+        end = min(_csot.get_deadline(), now() + self._seconds)
         self._before = _csot.DEADLINE.set(end)
 
     def __exit__(self, *raised: Any) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation.driver.deadline import now
 
 try:
     from pymongo import _csot
@@ -32,7 +33,7 @@ class RunningTimeout:
     seconds: float | None
     """The whole of it; 0 is without end, None is no timeout."""
     ends: float
-    """On the driver's clock, ``time.monotonic``."""
+    """On the driver's clock, ``now``."""
 
     @classmethod
     def begin(cls, seconds: float) -> RunningTimeout:
@@ -42,7 +43,7 @@ class RunningTimeout:
     @classmethod
     def anew(cls, seconds: float) -> RunningTimeout:
         """From now on, whatever is in force."""
-        return cls(seconds, time.monotonic() + seconds if seconds else float("inf"))
+        return cls(seconds, now() + seconds if seconds else float("inf"))
 
     @classmethod
     def in_force(cls) -> RunningTimeout:
@@ -71,7 +72,7 @@ def hidden_timeout() -> RunningTimeout | None:
     ends = _csot.DEADLINE.get()
     if ends == float("inf"):
         return None
-    return RunningTimeout(max(ends - time.monotonic(), SHORTEST), ends)
+    return RunningTimeout(max(ends - now(), SHORTEST), ends)
 
 
 class _Resumed(AbstractContextManager[None]):

@@ -8,11 +8,10 @@ connectTimeoutMS.
 from __future__ import annotations
 
 import importlib
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.driver.deadline import remaining, timeout_in_force
+from pymongo_resilience_instrumentation.driver.deadline import now, remaining, timeout_in_force
 from pymongo_resilience_instrumentation.driver.interruptions import topology_classes
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def begin_selection(topology: Any, timeout: float) -> float:
     call = calls.current()
     if call is not None:
         # With 0 the servers are looked at once. A connection cannot be made in no time.
-        call.waits_until = time.monotonic() + (own or float("inf"))
+        call.waits_until = now() + (own or float("inf"))
     return min(timeout, own)
 
 
@@ -68,7 +67,7 @@ def time_to_wait() -> float | None:
     call = calls.current()
     if left is None or call is None:
         return left
-    return min(left, call.waits_until - time.monotonic())
+    return min(left, call.waits_until - now())
 
 
 def shortened(timeout: float | None) -> float | None:
