@@ -170,12 +170,16 @@ def _room(limit: Deadline, failure: Failure) -> float:
     return limit.remaining() - max(0.0, failure.min_rtt)
 
 
+SHORTEST = 0.001
+"""Seconds. maxTimeMS is a whole number of milliseconds: no command is sent with less."""
+
+
 def _deadline_is_over(operation: Operation, failure: Failure) -> bool:
     """For an attempt that ran out of time. What is sent has all the time of the operation; before
     that, selecting a server, waiting for the pool and connecting have limits of their own."""
     if operation.deadline is None:
         return False
-    return failure.stage is not Stage.NOT_SENT or not _room(operation.deadline, failure) > 0
+    return failure.stage is not Stage.NOT_SENT or not _room(operation.deadline, failure) >= SHORTEST
 
 
 def _out_of_time(operation: Operation) -> Rule:

@@ -68,7 +68,7 @@ class CursorTimeout:
         end = self.ends
         if end is None:
             return known, Timeout(seconds)
-        return known, driver.RunningTimeout(seconds, end).within_others().resume()
+        return known, driver.RunningTimeout.begin(seconds).until(end).resume()
 
 
 def kept_by(cursor: Any) -> CursorTimeout | None:

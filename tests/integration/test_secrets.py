@@ -49,7 +49,8 @@ LIVING_TOO_SHORT = {
     "_TimedOutError": "the same",
     "Postponed": "has no fields",
     "Dropped": "has no fields",
-    # of a transaction or a stream, while one is under way
+    # of a cursor, a transaction or a stream, while one is under way
+    "CursorTimeout": "numbers and a mode",
     "RunningTimeout": "two numbers",
     "_Ours": "a number",
     "TransactionDeadline": "these and a Policy, which hides the data it carries",

@@ -48,7 +48,7 @@ REMOVABLE = {
     "pymongo._csot.get_rtt": {Feature.RETRIES},
     "pymongo.synchronous.mongo_client:MongoClient._run_operation": {Feature.CURSORS},
     "pymongo.asynchronous.mongo_client:AsyncMongoClient._end_sessions": {Feature.CLEANUP},
-    "pymongo._csot.DEADLINE": {Feature.CLEANUP, Feature.WAITS},
+    "pymongo._csot.DEADLINE": {Feature.CLEANUP, Feature.TIMEOUT, Feature.WAITS},
     "pymongo.asynchronous.pool._async_cond_wait": {Feature.WAITS},
     "pymongo.asynchronous.pool._configured_protocol_interface": {Feature.WAITS},
     "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients": {Feature.EXISTING_CLIENTS},

@@ -49,6 +49,10 @@ class RunningTimeout:
     def in_force(cls) -> RunningTimeout:
         return cls(_csot.TIMEOUT.get(), _csot.DEADLINE.get())
 
+    def until(self, end: float) -> RunningTimeout:
+        """It, but no longer than to ``end``."""
+        return RunningTimeout(self.seconds, min(self.ends, end))
+
     def within_others(self) -> RunningTimeout:
         """It, or the one in force where that ends sooner."""
         ends = _csot.DEADLINE.get()
