@@ -16,7 +16,7 @@ from conftest import Instrument, Side
 from pymongo import _csot
 from pymongo.errors import WaitQueueTimeoutError
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.driver import deadline, waits
+from pymongo_resilience_instrumentation.driver import deadline
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from waiting import NOBODY, PLENTY_MS, half_of, wait_for_server
 
@@ -58,7 +58,7 @@ WAITS = [
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """For deadlines alone; asyncio's goes on."""
-    for module in (_csot, waits, deadline):
+    for module in (_csot, deadline):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: NOW))
 
 

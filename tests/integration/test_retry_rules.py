@@ -209,7 +209,9 @@ def test_an_unacknowledged_write_is_never_repeated(
             side.do(unacknowledged.insert_one, {"_id": 1})
     except pymongo.errors.AutoReconnect:
         pass
-    assert not any(hasattr(event, "delay") for event in telemetry.decisions.events)
+    # A handshake that was cut is an overload to pymongo 4.18 and later: nothing was sent then.
+    scheduled = {event.reason for event in telemetry.decisions.events if hasattr(event, "delay")}
+    assert scheduled <= {RetryReason.OVERLOADED}
 
 
 def test_not_primary_is_repeated_with_the_controlled_back_off(
