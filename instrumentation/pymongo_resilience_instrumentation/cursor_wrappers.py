@@ -137,6 +137,10 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Wrapper:
         if not runtime.switch.on or driver.timeout_in_force() is not None:
             return NO_DEADLINE
         try:
+            transaction = sessions.transaction_of_any(cursor.session, asynchronous)
+            if transaction is not None:
+                # All that holds there; what the driver would put around is a client's timeoutMS.
+                return transaction.timeout.resume()
             return _for_all(runtime, cursor)
         except ConfigurationError:
             raise

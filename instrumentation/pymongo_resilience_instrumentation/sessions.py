@@ -97,6 +97,11 @@ def transaction_of_call(
     session = kwargs.get("session")
     if session is None and session_at is not None and len(args) > session_at:
         session = args[session_at]
+    return transaction_of_any(session, asynchronous)
+
+
+def transaction_of_any(session: Any, asynchronous: bool) -> TransactionDeadline | None:
+    """The same for ``session``, or where that is None for the one that is bound around."""
     return transaction_of(driver.bound_session(asynchronous) if session is None else session)
 
 

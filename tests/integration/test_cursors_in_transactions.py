@@ -1,0 +1,103 @@
+"""Cursors with the session of a with_transaction have what is left of it, and no time of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, SentCommands, Side
+from pymongo.errors import InvalidOperation
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from transactions import LONG, LOW, limits, run, session_of
+
+from pymongo_resilience import Policy, bind, override
+
+pytestmark = pytest.mark.oldest
+OWN: dict[str, tuple[dict[str, Any], dict[str, Any], Policy]] = {
+    "Config": ({"timeout_ms": LONG}, {}, Policy()),
+    "Config, by iteration": ({"timeout_ms": LONG, "timeout_mode": "iteration"}, {}, Policy()),
+    "Config, without end": ({"timeout_ms": 0}, {}, Policy()),
+    "client": ({}, {"timeoutMS": LONG}, Policy()),
+    "bind": ({}, {}, Policy(timeout_ms=LONG)),
+    "bind, by iteration": ({}, {}, Policy(timeout_mode="iteration")),
+}
+"""What a cursor would have without the transaction: the options of Config and of its client, and
+the policy of its collection."""
+Read = Callable[[Any, Any], Any]
+
+
+def _found(coll: Any, session: Any) -> Any:
+    return coll.find({}, batch_size=2, session=session).to_list()
+
+
+def _found_in_a_bound_session(coll: Any, session: Any) -> Any:
+    def found() -> Any:
+        with session.bind(end_session=False):
+            return coll.find({}, batch_size=2).to_list()
+
+    async def awaited() -> Any:
+        async with session.bind(end_session=False):
+            return await coll.find({}, batch_size=2).to_list()
+
+    return awaited() if inspect.iscoroutinefunction(coll.insert_one) else found()
+
+
+def _aggregated(coll: Any, session: Any) -> Any:
+    made = coll.aggregate([{"$match": {}}], batchSize=2, session=session)
+
+    async def awaited() -> Any:
+        return await (await made).to_list()
+
+    return awaited() if inspect.isawaitable(made) else made.to_list()
+
+
+READS: dict[str, Read] = {
+    "find": _found,
+    "find, bound": _found_in_a_bound_session,
+    "aggregate": _aggregated,
+}
+
+
+@pytest.fixture
+def sent() -> SentCommands:
+    return SentCommands()
+
+
+@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("read", READS)
+def test_a_list_of_one_has_what_is_left(
+    read: str, own: str, side: Side, proxy: ReplicaSet, control: Any, database: str,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    """Whatever the driver or the library puts around a list, it is none of the callback's."""
+    of_config, of_client, policy = OWN[own]
+    instrument(**of_config)
+    control[database].coll.insert_many([{} for _ in range(5)])
+    client = side.client(proxy.uri, event_listeners=[sent], **of_client)
+    coll = bind(client[database].coll, policy)
+    with session_of(side, client, default_timeout_ms=LOW) as session:
+        (found,) = run(side, session, lambda s: READS[read](coll, s))
+    assert len(found) == 5
+    first, *more = limits(sent, "find", "aggregate", "getMore")
+    assert first in range(LOW // 2, LOW + 1)
+    assert more == [None, None]
+
+
+@pytest.mark.parametrize(
+    "block", [lambda: override(timeout_ms=LONG), lambda: pymongo.timeout(LONG / 1000)]
+)
+@pytest.mark.parametrize("read", READS)
+def test_a_list_in_a_block_of_the_callback_is_refused(
+    read: str, block: Callable[[], contextlib.AbstractContextManager[Any]], side: Side,
+    proxy: ReplicaSet, database: str, sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    with session_of(side, client, default_timeout_ms=LOW) as session:
+        with pytest.raises(InvalidOperation, match="has what remains of the transaction's timeout"):
+            run(side, session, lambda s: READS[read](client[database].coll, s), block=block)
+    assert sent.named("find", "aggregate") == []
