@@ -116,7 +116,9 @@ class Attempts:
         self._reached_connection = True
         cursor = self.call.cursor
         if cursor is not None and cursor.omits_max_time:
-            return driver.sending_without_max_time(self._func)(*args)
+            # What is in a document for cursor_command() is the application's affair.
+            own = self.call.operation == "runCommand"
+            return driver.sending_without_max_time(self._func, keeps_own=own)(*args)
         return self._func(*args)
 
     def _lost_its_txn_number(self, args: tuple[Any, ...]) -> bool:

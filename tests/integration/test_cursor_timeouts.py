@@ -70,6 +70,22 @@ def test_by_iteration_each_batch_has_the_time_anew(
         assert span.attributes["pymongo_resilience.deadline"] == MINUTE / 1000
 
 
+@pytest.mark.parametrize("timeout_ms", [MINUTE, 0])
+@pytest.mark.parametrize("made", ["find", "aggregate"])
+def test_by_iteration_a_max_time_of_the_applications_is_set_aside_too(
+    made: str, timeout_ms: int, side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    """But not one in a document for cursor_command, which nobody looks at."""
+    instrument(timeout_ms=timeout_ms, timeout_mode="iteration")
+    if made == "find":
+        side.documents(coll.find(max_time_ms=7000))
+    else:
+        side.documents(side.do(coll.aggregate, [{"$match": {}}], maxTimeMS=7000))
+    document = {"find": coll.name, "maxTimeMS": 7000}
+    side.documents(side.do(coll.database.cursor_command, document))
+    assert with_max_time(sent, "find", "aggregate") == [False, True]
+
+
 def test_each_batch_ends_by_itself_and_the_driver_keeps_its_connection_in_order(
     side: Side, coll: Any, control: Any, sent: SentCommands, instrument: Instrument
 ) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.cursor import CursorType
 
+from pymongo_resilience_instrumentation.driver.time_limits import LIMIT, limited_command
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -83,33 +85,38 @@ def cursor_of_stream(stream: Any) -> Any:
     return stream._cursor
 
 
-def sending_without_max_time(func: Callable[..., Any]) -> Callable[..., Any]:
+def sending_without_max_time(func: Callable[..., Any], *, keeps_own: bool) -> Callable[..., Any]:
     """``func``, what the retry loop calls once it has a connection, such that no command of it
     carries maxTimeMS. The deadline holds for the connection all the same.
 
     A connection is one operation's alone, and so may have a method of its own for as long.
+    ``keeps_own``: a maxTimeMS that is in the command already is sent.
     """
     if not inspect.iscoroutinefunction(func):
 
         def sync(*args: Any) -> Any:
-            with _without_max_time(args):
+            with _without_max_time(args, keeps_own):
                 return func(*args)
 
         return sync
 
     async def asynchronous(*args: Any) -> Any:
-        with _without_max_time(args):
+        with _without_max_time(args, keeps_own):
             return await func(*args)
 
     return asynchronous
 
 
 @contextmanager
-def _without_max_time(args: tuple[Any, ...]) -> Iterator[None]:
+def _without_max_time(args: tuple[Any, ...], keeps_own: bool) -> Iterator[None]:
     connection = next(each for each in args if hasattr(each, "apply_timeout"))
     apply = connection.apply_timeout
 
     def apply_timeout(*given: Any, **named: Any) -> Any:
+        command = limited_command(given, named)
+        if command is not None and not keeps_own:
+            # A cursor's max_time_ms, which a timeout sets aside.
+            command.pop(LIMIT, None)
         # (cmd) in 4.20, (client, cmd) in 4.17; a getMore has always given none.
         if "cmd" in named:
             return apply(*given, cmd=None)
