@@ -79,7 +79,9 @@ def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) ->
 class _Transaction:
     """One with_transaction under a deadline. Belongs to one thread or task."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, judges: bool) -> None:
+        """``judges``: whether its errors are ours to judge."""
+        self._judges = judges
         self._begun = driver.now()
         self._outside = driver.RunningTimeout.in_force()
         self.timeout = driver.RunningTimeout.begin(seconds)
@@ -126,7 +128,7 @@ class _Transaction:
         """The error to raise for one of the driver's that ended it for lack of time."""
         raised, self._raised = self._raised, None
         seconds = self.timeout.seconds
-        if not seconds or not error.timeout:
+        if not seconds or not error.timeout or not self._judges:
             return None
         if raised is error or isinstance(error, OperationTimeoutError):
             return None
@@ -146,7 +148,7 @@ def _begin(runtime: Runtime, session: Any) -> _Transaction | None:
         return None
     try:
         seconds = runtime.timeout_of(session.client, NOWHERE, sessions.default_of(session))
-        return None if seconds is None else _Transaction(seconds)
+        return None if seconds is None else _Transaction(seconds, judges=runtime.judges)
     except Exception:
         logger.exception("a fault of pymongo-resilience before a transaction")
         return None

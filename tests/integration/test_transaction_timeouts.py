@@ -295,6 +295,22 @@ def test_what_ends_it_is_an_error_of_the_drivers_around_the_last_one(
     assert_gone(control, seeded)
 
 
+def test_with_the_drivers_own_loop_it_is_the_drivers_own(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    drivers_time: DriversTime,
+) -> None:  # fmt: skip
+    instrument(config_strategy="driver")
+
+    def fail(_: Any) -> None:
+        drivers_time.passed = LOW
+        raise OperationFailure("conflict", 112, {"errorLabels": ["TransientTransactionError"]})
+
+    with session_of(side, side.client(proxy.uri), default_timeout_ms=LOW) as session:
+        with pytest.raises(ExecutionTimeout) as caught:
+            run(side, session, fail)
+    assert type(caught.value) is ExecutionTimeout
+
+
 @pytest.mark.parametrize("default_timeout_ms", [LONG, 0, None])
 def test_the_limit_of_120_s_is_for_those_without_a_deadline(
     default_timeout_ms: int | None, side: Side, proxy: ReplicaSet, seeded: str, control: Any,
