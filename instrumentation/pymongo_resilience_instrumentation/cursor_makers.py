@@ -26,8 +26,11 @@ WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
 
 
-def find(runtime: Runtime) -> Wrapper:
-    """``find`` and ``find_raw_batches`` only make a cursor: it remembers what is around it."""
+def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: instance) -> Wrapper:
+    """``find`` and ``find_raw_batches`` only make a cursor: it remembers what is around it.
+
+    ``collection``: from whatever has the method to the collection that it finds in.
+    """
 
     def wrapper(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -35,7 +38,7 @@ def find(runtime: Runtime) -> Wrapper:
         cursor = wrapped(*args, **kwargs)
         # What the driver makes inside of a call is used up there, under the call's own policy.
         if runtime.switch.on and calls.current() is None:
-            _hand(policy_of(instance), cursor)
+            _hand(policy_of(collection(instance)), cursor)
         return cursor
 
     return wrapper

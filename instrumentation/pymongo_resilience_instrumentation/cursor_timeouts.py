@@ -102,6 +102,9 @@ def timeout_of(
         return None
     if tailable:
         mode = ITERATION
+    elif driver.runs_already():
+        # GridFS's own (CSOT, "GridFS API"): a stream's deadline is over it, whatever is set.
+        mode = CURSOR_LIFETIME
     blocked = driver.timeout_in_force() is not None and not policy.current().timeout_ms
     return CursorTimeout(
         seconds=None if blocked else runtime.timeout_without_blocks(call),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.binding import policy_of
-from pymongo_resilience_instrumentation import driver, gridfs_errors
+from pymongo_resilience_instrumentation import cursor_makers, driver, gridfs_errors
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
         return timeout
 
     for owner in driver.gridfs_buckets():
+        yield owner, "find", cursor_makers.find(runtime, driver.files_of_bucket)
         for name in (*OPENING, *WHOLE):
             if name in vars(owner):
                 yield owner, name, _wrapper(runtime, owner, name, begin, name in OPENING)

@@ -291,3 +291,44 @@ def test_plain_pymongo_gives_each_command_of_a_stream_the_whole_timeout(
     drivers_time.passed = 2 * LOW / 1000
     assert side.do(stream.read) == CONTENT
     assert_limit(limits(sent, "find")[-1], LOW)
+
+
+@pytest.mark.parametrize("where", ["process", "rule", "override"])
+def test_the_cursors_of_a_stream_have_its_life_whatever_mode_is_set(
+    where: str, side: Side, proxy: ReplicaSet, stored: str, instrument: Instrument
+) -> None:
+    around: Any = contextlib.nullcontext()
+    if where == "process":
+        instrument(timeout_ms=LOW, timeout_mode="iteration")
+    elif where == "rule":
+        by_iteration = Policy(timeout_ms=LOW, timeout_mode="iteration")
+        instrument(policies={f"{stored}.fs.*": by_iteration})
+    else:
+        instrument()
+        around = override(timeout_ms=LOW, timeout_mode="iteration")
+    sent = SentCommands()
+    bucket = bucket_of(side, side.client(proxy.uri, event_listeners=[sent])[stored])
+    with around:
+        stream = side.do(bucket.open_download_stream, "file")
+        assert side.do(stream.read) == CONTENT
+    for limit in limits(sent, "find"):
+        assert_limit(limit, LOW)
+    assert len(sent.named("find")) == 2
+
+
+@pytest.mark.parametrize("where", ["override", "bind"])
+@pytest.mark.parametrize("make", [bucket_of, filesystem_of])
+def test_a_cursor_over_files_takes_its_timeout_along(
+    make: Callable[..., Any], where: str, side: Side, proxy: ReplicaSet, stored: str,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=LONG)
+    sent = SentCommands()
+    db = side.client(proxy.uri, event_listeners=[sent])[stored]
+    if where == "bind":
+        db = bind(db, Policy(timeout_ms=LOW))
+    around: Any = override(timeout_ms=LOW) if where == "override" else contextlib.nullcontext()
+    with around:
+        files = make(side, db).find({})
+    assert len(side.documents(files)) == 1
+    assert_limit(*limits(sent, "find"), LOW)
