@@ -1,4 +1,4 @@
-"""Cursors with the session of a with_transaction have what is left of it, and no time of their own."""
+"""Cursors with the session of a with_transaction: they have what is left of it, and no more."""
 
 from __future__ import annotations
 
