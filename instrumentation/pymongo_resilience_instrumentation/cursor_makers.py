@@ -5,6 +5,7 @@ A cursor is used elsewhere than it is made, often after the block that it was ma
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import policy
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
 
+logger = logging.getLogger("pymongo_resilience")
+
 
 def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: instance) -> Wrapper:
     """``find`` and ``find_raw_batches`` only make a cursor: it remembers what is around it.
@@ -37,8 +40,11 @@ def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: i
     ) -> Any:
         cursor = wrapped(*args, **kwargs)
         # What the driver makes inside of a call is used up there, under the call's own policy.
-        if runtime.switch.on and calls.current() is None:
-            _hand(policy_of(collection(instance)), cursor)
+        try:
+            if runtime.switch.on and calls.current() is None:
+                _hand(policy_of(collection(instance)), cursor)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after a cursor was made")
         return cursor
 
     return wrapper
@@ -51,8 +57,11 @@ def clone(runtime: Runtime) -> Wrapper:
         wrapped: Callable[..., Any], cursor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         made = wrapped(*args, **kwargs)
-        if runtime.switch.on:
-            hand(policy_of_cursor(cursor), made)
+        try:
+            if runtime.switch.on:
+                hand(policy_of_cursor(cursor), made)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after a cursor was copied")
         return made
 
     return wrapper

@@ -133,22 +133,16 @@ def _kill_later(
 def to_list(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """All batches of one ``to_list`` have one timeout, also by iteration."""
 
-    def enter(cursor: Any) -> AbstractContextManager[None]:
-        if not runtime.switch.on or driver.timeout_in_force() is not None:
+    def begin(cursor: Any) -> AbstractContextManager[None]:
+        if driver.timeout_in_force() is not None:
             return NO_DEADLINE
-        try:
-            transaction = sessions.transaction_of_any(cursor.session, asynchronous)
-            if transaction is not None:
-                # All that holds there; what the driver would put around is a client's timeoutMS.
-                return transaction.timeout.resume()
-            return _for_all(runtime, cursor)
-        except ConfigurationError:
-            raise
-        except Exception:
-            logger.exception("a fault of pymongo-resilience before a cursor's to_list")
-            return NO_DEADLINE
+        transaction = sessions.transaction_of_any(cursor.session, asynchronous)
+        if transaction is not None:
+            # All that holds there; what the driver would put around is a client's timeoutMS.
+            return transaction.timeout.resume()
+        return _for_all(runtime, cursor)
 
-    return _within(enter, asynchronous)
+    return _within(runtime, begin, asynchronous)
 
 
 def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
@@ -173,16 +167,16 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     closes by itself is within that call's own time.
     """
 
-    def enter(closed: Any) -> AbstractContextManager[None]:
+    def begin(closed: Any) -> AbstractContextManager[None]:
         kept = kept_by(closed)
-        if kept is None or not runtime.switch.on or calls.current() is not None:
+        if kept is None or calls.current() is not None:
             return NO_DEADLINE
         around = policy.current().timeout_ms is not None or driver.timeout_in_force() is not None
         if around or not getattr(closed, "cursor_id", True):
             return NO_DEADLINE
         return driver.RunningTimeout.anew(kept.to_close).resume()
 
-    return _within(enter, asynchronous)
+    return _within(runtime, begin, asynchronous)
 
 
 def next_of_stream(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -191,19 +185,34 @@ def next_of_stream(runtime: Runtime, asynchronous: bool) -> Wrapper:
     Without such a block the driver does it, with the timeout that the stream was given.
     """
 
-    def enter(stream: Any) -> AbstractContextManager[None]:
+    def begin(stream: Any) -> AbstractContextManager[None]:
         around = policy.current().timeout_ms
-        if around is None or not runtime.switch.on:
+        if around is None:
             return NO_DEADLINE
         own = driver.timeout_of_each_next(stream)
         seconds = shorter(around / 1000, own or 0)
         in_force = driver.timeout_in_force()
         return NO_DEADLINE if in_force is not None and not seconds else Timeout(seconds)
 
-    return _within(enter, asynchronous)
+    return _within(runtime, begin, asynchronous)
 
 
-def _within(enter: Callable[[Any], AbstractContextManager[None]], asynchronous: bool) -> Wrapper:
+def _within(
+    runtime: Runtime, begin: Callable[[Any], AbstractContextManager[None]], asynchronous: bool
+) -> Wrapper:
+    """The method within what ``begin`` gives, which raises ConfigurationError to refuse."""
+
+    def enter(instance: Any) -> AbstractContextManager[None]:
+        if not runtime.switch.on:
+            return NO_DEADLINE
+        try:
+            return begin(instance)
+        except ConfigurationError:
+            raise
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
+            return NO_DEADLINE
+
     def sync_wrapper(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

@@ -6,6 +6,7 @@ It raises another error than the bulk write's, of the class that one write would
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.errors import OperationTimeoutError
@@ -13,20 +14,31 @@ from pymongo_resilience_instrumentation import failures
 from pymongo_resilience_instrumentation.timeouts import timed_out
 
 if TYPE_CHECKING:
-    from pymongo.errors import OperationFailure
+    from pymongo.errors import OperationFailure, PyMongoError
+
+logger = logging.getLogger("pymongo_resilience")
 
 
-def raise_expired(error: OperationFailure) -> None:
-    """Raises the timeout that the error of a ``write`` or a ``close`` was made of, where it was."""
+def expiry_behind(error: OperationFailure) -> PyMongoError | None:
+    """The timeout to raise for the error of a ``write`` or a ``close`` that was made of one."""
+    try:
+        return _expiry_behind(error)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience with an error of GridFS")
+        return None
+
+
+def _expiry_behind(error: OperationFailure) -> PyMongoError | None:
     made_of = error.__context__
-    if isinstance(error, OperationTimeoutError):
-        return
-    if isinstance(made_of, OperationTimeoutError) and failures.expired(error):
-        raise timed_out(
-            error,
-            timeout_s=made_of.timeout_s,
-            elapsed_s=made_of.elapsed_s,
-            attempts=made_of.attempts,
-            server=made_of.server,
-            stage=made_of.stage,
-        )
+    if isinstance(error, OperationTimeoutError) or not isinstance(made_of, OperationTimeoutError):
+        return None
+    if not failures.expired(error):
+        return None
+    return timed_out(
+        error,
+        timeout_s=made_of.timeout_s,
+        elapsed_s=made_of.elapsed_s,
+        attempts=made_of.attempts,
+        server=made_of.server,
+        stage=made_of.stage,
+    )

@@ -97,8 +97,11 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
             return None, NO_DEADLINE
 
     def leave(result: Any, timeout: driver.RunningTimeout | None) -> Any:
-        if opening and runtime.switch.on:
-            _note(result, timeout)
+        try:
+            if opening and runtime.switch.on:
+                _note(result, timeout)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after %s of GridFS", name)
         return result
 
     def sync_wrapper(
@@ -109,8 +112,10 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
             with deadline:
                 result = wrapped(*args, **kwargs)
         except OperationFailure as error:
-            gridfs_errors.raise_expired(error)
-            raise
+            expiry = gridfs_errors.expiry_behind(error)
+            if expiry is None:
+                raise
+            raise expiry from error
         return leave(result, timeout)
 
     async def async_wrapper(
@@ -121,8 +126,10 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
             with deadline:
                 result = await wrapped(*args, **kwargs)
         except OperationFailure as error:
-            gridfs_errors.raise_expired(error)
-            raise
+            expiry = gridfs_errors.expiry_behind(error)
+            if expiry is None:
+                raise
+            raise expiry from error
         return leave(result, timeout)
 
     return async_wrapper if inspect.iscoroutinefunction(vars(owner)[name]) else sync_wrapper

@@ -84,18 +84,18 @@ class _Kills:
         budget = runtime.budgets.of(client)
         facts = (call, runtime.rules, self.now.clock, budget)
         cursors = {"cursor_ids": cursor_ids, "cursor_address": cursor_address}
-        runtime.enter(call)
-        call.deadline = calls.NO_DEADLINE
+        work: CloseNow
+        work, executor = CloseNow(*facts, **cursors), self.now
         if isinstance(outer, BackgroundCall):
-            postponable = CloseInBackground(*facts, **cursors)
-            postponable.configured = self.now.orchestrator.max_retries
-            return postponable, self.background
+            work, executor = CloseInBackground(*facts, **cursors), self.background
+            work.configured = self.now.orchestrator.max_retries
+        # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself, or a
+        # stream of GridFS, is within that one's own time.
         refreshed = outer is None and not driver.runs_already()
-        if refreshed and runtime.knows_timeouts and call.timeout is not None:
-            # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself, or a
-            # stream of GridFS, is within that one's own time.
-            call.deadline = driver.RunningTimeout.anew(call.timeout).resume()
-        return CloseNow(*facts, **cursors), self.now
+        runtime.enter(call, anew=refreshed)
+        if not refreshed:
+            call.deadline = calls.NO_DEADLINE
+        return work, executor
 
 
 def _kill(kills: _Kills) -> Wrapper:

@@ -181,11 +181,16 @@ class Runtime:
         call.bound = bound
         return self.deadline(call)[0] if self.knows_timeouts else None
 
-    def enter(self, call: Call) -> None:
-        """Make it the call in progress; a span is the caller's to start, if there is to be one."""
+    def enter(self, call: Call, *, anew: bool = False) -> None:
+        """Make it the call in progress; a span is the caller's to start, if there is to be one.
+
+        ``anew``: it has the whole timeout, whatever has passed of it.
+        """
         self.disinherit()
         call.started = time.perf_counter()
         call.timeout, call.deadline = self.deadline(call)
+        if anew and self.knows_timeouts and call.timeout is not None:
+            call.deadline = driver.RunningTimeout.anew(call.timeout).resume()
         calls.enter(call)
 
     def deadline(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:

@@ -46,7 +46,10 @@ def start_session(
     """
     kwargs, default = sessions.take_default(kwargs)
     session = wrapped(*args, **kwargs)
-    sessions.set_default(session, default)
+    try:
+        sessions.set_default(session, default)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after a session was started")
     return session
 
 
@@ -64,12 +67,8 @@ def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) ->
         call = Call(client, operation, *NOWHERE, acknowledged=False, public=False)
         call.bound = sessions.default_of(session)
         call.transaction = sessions.transaction_of(session)
-        runtime.enter(call)
-        if call.timeout is None or not runtime.knows_timeouts:
-            return call
-        if anew:
-            call.deadline = driver.RunningTimeout.anew(call.timeout).resume()
-        else:
+        runtime.enter(call, anew=anew)
+        if call.timeout is not None and not anew:
             runtime.deprecated.of_commit(call, session)
         return call
 
@@ -126,6 +125,13 @@ class _Transaction:
 
     def ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
         """The error to raise for one of the driver's that ended it for lack of time."""
+        try:
+            return self._ended_by_time(error)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience with the error of a transaction")
+            return None
+
+    def _ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
         raised, self._raised = self._raised, None
         seconds = self.timeout.seconds
         if not seconds or not error.timeout or not self._judges:

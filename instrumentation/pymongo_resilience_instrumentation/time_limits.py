@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import ExecutionTimeout
+
 from pymongo_resilience_instrumentation import calls, driver
 
 if TYPE_CHECKING:
@@ -27,17 +29,24 @@ def limit(runtime: Runtime) -> Wrapper:
         wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         result = wrapped(*args, **kwargs)
-        timeout = driver.timeout_in_force()
-        if timeout is None or not runtime.switch.on:
-            return result
-        command = driver.limited_command(args, kwargs)
-        if not timeout:
-            # What is in a document for command() is the application's affair.
-            call = calls.current()
-            if call is None or call.operation != "runCommand":
-                driver.lift_limits(connection, command)
-        elif command is not None:
-            driver.refuse_without_end(command, driver.remaining() or 0.0)
+        try:
+            timeout = driver.timeout_in_force()
+            if timeout is not None and runtime.switch.on:
+                _limit(connection, driver.limited_command(args, kwargs), timeout)
+        except ExecutionTimeout:
+            raise
+        except Exception:
+            logger.exception("a fault of pymongo-resilience with the time limit of a command")
         return result
 
     return wrapper
+
+
+def _limit(connection: Any, command: Any, timeout: float) -> None:
+    if not timeout:
+        # What is in a document for command() is the application's affair.
+        call = calls.current()
+        if call is None or call.operation != "runCommand":
+            driver.lift_limits(connection, command)
+    elif command is not None:
+        driver.refuse_without_end(command, driver.remaining() or 0.0)

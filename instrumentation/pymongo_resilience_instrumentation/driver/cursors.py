@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ _STREAMS = (
     ("pymongo.synchronous.change_stream", "ChangeStream"),
     ("pymongo.asynchronous.change_stream", "AsyncChangeStream"),
 )
+
+logger = logging.getLogger("pymongo_resilience")
 
 
 def cursor_classes() -> tuple[type, ...]:
@@ -109,7 +112,12 @@ def sending_without_max_time(func: Callable[..., Any], *, keeps_own: bool) -> Ca
 
 @contextmanager
 def _without_max_time(args: tuple[Any, ...], keeps_own: bool) -> Iterator[None]:
-    connection = next(each for each in args if hasattr(each, "apply_timeout"))
+    connection: Any = next((each for each in args if hasattr(each, "apply_timeout")), None)
+    if not hasattr(connection, "__dict__"):
+        # Better with a limit than not at all.
+        logger.error("a fault of pymongo-resilience: a cursor's first command keeps its maxTimeMS")
+        yield
+        return
     apply = connection.apply_timeout
 
     def apply_timeout(*given: Any, **named: Any) -> Any:
