@@ -180,19 +180,20 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
 
 
 def next_of_stream(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    """A change stream's ``next`` in a block of ``override``: one timeout for all that it sends.
+    """A change stream's ``next`` in a block, of ``override`` or of ``pymongo.timeout``: one timeout
+    for all that it sends, which the block can only shorten.
 
-    Without such a block the driver does it, with the timeout that the stream was given.
+    Without one the driver does it, with the timeout that the stream was given.
     """
 
     def begin(stream: Any) -> AbstractContextManager[None]:
-        around = policy.current().timeout_ms
-        if around is None:
+        around, in_force = policy.current().timeout_ms, driver.timeout_in_force()
+        if around is None and in_force is None:
             return NO_DEADLINE
         own = driver.timeout_of_each_next(stream)
-        seconds = shorter(around / 1000, own or 0)
-        in_force = driver.timeout_in_force()
-        return NO_DEADLINE if in_force is not None and not seconds else Timeout(seconds)
+        seconds = shorter((around or 0) / 1000, own or 0)
+        longer = in_force is not None and shorter(seconds, in_force) == in_force
+        return NO_DEADLINE if longer else Timeout(seconds)
 
     return _within(runtime, begin, asynchronous)
 

@@ -144,9 +144,10 @@ def test_the_error_of_a_resume_is_the_applications(
     assert caught.value.code == 13
 
 
+@pytest.mark.parametrize("block", ["override", "pymongo.timeout"])
 @pytest.mark.parametrize("method", ["next", "try_next", "iteration"])
 def test_a_block_around_a_next_can_only_shorten_it(
-    method: str, side: Side, coll: Any, control: Any, instrument: Instrument
+    method: str, block: str, side: Side, coll: Any, control: Any, instrument: Instrument
 ) -> None:
     instrument()
     name = {"iteration": "__next__" if side.name == "sync" else "__anext__"}.get(method, method)
@@ -154,7 +155,8 @@ def test_a_block_around_a_next_can_only_shorten_it(
     for given, around in [*pairs, (100, 0), (0, 100)] if method == "next" else pairs:
         with override(timeout_ms=given):
             stream = side.do(coll.watch, max_await_time_ms=20 if method != "try_next" else None)
-        with override(timeout_ms=around):
+        ours = block == "override"
+        with override(timeout_ms=around) if ours else pymongo.timeout(around / 1000):
             error, elapsed = expire(side, stream, name)
         assert error.timeout_s == 0.1
         assert elapsed < 0.8
