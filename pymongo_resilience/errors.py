@@ -27,7 +27,8 @@ class OperationTimeoutError(Exception):
     timeout_s: float
     """The time the operation was given, in seconds."""
     elapsed_s: float
-    """The time it took, in seconds."""
+    """How much of that is gone, in seconds: since it began, be it with a cursor, a transaction or a
+    block of ``pymongo.timeout`` before this operation."""
     attempts: int
     server: str | None
     """``"host:port"`` of the last attempt; None when no server was selected."""

@@ -67,7 +67,7 @@ class CursorTimeout:
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
         if end is None:
-            return known, Timeout(seconds)
+            return None if known == in_force else (known, Timeout(seconds))
         return known, driver.RunningTimeout.begin(seconds).until(end).resume()
 
 
@@ -100,14 +100,15 @@ def timeout_of(
     check_max_await(call, max_await_ms)
     if call.timeout is None:
         return None
+    # GridFS's own (CSOT, "GridFS API"): a stream's deadline is over it, whatever is set.
+    within_another = driver.runs_already()
     if tailable:
         mode = ITERATION
-    elif driver.runs_already():
-        # GridFS's own (CSOT, "GridFS API"): a stream's deadline is over it, whatever is set.
+    elif within_another:
         mode = CURSOR_LIFETIME
     blocked = driver.timeout_in_force() is not None and not policy.current().timeout_ms
     return CursorTimeout(
-        seconds=None if blocked else runtime.timeout_without_blocks(call),
+        seconds=None if blocked or within_another else runtime.timeout_without_blocks(call),
         mode=mode or runtime.config.timeout_mode or CURSOR_LIFETIME,
         began=driver.now(),
         to_close=call.timeout,

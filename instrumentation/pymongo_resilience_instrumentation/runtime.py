@@ -213,8 +213,10 @@ class Runtime:
         if in_force is not None:
             if not said:
                 return in_force, NO_DEADLINE
+            if shorter(in_force, said / 1000) == in_force:
+                return in_force, NO_DEADLINE
             # pymongo keeps the earlier of both ends.
-            return shorter(in_force, said / 1000), Timeout(said / 1000)
+            return said / 1000, Timeout(said / 1000)
         said = self._said(call)
         if said is None and own is None:
             said = self.config.timeout_ms

@@ -81,10 +81,9 @@ class _Transaction:
     def __init__(self, seconds: float, *, judges: bool) -> None:
         """``judges``: whether its errors are ours to judge."""
         self._judges = judges
-        self._begun = driver.now()
         self._outside = driver.RunningTimeout.in_force()
         self.timeout = driver.RunningTimeout.begin(seconds)
-        self._deadline = TransactionDeadline(self.timeout, policy.timed())
+        self._deadline = TransactionDeadline(self.timeout, policy.timed(), driver.now())
         self._runs = 0
         self._raised: PyMongoError | None = None
 
@@ -141,7 +140,7 @@ class _Transaction:
         return timed_out(
             error,
             timeout_s=seconds,
-            elapsed_s=driver.now() - self._begun,
+            elapsed_s=driver.now() - self._deadline.began,
             attempts=self._runs,
             server=getattr(error.__cause__, "server", None),
             stage=failures.stage_of(error),

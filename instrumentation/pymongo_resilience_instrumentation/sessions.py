@@ -58,6 +58,8 @@ class TransactionDeadline:
     timeout: driver.RunningTimeout
     timed: Policy
     """The ``override`` with a timeout around with_transaction."""
+    began: float
+    """On the clock of the driver's deadlines, in seconds."""
 
     def refuse_others(self) -> None:
         """Raises InvalidOperation where the callback gives an operation a timeout of its own.

@@ -12,6 +12,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience_instrumentation import driver, failures
 from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.origins import attempts_text
 
 if TYPE_CHECKING:
@@ -68,10 +69,17 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
 
 
 def elapsed(call: Call) -> float:
-    """Seconds of its timeout that are gone; a cursor's may have begun with an earlier batch."""
+    """Seconds of its timeout that are gone, which may have begun before the call: a cursor's life,
+    a transaction, a block, a stream's ``next``."""
     if call.cursor is not None and call.cursor.ends is not None:
         return driver.now() - call.cursor.began
-    return call.elapsed()
+    if call.transaction is not None:
+        return driver.now() - call.transaction.began
+    own = call.elapsed()
+    if call.deadline is NO_DEADLINE and driver.timeout_in_force() == call.timeout:
+        left = driver.remaining()
+        return own if left is None or call.timeout is None else max(own, call.timeout - left)
+    return own
 
 
 class _TimedOutError(OperationTimeoutError):

@@ -89,6 +89,7 @@ def test_a_stream_has_its_buckets_timeout_for_its_whole_life(
         with pytest.raises(OperationTimeoutError) as caught:
             side.do(stream.read)
     assert caught.value.timeout_s == LOW / 1000
+    assert caught.value.elapsed_s >= LOW / 1000
     assert sent.named("getMore") == []
     side.do(stream.close)
     # Another stream of the bucket has a life of its own.

@@ -281,3 +281,19 @@ def test_after_uninstrument_an_override_does_nothing(
         side.do(coll.find_one)
     assert limits(sent, "find") == [None]
     assert in_force() == NOTHING
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: override(timeout_ms=LONG)])
+def test_what_is_gone_of_a_block_is_counted_from_its_beginning(
+    around: Callable[[], Any], side: Side, proxy: ReplicaSet, database: str,
+    instrument: Instrument, drivers_time: DriversTime,
+) -> None:  # fmt: skip
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    with pymongo.timeout(LOW / 1000), around():
+        side.do(coll.find_one)
+        drivers_time.passed = LOW / 1000
+        with pytest.raises(OperationTimeoutError) as caught:
+            side.do(coll.find_one)
+    assert (caught.value.timeout_s, caught.value.attempts) == (LOW / 1000, 1)
+    assert caught.value.elapsed_s >= LOW / 1000
