@@ -116,7 +116,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         in_texts=_in_texts(labels, code),
         timed_out=code == MAX_TIME_EXPIRED
         if isinstance(cause, OperationFailure)
-        else _is_expiry(cause),
+        else expired(cause),
     )
 
 
@@ -126,15 +126,23 @@ def expired(error: Exception) -> bool:
     Of what a server says the code alone counts (Client Side Operations Timeout, "Error
     Transformations"): a ``wtimeout`` that it has by default is none of the operation's.
     """
-    return _is_expiry(error) or _is_expiry(_cause(error))
+    return any(map(_is_expiry, _made_of(error)))
+
+
+def _made_of(error: Exception) -> Iterator[Exception]:
+    """The error, and those that it was made of. One may be made of itself: that says no more."""
+    seen: list[Exception] = []
+    while isinstance(error, PyMongoError) and not any(error is each for each in seen):
+        seen.append(error)
+        yield error
+        error = attribute(error, "cause") if isinstance(error, EncryptionError) else _cause(error)
 
 
 def _is_expiry(error: Exception) -> bool:
+    if isinstance(error, EncryptionError):
+        return False
     if isinstance(error, OperationFailure):
         return MAX_TIME_EXPIRED in map(_code, _codes(error))
-    if isinstance(error, EncryptionError):
-        cause = attribute(error, "cause")
-        return isinstance(cause, PyMongoError) and expired(cause)
     return bool(attribute(error, "timeout"))
 
 

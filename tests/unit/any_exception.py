@@ -154,7 +154,7 @@ def _cycle(first: Exception, second: Exception) -> Exception:
     return first
 
 
-def _endless() -> Exception:
+def made_of_itself() -> Exception:
     error = EncryptionError(ValueError())
     error.__dict__["_EncryptionError__cause"] = error
     return error
@@ -164,5 +164,10 @@ others = st.sampled_from([ValueError, KeyError, RecursionError, MemoryError, OSE
     lambda cls: cls(104)
 )
 exceptions = st.one_of(
-    built, filled, nasty_children, others, st.builds(_cycle, built, others), st.builds(_endless)
+    built,
+    filled,
+    nasty_children,
+    others,
+    st.builds(_cycle, built, others),
+    st.builds(made_of_itself),
 )

@@ -22,6 +22,8 @@ from pymongo_resilience_instrumentation.timeouts import timed_out
 
 from pymongo_resilience import OperationTimeoutError, Stage
 
+from .any_exception import made_of_itself
+
 pytestmark = pytest.mark.oldest
 
 LABEL = "TransientTransactionError"
@@ -228,6 +230,7 @@ NO_EXPIRIES = [
     bulk(writeErrors=[BY_NAME_ALONE], writeConcernErrors=[BY_NAME_ALONE, "50"]),
     client_bulk(error=failure("x", 8, BY_NAME_ALONE), writeConcernErrors=[BY_NAME_ALONE]),
     pymongo.errors.EncryptionError(ValueError("timed out")),
+    made_of_itself(),
     TimeoutError("of the application"),
 ]
 
