@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
 
+SHORTEST = 0.001
+"""Seconds. A timeout is a whole number of milliseconds, and 0 is none: less is no time at all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deadline:

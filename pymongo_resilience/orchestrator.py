@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pymongo_resilience import backoff
+from pymongo_resilience.deadline import SHORTEST
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.strategy import TERMINAL, MongoDBSpecification, RetryAction
@@ -168,10 +169,6 @@ def _room(limit: Deadline, failure: Failure) -> float:
     """Seconds in which one more attempt can be begun, so that its answer is back in time."""
     # As written: NaN takes none as a round-trip time, and as a limit it leaves no room to anybody.
     return limit.remaining() - max(0.0, failure.min_rtt)
-
-
-SHORTEST = 0.001
-"""Seconds. maxTimeMS is a whole number of milliseconds: no command is sent with less."""
 
 
 def _deadline_is_over(operation: Operation, failure: Failure) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ServerSelectionTimeoutError
 
 from pymongo_resilience import policy
-from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.deadline import SHORTEST, Deadline
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience_instrumentation import driver, failures
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -32,8 +32,6 @@ KILL_CURSORS = "killCursors"
 END_SESSIONS = "endSessions"
 END_SESSIONS_WINDOW = 0.5
 """Seconds after its first failure in which endSessions is repeated: close() must not take long."""
-SHORTEST = 0.001
-"""Seconds; a timeout of 0 would be none."""
 
 
 class CleanupCall(Call):

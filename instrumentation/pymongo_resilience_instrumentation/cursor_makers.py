@@ -86,9 +86,10 @@ def prepare(
         # Always by iteration, whatever mode is set: watch has no timeoutMode.
         given = dict(zip(WATCH, args, strict=False), **kwargs)
         cursor_timeouts.check_max_await(call, given.get("max_await_time_ms"))
-    elif gives == "cursor" and call.transaction is None:
+    elif gives == "cursor":
         cursor_timeouts.check_write_stage(cursor_timeouts.mode_of(runtime, call), args, kwargs)
-        call.cursor = cursor_timeouts.timeout_of(runtime, call)
+        if call.transaction is None:
+            call.cursor = cursor_timeouts.timeout_of(runtime, call)
 
 
 def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | None:

@@ -20,6 +20,7 @@ from pymongo_resilience_instrumentation.cleanup_in_background import (
     NeverWaits,
     Postponed,
 )
+from pymongo_resilience_instrumentation.sessions import transaction_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,13 +64,18 @@ class _Kills:
         if not self.runtime.switch.on:
             return None
         try:
-            return self._begin(client, *args[:2])
+            return self._begin(client, *args[:4])
         except Exception:
             logger.exception("a fault of pymongo-resilience before %s", KILL_CURSORS)
             return None
 
     def _begin(
-        self, client: Any, cursor_ids: Any, cursor_address: Any
+        self,
+        client: Any,
+        cursor_ids: Any,
+        cursor_address: Any,
+        _topology: Any = None,
+        session: Any = None,
     ) -> tuple[CloseNow, Any] | None:
         outer = calls.current()
         if outer is not None and outer.client is not client:
@@ -90,10 +96,12 @@ class _Kills:
             work, executor = CloseInBackground(*facts, **cursors), self.background
             work.configured = self.now.orchestrator.max_retries
         # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself, or a
-        # stream of GridFS, is within that one's own time.
-        refreshed = outer is None and not driver.runs_already()
+        # stream of GridFS, is within that one's own time; with the session of with_transaction, in
+        # what is left of that.
+        call.transaction = transaction_of(session)
+        refreshed = outer is None and call.transaction is None and not driver.runs_already()
         runtime.enter(call, anew=refreshed)
-        if not refreshed:
+        if not refreshed and call.transaction is None:
             call.deadline = calls.NO_DEADLINE
         return work, executor
 

@@ -201,7 +201,8 @@ class Runtime:
         default. Inside of with_transaction, what remains of that is all there is.
         """
         if call.transaction is not None:
-            call.transaction.refuse_others()
+            if call.public:
+                call.transaction.refuse_others()
             return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         own: float | None = call.client.options.timeout
         if not self.knows_timeouts:

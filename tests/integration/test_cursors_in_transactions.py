@@ -14,7 +14,7 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from transactions import LONG, LOW, limits, run, session_of
 
-from pymongo_resilience import Policy, bind, override
+from pymongo_resilience import ConfigurationError, Policy, bind, override
 
 pytestmark = pytest.mark.oldest
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], Policy]] = {
@@ -101,3 +101,54 @@ def test_a_list_in_a_block_of_the_callback_is_refused(
         with pytest.raises(InvalidOperation, match="has what remains of the transaction's timeout"):
             run(side, session, lambda s: READS[read](client[database].coll, s), block=block)
     assert sent.named("find", "aggregate") == []
+
+
+def _closed_early(coll: Any, session: Any) -> Any:
+    cursor = coll.find({}, batch_size=2, session=session)
+
+    async def awaited() -> None:
+        await cursor.next()
+        await cursor.close()
+
+    if inspect.iscoroutinefunction(coll.insert_one):
+        return awaited()
+    cursor.next()
+    return cursor.close()
+
+
+def test_its_close_has_what_is_left_too(
+    side: Side, proxy: ReplicaSet, control: Any, database: str, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=LONG)
+    control[database].coll.insert_many([{} for _ in range(5)])
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    with session_of(side, coll.database.client, default_timeout_ms=LOW) as session:
+        run(side, session, lambda s: _closed_early(coll, s))
+    (limit,) = limits(sent, "killCursors")
+    assert limit in range(LOW // 2, LOW + 1)
+
+
+def test_what_writes_cannot_go_by_iteration_there_either(
+    side: Side, proxy: ReplicaSet, database: str, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    by_iteration = bind(coll, Policy(timeout_mode="iteration"))
+    with session_of(side, coll.database.client, default_timeout_ms=LOW) as session:
+        with pytest.raises(ConfigurationError, match=r"\$out"):
+            run(side, session, lambda s: by_iteration.aggregate([{"$out": "there"}], session=s))
+    assert sent.named("aggregate") == []
+
+
+def test_a_method_bound_before_has_what_is_left(
+    side: Side, proxy: ReplicaSet, database: str, sent: SentCommands, instrument: Instrument
+) -> None:
+    """pymongo puts the client's own timeout around it, which is none of the callback's."""
+    coll = side.client(proxy.uri, event_listeners=[sent], timeoutMS=LONG)[database].coll
+    insert = coll.insert_many
+    instrument()
+    with session_of(side, coll.database.client, default_timeout_ms=LOW) as session:
+        run(side, session, lambda s: insert([{}], session=s))
+    (limit,) = limits(sent, "insert")
+    assert limit in range(LOW // 2, LOW + 1)

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.deadline import SHORTEST
 from pymongo_resilience_instrumentation.driver.deadline import now
 
 try:
@@ -15,9 +16,6 @@ except ImportError:  # the self-check says so, and what needs it stays off
 
 if TYPE_CHECKING:
     from contextvars import Token
-
-SHORTEST = 0.001
-"""Seconds; a timeout of 0 would be none."""
 
 
 class _Ours(float):
