@@ -28,13 +28,14 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
     """A class or module, the name of one of its attributes, and what runs in its place."""
     for owner in driver.selection_timeout_owners():
         yield owner, driver.SELECTION_TIMEOUT, selection_timeout(runtime)
-    for half, connecting in (
-        (driver.SYNC_HALF, connect(runtime)),
-        (driver.ASYNC_HALF, connect_async(runtime)),
+    for half, connecting, shaking_hands in (
+        (driver.SYNC_HALF, connect(runtime), handshake(runtime)),
+        (driver.ASYNC_HALF, connect_async(runtime), handshake_async(runtime)),
     ):
         for module in _waiting(half):
             yield module, half.wait, wait(runtime)
         yield half.module("pool"), half.connect, connecting
+        yield half.module("pool").Pool, driver.HANDSHAKE, shaking_hands
 
 
 def _waiting(half: Half) -> Iterator[Any]:
@@ -77,26 +78,54 @@ def wait(runtime: Runtime) -> Wrapper:
     return wrapper
 
 
-def _time_to_connect(
-    runtime: Runtime, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> float | None:
+def _within(seconds: Callable[..., float | None], runtime: Runtime, *args: Any) -> float | None:
     if not runtime.switch.on:
         return None
     try:
-        return driver.time_to_connect(args, kwargs)
+        return seconds(*args)
     except Exception:
         logger.exception("a fault of pymongo-resilience before a connection was made")
         return None
 
 
+def handshake(runtime: Runtime) -> Wrapper:
+    """A connection until it is ready, hello and authentication included: what selecting a server
+    has left of ``min(serverSelectionTimeoutMS, remaining)``."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], _pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        seconds = _within(driver.time_to_wait, runtime)
+        if seconds is None:
+            return wrapped(*args, **kwargs)
+        with driver.DeadlineWithin(seconds):
+            return wrapped(*args, **kwargs)
+
+    return wrapper
+
+
+def handshake_async(runtime: Runtime) -> Wrapper:
+    """As ``handshake``."""
+
+    async def wrapper(
+        wrapped: Callable[..., Any], _pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        seconds = _within(driver.time_to_wait, runtime)
+        if seconds is None:
+            return await wrapped(*args, **kwargs)
+        with driver.DeadlineWithin(seconds):
+            return await wrapped(*args, **kwargs)
+
+    return wrapper
+
+
 def connect(runtime: Runtime) -> Wrapper:
-    """``min(connectTimeoutMS, remaining)`` until the socket is there. What is sent on it then, the
-    authentication included, has all the time that is left."""
+    """``min(connectTimeoutMS, remaining)`` until the socket is there."""
 
     def wrapper(
         wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        seconds = _time_to_connect(runtime, args, kwargs)
+        seconds = _within(driver.time_to_connect, runtime, args, kwargs)
         if seconds is None:
             return wrapped(*args, **kwargs)
         with driver.DeadlineWithin(seconds):
@@ -112,7 +141,7 @@ def connect_async(runtime: Runtime) -> Wrapper:
     async def wrapper(
         wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        seconds = _time_to_connect(runtime, args, kwargs)
+        seconds = _within(driver.time_to_connect, runtime, args, kwargs)
         if seconds is None:
             return await wrapped(*args, **kwargs)
         with driver.DeadlineWithin(seconds):

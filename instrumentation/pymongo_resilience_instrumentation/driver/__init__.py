@@ -99,6 +99,7 @@ from pymongo_resilience_instrumentation.driver.tls import (
 )
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
+    HANDSHAKE,
     SELECTION_TIMEOUT,
     SYNC_HALF,
     begin_selection,
@@ -106,10 +107,12 @@ from pymongo_resilience_instrumentation.driver.waits import (
     selection_timeout_owners,
     shortened,
     time_to_connect,
+    time_to_wait,
 )
 
 __all__ = [
     "ASYNC_HALF",
+    "HANDSHAKE",
     "SELECTION_TIMEOUT",
     "SENDERS",
     "SYNC_HALF",
@@ -183,6 +186,7 @@ __all__ = [
     "stream_classes",
     "target_of_stream",
     "time_to_connect",
+    "time_to_wait",
     "timeout_in_force",
     "timeout_of_each_next",
     "topology_classes",

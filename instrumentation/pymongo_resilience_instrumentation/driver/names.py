@@ -9,6 +9,7 @@ from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
 from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
+    HANDSHAKE,
     SELECTION_TIMEOUT,
     SYNC_HALF,
 )
@@ -74,6 +75,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.WAITS, f"{topology}:Topology", (SELECTION_TIMEOUT, "_settings"))
         yield Part(Feature.WAITS, topology, (each.wait,))
         yield Part(Feature.WAITS, pool, (each.wait, each.connect))
+        yield Part(Feature.WAITS, f"{pool}:Pool", (HANDSHAKE,))
     yield Part(Feature.WAITS, "pymongo.pool_options:PoolOptions", ("_ssl_context",))
     yield Part(
         Feature.WAITS, "pymongo._csot", ("DEADLINE", "get_deadline", "get_timeout", "remaining")

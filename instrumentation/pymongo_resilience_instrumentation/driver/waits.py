@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SELECTION_TIMEOUT = "get_server_selection_timeout"
+HANDSHAKE = "connect"
+"""Of a pool: the socket, hello and authentication."""
 
 
 class Half(NamedTuple):
