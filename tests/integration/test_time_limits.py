@@ -13,6 +13,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from closed_connections import Closed
 from conftest import Instrument, Side, wait_until
 from every_operation import BY_CLASS, Scene
 from pymongo import InsertOne, UpdateOne, WriteConcern, _csot
@@ -217,10 +218,15 @@ def min_rtt(client: Any) -> float:
 
 
 @pytest.fixture
-def distant(side: Side, proxy: ReplicaSet) -> Any:
+def closed() -> Closed:
+    return Closed()
+
+
+@pytest.fixture
+def distant(side: Side, proxy: ReplicaSet, closed: Closed) -> Any:
     """A client whose server is RTT seconds away, and that has measured it."""
     proxy.inject(Latency(RTT))
-    client = side.client(proxy.uri, **OLDER)
+    client = side.client(proxy.uri, event_listeners=[closed], **OLDER)
     side.do(client.admin.command, "ping")
     waiting = (wait_until, lambda: min_rtt(client) >= RTT)
     # Not on the event loop: it is the client's monitor that measures.
@@ -238,14 +244,20 @@ def test_the_round_trip_is_taken_off(
 
 
 def test_nothing_is_sent_where_the_round_trip_does_not_fit(
-    side: Side, recorder: Recorder, distant: Any, database: str, instrument: Instrument
-) -> None:
+    side: Side, recorder: Recorder, distant: Any, closed: Closed, database: str,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """And its connection is back in the pool."""
     instrument()
+    side.do(distant[database].coll.insert_one, {})
     with override(timeout_ms=int(RTT * 1000 / 2)), pytest.raises(ExecutionTimeout) as caught:
         side.do(distant[database].coll.find_one)
     assert isinstance(caught.value, OperationTimeoutError)
     assert caught.value.stage is Stage.NOT_SENT
     assert recorder.named("find") == []
+    assert (closed.made, closed.reasons) == (1, [])
+    assert side.do(distant[database].coll.find_one) is not None
+    assert closed.made == 1
 
 
 CALLS: dict[str, Any] = {

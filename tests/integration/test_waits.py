@@ -18,6 +18,7 @@ from busy_pools import the_only_connection_taken
 from conftest import Instrument, Side
 from pymongo.errors import (
     AutoReconnect,
+    NetworkTimeout,
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
@@ -85,6 +86,37 @@ def test_a_full_pool_is_waited_for_as_long_as_the_shorter_of_both(
     assert rules == [Rule.DEADLINE if by_deadline else Rule.UNKNOWN_REASON]
 
 
+@pytest.mark.parametrize("timeout_ms", [None, 600])
+def test_the_older_timeout_of_the_pool_holds_without_a_deadline_alone(
+    timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=100, retryReads=False)
+    wait_for_server(side, client)
+    block = contextlib.nullcontext() if timeout_ms is None else override(timeout_ms=timeout_ms)
+    with the_only_connection_taken(side, client, proxy):
+        started = time.monotonic()
+        with block, pytest.raises(WaitQueueTimeoutError) as caught:
+            side.do(client[database].coll.find_one)
+        took = time.monotonic() - started
+        proxy.clear()
+    assert isinstance(caught.value, OperationTimeoutError) == (timeout_ms is not None)
+    assert (timeout_ms or 100) / 1000 <= took < SOON
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 0])
+def test_selection_has_its_own_timeout_without_a_deadline_and_without_an_end(
+    timeout_ms: int | None, side: Side, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=timeout_ms)
+    coll = side.client(NOBODY, serverSelectionTimeoutMS=150)["db"].coll
+    started = time.monotonic()
+    with pytest.raises(ServerSelectionTimeoutError) as caught:
+        side.do(coll.find_one)
+    assert 0.15 <= time.monotonic() - started < SOON
+    assert not isinstance(caught.value, OperationTimeoutError)
+
+
 @pytest.fixture
 def gate(server: EmbeddedServer) -> Iterator[Gate]:
     with Gate(server.address) as running:
@@ -149,6 +181,21 @@ def test_connecting_ends_with_the_deadline(
     assert isinstance(caught.value, AutoReconnect)
     assert 0.3 <= took < SOON
     assert [event.rule for event in telemetry.decisions.events] == [Rule.DEADLINE]
+
+
+def test_without_a_deadline_connecting_has_its_own_timeout(
+    gate: Gate, side: Side, database: str, instrument: Instrument
+) -> None:
+    instrument(max_retries=0)
+    client = side.client(gate.uri, connectTimeoutMS=300, retryReads=False, **ALWAYS_CONNECTS)
+    wait_for_server(side, client)
+    with shut(gate):
+        started = time.monotonic()
+        with pytest.raises(NetworkTimeout) as caught:
+            side.do(client[database].coll.find_one)
+        took = time.monotonic() - started
+    assert 0.3 <= took < SOON
+    assert not isinstance(caught.value, OperationTimeoutError)
 
 
 def test_a_selection_timeout_of_nothing_is_no_limit_to_connecting(
