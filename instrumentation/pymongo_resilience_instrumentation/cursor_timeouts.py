@@ -82,13 +82,18 @@ def keep(cursor: Any, timeout: CursorTimeout | None) -> None:
 
 
 def timeout_of(
-    runtime: Runtime, call: Call, *, tailable: bool = False, max_await_ms: int | None = None
+    runtime: Runtime,
+    call: Call,
+    *,
+    tailable: bool = False,
+    max_await_ms: int | None = None,
+    of_gridfs: bool = False,
 ) -> CursorTimeout | None:
     """What a cursor keeps that ``call`` makes; None without a timeout.
 
     Raises ConfigurationError for a mode without a timeout, for a tailable cursor with a lifetime,
     and for a server that would wait longer than the operation has. The mode of the process is a
-    default, and no error where it cannot hold.
+    default, and no error where it cannot hold. GridFS's cursors have a life, whatever mode is set.
     """
     if not runtime.knows_timeouts:
         return None
@@ -100,11 +105,11 @@ def timeout_of(
     check_max_await(call, max_await_ms)
     if call.timeout is None:
         return None
-    # GridFS's own (CSOT, "GridFS API"): a stream's deadline is over it, whatever is set.
+    # What a method or a stream of GridFS reads is within the one deadline that it has.
     within_another = driver.runs_already()
     if tailable:
         mode = ITERATION
-    elif within_another:
+    elif of_gridfs or within_another:
         mode = CURSOR_LIFETIME
     blocked = driver.timeout_in_force() is not None and not policy.current().timeout_ms
     return CursorTimeout(

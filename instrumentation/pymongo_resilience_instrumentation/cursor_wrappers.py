@@ -108,6 +108,7 @@ def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.Curs
         call,
         tailable=driver.is_tailable(cursor),
         max_await_ms=driver.max_await_time_ms(cursor),
+        of_gridfs=driver.is_of_files(cursor),
     )
 
 

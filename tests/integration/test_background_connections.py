@@ -1,4 +1,4 @@
-"""Connections that the pool makes ahead (minPoolSize): the operations' timeouts are none of theirs."""
+"""Connections that the pool makes ahead (minPoolSize): no operation's timeout is theirs."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import gridfs
 import pymongo
 import pytest
 from conftest import Instrument, SentCommands, Side, wait_until
+from cursors import age
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from transactions import LONG, LOW, DriversTime, drivers_time, limits
 
@@ -259,6 +260,47 @@ def test_a_file_that_was_only_found_begins_its_life_with_the_first_read(
     drivers_time.passed += LOW / 1000
     with pytest.raises(OperationTimeoutError):
         side.do(found.read)
+
+
+@pytest.mark.parametrize("where", ["override", "bind", "process"])
+def test_a_cursor_over_files_takes_its_timeout_along_and_has_a_life(
+    where: str, side: Side, proxy: ReplicaSet, stored: str, control: Any, instrument: Instrument
+) -> None:
+    """Whatever mode is set: the text leaves GridFS no other."""
+    control[stored].fs.files.insert_many([{"_id": n, "length": 0} for n in range(5)])
+    instrument(timeout_mode="iteration", timeout_ms=LOW if where == "process" else None)
+    sent = SentCommands()
+    db = side.client(proxy.uri, event_listeners=[sent])[stored]
+    if where == "bind":
+        db = bind(db, Policy(timeout_ms=LOW, timeout_mode="iteration"))
+    block = override(timeout_ms=LOW, timeout_mode="iteration")
+    with block if where == "override" else contextlib.nullcontext():
+        cursor = bucket_of(side, db).find({}, batch_size=2)
+    side.do(cursor.next)
+    assert_limit(limits(sent, "find")[0], LOW)
+    age(cursor)
+    side.do(cursor.next)
+    with pytest.raises(OperationTimeoutError) as caught:
+        side.do(cursor.next)
+    assert caught.value.timeout_s == LOW / 1000
+
+
+@pytest.mark.parametrize("where", ["override", "process"])
+def test_a_stream_and_a_method_read_by_no_other_mode(
+    where: str, side: Side, proxy: ReplicaSet, stored: str, instrument: Instrument
+) -> None:
+    instrument(timeout_mode="iteration" if where == "process" else None)
+    sent = SentCommands()
+    bucket = bucket_of(side, side.client(proxy.uri, event_listeners=[sent])[stored])
+    mode: Any = None if where == "process" else "iteration"
+    with override(timeout_ms=LOW, timeout_mode=mode):
+        stream = side.do(bucket.open_download_stream, "file")
+        assert side.do(stream.read) == CONTENT
+        side.do(bucket.delete_by_name, "name")
+    for limit in limits(sent, "find"):
+        assert_limit(limit, LOW)
+    assert len(sent.named("find")) == 3
+    assert set(limits(sent, "getMore")) == {None}
 
 
 def test_without_a_timeout_there_is_none(

@@ -4,7 +4,6 @@ of the connection."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from busy_pools import Silent

@@ -42,6 +42,7 @@ from pymongo_resilience_instrumentation.driver.gridfs import (
     files_of_stream,
     gridfs_buckets,
     gridfs_streams,
+    is_of_files,
 )
 from pymongo_resilience_instrumentation.driver.interruptions import (
     SENDERS,
@@ -146,6 +147,7 @@ __all__ = [
     "has_max_time",
     "hidden_timeout",
     "in_transaction",
+    "is_of_files",
     "is_sharded",
     "is_tailable",
     "kill_interval",

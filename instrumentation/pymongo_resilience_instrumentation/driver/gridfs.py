@@ -9,8 +9,15 @@ from gridfs.asynchronous.grid_file import (
     AsyncGridFSBucket,
     AsyncGridIn,
     AsyncGridOut,
+    AsyncGridOutCursor,
 )
-from gridfs.synchronous.grid_file import GridFS, GridFSBucket, GridIn, GridOut
+from gridfs.synchronous.grid_file import (
+    GridFS,
+    GridFSBucket,
+    GridIn,
+    GridOut,
+    GridOutCursor,
+)
 
 
 def gridfs_buckets() -> tuple[type, ...]:
@@ -19,6 +26,11 @@ def gridfs_buckets() -> tuple[type, ...]:
 
 def gridfs_streams() -> tuple[type, ...]:
     return GridIn, GridOut, AsyncGridIn, AsyncGridOut
+
+
+def is_of_files(cursor: Any) -> bool:
+    """Whether it is over the files of a bucket."""
+    return isinstance(cursor, GridOutCursor | AsyncGridOutCursor)
 
 
 def files_of_bucket(bucket: Any) -> Any:
