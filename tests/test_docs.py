@@ -1,6 +1,7 @@
 """What the documents say is true: their code runs, their names exist, their tables are current.
 
-``python tests/test_docs.py`` writes the tables of options (README) and reasons (docs/retries.md).
+``python tests/test_docs.py`` writes the tables of options (README), reasons (docs/retries.md) and
+requirements (docs/deadlines.md).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from deadline_requirements import SECTIONS
+from deadline_rows import document_tables
 from otlp_collector import collecting
 from pymongo_resilience_instrumentation import semconv
 from pymongo_resilience_instrumentation.outcomes import outcome_of
@@ -35,6 +38,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 TIMEOUT = 60
 
 RETRIES = ROOT / "docs" / "retries.md"
+DEADLINES = ROOT / "docs" / "deadlines.md"
 
 
 def options_table() -> str:
@@ -89,7 +93,11 @@ def _yes_or_no(flag: bool) -> str:
     return "yes" if flag else "no"
 
 
-TABLES = {"options": (README, options_table), "reasons": (RETRIES, reasons_table)}
+TABLES = {
+    "options": (README, options_table),
+    "reasons": (RETRIES, reasons_table),
+    "requirements": (DEADLINES, lambda: document_tables(SECTIONS)),
+}
 """By the name in the marks around each."""
 
 

@@ -27,6 +27,8 @@ DEVIATIONS = "docs/deviations.md"
 BACKPRESSURE = "Client Backpressure, Documentation"
 UPGRADE = "Client Backpressure, Backwards Compatibility"
 READS = "Retryable Reads, Documentation"
+TIMEOUTS = "Client-Side Operations Timeout"
+DEADLINES = "docs/deadlines.md"
 RFC = "Couchbase RFC 0049, Fail Fast (Terminal Errors)"
 
 
@@ -79,6 +81,37 @@ MUSTS = [
          "How often, and how long between", ("copy the class",)),
     Must("strategy-2", "Couchbase RFC 0049, (No) Reordering Guarantees", "no order is kept",
          RETRIES, "How often, and how long between", ("nothing keeps them in the order",)),
+    Must("timeouts-1", TIMEOUTS, "what changes where there is a timeout", DEADLINES,
+         "What changes once there is one",
+         ("`OperationTimeoutError`", "set aside", "as many attempts as fit", "Without a timeout")),
+    Must("timeouts-2", TIMEOUTS, "which options are deprecated", DEADLINES,
+         "What changes once there is one",
+         ("deprecated", "`socketTimeoutMS`", "`waitQueueTimeoutMS`", "`wtimeout`", "`maxTimeMS`",
+          "`maxCommitTimeMS`")),
+    Must("timeouts-3", TIMEOUTS, "what a timeout does not end", DEADLINES, "What it cannot reach",
+         ("Name resolution", "OCSP", "Kerberos", "cloud logins", "Client-side encryption")),
+    Must("timeouts-4", TIMEOUTS, "after a timeout of a change stream: next again, or a new one",
+         "README.md", "Cursors and change streams",
+         ("call `next()` again", "or close it and make a new one")),
+    Must("timeouts-5", TIMEOUTS, "before any event: a new one with a higher timeout", "README.md",
+         "Cursors and change streams",
+         ("before any event was received", "make a new one with a higher timeout",
+          "does not get through its existing oplog")),
+    Must("timeouts-6", TIMEOUTS, "what the session keeps is not to be changed", "README.md",
+         "What happens on failure",
+         ("What the library keeps on a session is private", "transactions end too soon or too")),
+    Must("timeouts-7", TIMEOUTS, "operations without the session are not covered", "README.md",
+         "What happens on failure", ("Operations *without* the session are not covered",)),
+    Must("timeouts-8", TIMEOUTS, "a timeout inside of with_transaction is an error", "README.md",
+         "What happens on failure",
+         ("operations *with its session* share", "cannot be given one of their own",
+          "`InvalidOperation`")),
+    Must("timeouts-9", TIMEOUTS, "a slow stream of one's own can take longer", "README.md",
+         "What happens on failure",
+         ("`upload_from_stream` and `download_to_stream` cannot interrupt your own stream",)),
+    Must("timeouts-10", TIMEOUTS, "a maxTimeMS in a document for command()", "README.md",
+         "What happens on failure",
+         ("A `maxTimeMS` inside of a document for `command()` is overwritten without a word",)),
 ]  # fmt: skip
 
 
@@ -186,16 +219,17 @@ def test_every_switch_of_a_deviation_has_tests_that_exist(number: str) -> None:
 
 
 def names_of_tests(file: Path) -> set[str]:
-    """Functions; and of the table of scenarios, their names, which are the first arguments."""
+    """Functions; and of scenarios and sentences, their names, which are the first arguments."""
     tree = ast.parse(file.read_text())
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    scenarios = {
+    in_tables = {
         node.args[0].value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "S" and node.args
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"S", "Must"}
+        and node.args
         and isinstance(node.args[0], ast.Constant)
     }  # fmt: skip
-    return functions | {str(name) for name in scenarios}
+    return functions | {str(name) for name in in_tables}
 
 
 def test_the_tests_of_deviations_are_found_by_name() -> None:

@@ -86,6 +86,19 @@ def test_by_iteration_a_max_time_of_the_applications_is_set_aside_too(
     assert with_max_time(sent, "find", "aggregate") == [False, True]
 
 
+def test_by_iteration_the_first_command_has_the_time_as_well(
+    side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    side.do(coll.find_one)
+    with override(timeout_ms=200, timeout_mode="iteration"):
+        cursor = coll.find(batch_size=2)
+    with fail_command(control, "find", blockConnection=True, blockTimeMS=1000, times=1):
+        with pytest.raises(OperationTimeoutError) as caught:
+            side.do(cursor.next)
+    assert (caught.value.timeout_s, caught.value.elapsed_s < 0.9) == (0.2, True)
+
+
 def test_each_batch_ends_by_itself_and_the_driver_keeps_its_connection_in_order(
     side: Side, coll: Any, control: Any, sent: SentCommands, instrument: Instrument
 ) -> None:

@@ -73,3 +73,28 @@ def test_a_next_that_takes_too_long_is_a_timeout(
     assert len(buffered) == 2
     assert isinstance(error, OperationTimeoutError)
     assert (error.timeout_s, error.elapsed_s < 0.9) == (0.2, True)
+
+
+@pytest.mark.parametrize("kind", [CursorType.TAILABLE, CursorType.TAILABLE_AWAIT])
+def test_a_first_command_that_takes_too_long_is_a_timeout(
+    kind: int, side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    side.do(coll.find_one)
+    with override(timeout_ms=200):
+        cursor = coll.find(cursor_type=kind)
+    with fail_command(control, "find", blockConnection=True, blockTimeMS=1000, times=1):
+        with pytest.raises(OperationTimeoutError) as caught:
+            side.do(cursor.next)
+    assert (caught.value.timeout_s, caught.value.elapsed_s < 0.9) == (0.2, True)
+
+
+def test_the_drivers_own_loop_tells_the_server_of_the_time(
+    side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument(config_strategy="driver")
+    with override(timeout_ms=MINUTE):
+        cursor = coll.find(cursor_type=CursorType.TAILABLE_AWAIT)
+    side.do(cursor.next)
+    side.do(cursor.close)
+    assert with_max_time(sent, "find") == [True]
