@@ -198,14 +198,16 @@ class Hellos(Interception):
             self.seen.append(request.body)
 
 
+@pytest.mark.parametrize("mode", ["poll", "stream"])
 def test_nor_of_the_monitors_that_the_first_operation_starts(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, drivers_time: DriversTime
-) -> None:
+    mode: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    drivers_time: DriversTime,
+) -> None:  # fmt: skip
     """In an async client they are tasks, and keep the context of the first operation for good."""
     instrument(timeout_ms=LONG)
     hellos = Hellos()
     proxy.inject(hellos)
-    coll = side.client(proxy.uri)[database].coll
+    coll = side.client(proxy.uri, serverMonitoringMode=mode)[database].coll
     with override(timeout_ms=LOW), pymongo.timeout(LOW / 1000):
         side.do(coll.find_one)
     drivers_time.passed = LOW
