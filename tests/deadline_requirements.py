@@ -159,8 +159,8 @@ BLOCKING = (
              "waits::test_a_full_pool_is_waited_for_as_long_as_the_shorter_of_both"),
         unreachable("blocking-names", "resolving a host name",
                     "Part of connecting. A sync client's `getaddrinfo` blocks its thread in the "
-                    "system's resolver; an async client awaits a thread that is blocked there, with "
-                    "a limit only where TLS follows."),
+                    "system's resolver; an async client awaits a thread that is blocked there, "
+                    "with a limit only where TLS follows."),
         held("blocking-socket", "connecting a socket",
              "waits::test_connecting_ends_with_the_deadline"),
         held("blocking-tls", "the TLS handshake",

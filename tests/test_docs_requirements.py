@@ -89,7 +89,7 @@ MUSTS = [
          ("deprecated", "`socketTimeoutMS`", "`waitQueueTimeoutMS`", "`wtimeout`", "`maxTimeMS`",
           "`maxCommitTimeMS`")),
     Must("timeouts-3", TIMEOUTS, "what a timeout does not end", DEADLINES, "What it cannot reach",
-         ("Name resolution", "OCSP", "Kerberos", "cloud logins", "Client-side encryption")),
+         ("Name resolution.", "OCSP.", "Kerberos and cloud logins.", "Client-side encryption.")),
     Must("timeouts-4", TIMEOUTS, "after a timeout of a change stream: next again, or a new one",
          "README.md", "Cursors and change streams",
          ("call `next()` again", "or close it and make a new one")),

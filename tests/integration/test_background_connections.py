@@ -9,9 +9,9 @@ import pytest
 from closed_connections import Closed
 from closing import background_by_hand, run_background
 from conftest import Instrument, Side
+from handshakes import HELLO, LOGIN, USER, Handshakes, find_server
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.gate import Gate
-from test_handshake_deadlines import HELLO, LOGIN, USER, Handshakes, find_server
 from waiting import PLENTY_MS
 
 __all__ = ["background_by_hand"]

@@ -10,15 +10,9 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import Instrument, SentCommands, Side
+from handshakes import HELLO, LOGIN, USER, Handshakes, find_server
 from pymongo.errors import AutoReconnect, NetworkTimeout
-from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.interception import (
-    HELLO_COMMANDS,
-    Connection,
-    Hang,
-    Verdict,
-)
-from real_faults import LOGGED_IN
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from transactions import LOW, DriversTime, drivers_time, limits
 from waiting import PLENTY_MS
 
@@ -27,44 +21,8 @@ from pymongo_resilience import OperationTimeoutError, RetryAction, RetrySchedule
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest
 
-USER: dict[str, Any] = {
-    "username": "user",
-    "password": "password",
-    "authMechanism": "PLAIN",
-    "authSource": "$external",
-}
-HELLO, LOGIN = "hello", "saslStart"
 ITS_OWN = 400
 """Milliseconds; of a timeout that ends a handshake."""
-
-
-class Handshakes(Interception):
-    """Answers logins, and keeps what the handshakes of the pool are sent; the monitor, which keeps
-    its connection, has made it before that is looked at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.commands: list[tuple[str, Any]] = []
-        self.silent: str | None = None
-        self.clock: DriversTime | None = None
-
-    def on_request(self, request: Any, connection: Connection) -> Verdict | None:
-        name = HELLO if request.command_name in HELLO_COMMANDS else request.command_name
-        if name != LOGIN and (name != HELLO or connection.hellos):
-            return None
-        self.commands.append((name, request.body.get("maxTimeMS")))
-        if self.clock is not None:
-            self.clock.passed += LOW / 4 / 1000
-        if name == self.silent:
-            return Hang(60)
-        return LOGGED_IN if name == LOGIN else None
-
-
-def find_server(side: Side, client: Any) -> None:
-    """By its monitor alone: the pool has no connection then."""
-    if side.runner is not None:
-        side.do(client.aconnect)
-    side.wait_for_members(client, 1)
 
 
 @pytest.fixture
