@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pymongo import monitoring
 
 
 class Closed(monitoring.ConnectionPoolListener):
-    """How many connections were made, and why any was closed."""
+    """How many connections were made, why any was closed, and how long those took that failed."""
 
     def __init__(self) -> None:
         self.made = 0
         self.reasons: list[str] = []
+        self.failed_after: list[float] = []
+        """Seconds."""
+        self._created: dict[int, float] = {}
 
     def connection_created(self, event: Any) -> None:
         self.made += 1
+        self._created[event.connection_id] = time.monotonic()
 
     def connection_closed(self, event: Any) -> None:
         self.reasons.append(event.reason)
+        if event.reason == "error":
+            self.failed_after.append(time.monotonic() - self._created[event.connection_id])
 
     def __getattribute__(self, name: str) -> Any:
-        known = name.startswith("__") or name in vars(Closed) or name in {"made", "reasons"}
-        return object.__getattribute__(self, name) if known else lambda event: None
+        ours = name.startswith("__") or name in vars(Closed)
+        if ours or not name.startswith(("connection_", "pool_")):
+            return object.__getattribute__(self, name)
+        return lambda event: None
