@@ -13,7 +13,6 @@ import pymongo
 import pytest
 from conftest import Instrument, Side
 from pymongo import WriteConcern
-from pymongo.client_session import TransactionOptions
 from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 
@@ -77,10 +76,8 @@ def _find(coll: Any, side: Side) -> None:
 
 
 def _commit(coll: Any, side: Side, **options: Any) -> None:
-    session = coll.database.client.start_session(
-        default_transaction_options=TransactionOptions(max_commit_time_ms=LIMIT)
-    )
-    side.do(session.start_transaction)
+    session = coll.database.client.start_session()
+    side.do(session.start_transaction, max_commit_time_ms=LIMIT)
     side.do(coll.insert_one, {}, session=session)
     side.do(session.commit_transaction)
     side.do(session.end_session)
