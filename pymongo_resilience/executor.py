@@ -101,7 +101,11 @@ class _Loop:
     def _conclude(
         self, work: Work, operation: Operation, failure: Failure, verdict: Verdict
     ) -> Exception | float:
-        """The error to raise, or the seconds to wait before the next attempt."""
+        """The error to raise, or the seconds to wait before the next attempt.
+
+        Who prepares it and who listens may take their time: the wait ends when it was to end.
+        """
+        decided = self.clock.now()
         facts = (
             operation.name,
             operation.namespace,
@@ -114,7 +118,7 @@ class _Loop:
             return work.final_error(failure, verdict.rule, operation)
         work.prepare(failure, operation)
         self.listener.on_event(RetryScheduled(*facts, verdict.delay))
-        return verdict.delay
+        return verdict.delay - (self.clock.now() - decided)
 
     def _checked(self, answer: Answer) -> Answer:
         """``answer``, if it is one: a strategy need not be type-checked code."""
