@@ -62,7 +62,7 @@ class CursorTimeout:
         around = policy.current().timeout_ms
         seconds = shorter(self.seconds, (around or 0) / 1000)
         in_force = driver.timeout_in_force()
-        if in_force is not None and not seconds:
+        if not seconds and (in_force is not None or driver.hidden_timeout() is not None):
             return None
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
