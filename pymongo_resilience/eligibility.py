@@ -1,0 +1,232 @@
+"""Which servers an operation may go to, and which rule left each other one out.
+
+The rules of Server Selection, "Rules for server selection", in order. Each leaves some of the
+servers that the rule before it has left, and what each has left is kept: selecting takes the last,
+explaining reads all of them. There is no second implementation of the rules.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pymongo_resilience.read_preference import PRIMARY, Mode, ReadPreference, TagSet
+from pymongo_resilience.server_description import (
+    REPLICA_SETS,
+    UNAVAILABLE,
+    ServerDescription,
+    ServerType,
+    TopologyDescription,
+    TopologyType,
+)
+from pymongo_resilience.staleness import check_maximum, estimate
+
+Servers = list[ServerDescription]
+ServerSelector = Callable[[Servers], Iterable[ServerDescription]]
+"""The application's own: it may leave some of the servers out."""
+
+LOCAL_THRESHOLD: Final = 0.015
+
+
+class Rule(enum.Enum):
+    """What leaves a server out."""
+
+    AVAILABILITY = "availability"
+    MODE = "mode"
+    """The type of the deployment, the kind of the operation, or the read preference's mode."""
+    DEPRIORITIZED = "deprioritized"
+    STALENESS = "staleness"
+    TAGS = "tags"
+    APPLICATION = "application"
+    CIRCUIT_BREAKER = "circuit_breaker"
+    LATENCY = "latency"
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """What one operation asks of its server. Immutable, so thread- and task-safe."""
+
+    write: bool = False
+    """A write ignores the read preference."""
+    read_preference: ReadPreference = PRIMARY
+    deprioritized: Collection[str] = ()
+    """Addresses of servers that are taken only if no other is suitable."""
+    server_selector: ServerSelector | None = None
+    open_breakers: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Addresses of servers whose breaker is open, with the seconds until the next probe."""
+    local_threshold: float = LOCAL_THRESHOLD
+    """The size of the latency window, in seconds."""
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.PRIMARY if self.write else self.read_preference.mode
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What each rule has left, in the order in which they were applied."""
+
+    topology: TopologyDescription
+    criteria: Criteria
+    steps: Sequence[tuple[Rule, Servers]]
+
+    @property
+    def suitable(self) -> Servers:
+        """Before the application's selector, the breakers and the latency window."""
+        return [left for rule, left in self.steps if rule not in _AFTERWARDS][-1]
+
+    @property
+    def before_window(self) -> Servers:
+        """The servers that the latency window was laid over."""
+        return self.steps[-2][1]
+
+    @property
+    def in_window(self) -> Servers:
+        """The servers that may be chosen."""
+        return self.steps[-1][1]
+
+
+class IncompatibleTopologyError(Exception):
+    """No wire version is common to the driver and every server: nothing may be sent."""
+
+
+def decide(topology: TopologyDescription, criteria: Criteria) -> Decision:
+    """Apply every rule once.
+
+    Raises IncompatibleTopologyError, ValueError for a maximum staleness that is too small for the
+    replica set, and whatever the application's selector raises.
+    """
+    if topology.incompatible is not None:
+        raise IncompatibleTopologyError(topology.incompatible)
+    limit = criteria.read_preference.staleness_limit
+    if limit is not None and topology.type in REPLICA_SETS and not criteria.write:
+        check_maximum(limit, topology.heartbeat_frequency)
+
+    left = [server for server in topology.servers if server.type not in UNAVAILABLE]
+    steps = [(Rule.AVAILABILITY, left)]
+    left = _candidates(left, topology.type, criteria.mode)
+    steps.append((Rule.MODE, left))
+    steps += _first_without_deprioritized(left, topology, criteria)
+    left = steps[-1][1]
+    if criteria.server_selector is not None and left:
+        accepted = {server.address for server in criteria.server_selector(list(left))}
+        left = [server for server in left if server.address in accepted]
+        steps.append((Rule.APPLICATION, left))
+    left = without_open_breakers(left, criteria.open_breakers)
+    steps.append((Rule.CIRCUIT_BREAKER, left))
+    steps.append((Rule.LATENCY, in_latency_window(left, criteria.local_threshold)))
+    return Decision(topology, criteria, steps)
+
+
+def without_open_breakers(servers: Servers, open_breakers: Collection[str]) -> Servers:
+    """Those whose breaker lets operations pass; all of them where there is none."""
+    if not open_breakers:
+        return servers
+    return [server for server in servers if server.address not in open_breakers] or servers
+
+
+def in_latency_window(servers: Servers, local_threshold: float) -> Servers:
+    """The nearest server, and those that are at most ``local_threshold`` seconds farther away.
+
+    A server without a measured round trip may be anywhere: it is left out while another has one.
+    Source: "Filtering suitable servers based on the latency window".
+    """
+    end = latency_window_end(servers, local_threshold)
+    if end is None:
+        return servers
+    return [s for s in servers if s.average_rtt is not None and s.average_rtt <= end]
+
+
+def latency_window_end(servers: Servers, local_threshold: float) -> float | None:
+    """The longest average round trip that is near enough; None where none was measured."""
+    measured = [s.average_rtt for s in servers if s.average_rtt is not None]
+    return min(measured) + local_threshold if measured else None
+
+
+_AFTERWARDS: Final = {Rule.APPLICATION, Rule.CIRCUIT_BREAKER, Rule.LATENCY}
+_MEMBERS: Final = frozenset({ServerType.PRIMARY, ServerType.SECONDARY})
+_BY_MODE: Final = {
+    Mode.PRIMARY: frozenset({ServerType.PRIMARY}),
+    Mode.PRIMARY_PREFERRED: _MEMBERS,
+    Mode.SECONDARY: frozenset({ServerType.SECONDARY}),
+    Mode.SECONDARY_PREFERRED: _MEMBERS,
+    Mode.NEAREST: _MEMBERS,
+}
+
+
+def _candidates(available: Servers, topology: TopologyType, mode: Mode) -> Servers:
+    match topology:
+        case TopologyType.UNKNOWN:
+            return []
+        case TopologyType.SINGLE | TopologyType.LOAD_BALANCED:
+            return available
+        case TopologyType.SHARDED:
+            types = frozenset({ServerType.MONGOS})
+        case _:
+            types = _BY_MODE[mode]
+    return [server for server in available if server.type in types]
+
+
+def _first_without_deprioritized(
+    candidates: Servers, topology: TopologyDescription, criteria: Criteria
+) -> list[tuple[Rule, Servers]]:
+    """The steps without the deprioritized servers, or with them where nothing else is suitable."""
+    preferred = [each for each in candidates if each.address not in criteria.deprioritized]
+    if len(preferred) < len(candidates):
+        steps = [(Rule.DEPRIORITIZED, preferred), *_narrowed(preferred, topology, criteria)]
+        if steps[-1][1]:
+            return steps
+    return _narrowed(candidates, topology, criteria)
+
+
+def _narrowed(
+    candidates: Servers, topology: TopologyDescription, criteria: Criteria
+) -> list[tuple[Rule, Servers]]:
+    """Staleness before tags, each for those that it holds for ("Read operations")."""
+    mode = criteria.mode
+    if topology.type not in REPLICA_SETS or mode is Mode.PRIMARY:
+        return []
+    if mode is Mode.NEAREST:
+        return _eligible(candidates, topology, criteria.read_preference)
+    primary = [server for server in candidates if server.type is ServerType.PRIMARY]
+    if mode is Mode.PRIMARY_PREFERRED and primary:
+        return [(Rule.MODE, primary)]
+    secondaries = [server for server in candidates if server.type is ServerType.SECONDARY]
+    steps = _eligible(secondaries, topology, criteria.read_preference)
+    eligible = steps[-1][1] if steps else secondaries
+    # Staleness and tags say nothing of the primary: only the mode can leave it out.
+    with_primary = [(rule, left + primary) for rule, left in steps]
+    return [*with_primary, (Rule.MODE, eligible or primary)]
+
+
+def _eligible(
+    candidates: Servers, topology: TopologyDescription, preference: ReadPreference
+) -> list[tuple[Rule, Servers]]:
+    steps = []
+    limit = preference.staleness_limit
+    if limit is not None:
+        staleness = estimate(topology)
+        candidates = [
+            server
+            for server in candidates
+            if (behind := staleness(server)) is not None and behind <= limit
+        ]
+        steps.append((Rule.STALENESS, candidates))
+    if preference.tag_sets:
+        steps.append((Rule.TAGS, _with_first_matching(preference.tag_sets, candidates)))
+    return steps
+
+
+def matches(tag_set: TagSet, server: ServerDescription) -> bool:
+    """Whether the server has every tag of the set."""
+    return all(name in server.tags and server.tags[name] == tag_set[name] for name in tag_set)
+
+
+def _with_first_matching(tag_sets: Sequence[TagSet], candidates: Servers) -> Servers:
+    for tag_set in tag_sets:
+        matching = [server for server in candidates if matches(tag_set, server)]
+        if matching:
+            return matching
+    return []

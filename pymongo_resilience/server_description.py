@@ -1,0 +1,83 @@
+"""What is known of a deployment and its servers at one moment, as plain values.
+
+The names are those of Server Discovery and Monitoring and of Server Selection. Nothing here knows
+the driver: whoever asks for a selection states what the driver knows. All times are in seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ServerType(enum.Enum):
+    """What a server said it was. The values are the names that the texts and the driver use."""
+
+    UNKNOWN = "Unknown"
+    POSSIBLE_PRIMARY = "PossiblePrimary"
+    STANDALONE = "Standalone"
+    MONGOS = "Mongos"
+    PRIMARY = "RSPrimary"
+    SECONDARY = "RSSecondary"
+    ARBITER = "RSArbiter"
+    OTHER = "RSOther"
+    GHOST = "RSGhost"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+UNAVAILABLE = frozenset({ServerType.UNKNOWN, ServerType.POSSIBLE_PRIMARY})
+"""The types of a server that nothing can be sent to (Server Selection, "Terms")."""
+
+
+class TopologyType(enum.Enum):
+    """What the servers are together. The values are the names that the texts and the driver use."""
+
+    UNKNOWN = "Unknown"
+    SINGLE = "Single"
+    REPLICA_SET_NO_PRIMARY = "ReplicaSetNoPrimary"
+    REPLICA_SET_WITH_PRIMARY = "ReplicaSetWithPrimary"
+    SHARDED = "Sharded"
+    LOAD_BALANCED = "LoadBalanced"
+
+
+REPLICA_SETS = frozenset(
+    {TopologyType.REPLICA_SET_NO_PRIMARY, TopologyType.REPLICA_SET_WITH_PRIMARY}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """One server at one moment. Immutable, so thread- and task-safe."""
+
+    address: str
+    """``"host:port"``; what a server is known by everywhere."""
+    type: ServerType = ServerType.UNKNOWN
+    set_name: str | None = None
+    tags: Mapping[str, object] = field(default_factory=dict[str, object])
+    last_write: float | None = None
+    """When the server's last write was made, by the primary's clock; None where it told none."""
+    last_update: float = 0.0
+    """When its last reply came, on a clock that is the same for all servers of a topology."""
+    average_rtt: float | None = None
+    """None until a round trip was measured, and for an unavailable server."""
+    minimum_rtt: float | None = None
+    error: str | None = None
+    """Why its last check failed, as it may be shown; no value of a document is taken out here."""
+    error_age: float | None = None
+    """How long ago that was."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyDescription:
+    """A deployment at one moment. Immutable, so thread- and task-safe."""
+
+    type: TopologyType
+    servers: tuple[ServerDescription, ...]
+    heartbeat_frequency: float = 10.0
+    """How often servers are checked: ``heartbeatFrequencyMS``, in seconds."""
+    incompatible: str | None = None
+    """Why the driver cannot speak with some server, where no wire version is common to both."""
