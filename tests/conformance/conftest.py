@@ -11,6 +11,7 @@ import pytest
 from conformance import verdicts
 from conformance.deployments import Beds
 from conformance.runner import Case
+from conformance.selection_cases import SelectionCase
 from conformance.verdicts import Verdict
 from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
 
@@ -40,6 +41,25 @@ def conforms(beds: Beds, api: str, pytestconfig: pytest.Config) -> Callable[[Cas
         if verdict.result == "not runnable":
             pytest.skip(f"plain pymongo fails too: {verdict.plain}")
         assert verdict.result == "passed", str(verdict)
+
+    return check
+
+
+@pytest.fixture
+def engine_conforms(pytestconfig: pytest.Config) -> Callable[[SelectionCase], None]:
+    """``engine_conforms(case)``: passes or fails; what has no server cannot lack one."""
+
+    def check(case: SelectionCase) -> None:
+        failure = None
+        try:
+            case.judge(case.document)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the case has failed by it
+            failure = f"{type(error).__name__}: {error}"
+        verdict = Verdict(
+            case.suite, case.file, str(case), "engine", "failed" if failure else "passed", failure
+        )
+        pytestconfig.stash.setdefault(VERDICTS, []).append(verdict)
+        assert verdict.result == "passed", failure
 
     return check
 

@@ -43,14 +43,14 @@ def folder(root: Path, suite: str, *within: str) -> Path:
 
 
 def parameters(load: Callable[[Path], Iterable[Any]], suite: str, *within: str) -> list[Any]:
-    """Whatever ``load`` makes of a suite's JSON files, as parameters of a test.
+    """Whatever ``load`` makes of a suite's JSON files, nested ones too, as parameters of a test.
 
     Without a checkout it is one parameter that is skipped and says why.
     """
     root = checkout()
     if root is None:
         return [pytest.param(None, id="no checkout", marks=pytest.mark.skip(reason=NOT_SET))]
-    files = sorted(folder(root, suite, *within).glob("*.json"))
+    files = sorted(folder(root, suite, *within).rglob("*.json"))
     if not files:
         raise FileNotFoundError(f"{VARIABLE}: no tests in {folder(root, suite, *within)}")
     return [pytest.param(each, id=str(each)) for file in files for each in load(file)]

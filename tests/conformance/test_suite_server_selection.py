@@ -1,0 +1,50 @@
+"""The specifications "Server Selection" and "Max Staleness", by their own tests.
+
+Those of the log messages are left out: the messages are the driver's, and so is the test of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from conformance.selection_cases import (
+    SelectionCase,
+    averages_as_told,
+    load,
+    selects_as_told,
+    spreads_as_told,
+)
+from conformance.specifications import NOT_SET, checkout, parameters
+
+SELECTION = "server-selection"
+STALENESS = "max-staleness"
+AT_LEAST = 135
+"""As many cases as there were when this was written."""
+
+
+def cases(judge: Callable[[Any], None], suite: str, *within: str) -> list[Any]:
+    return parameters(partial(load, suite, judge), suite, *within)
+
+
+CASES = [
+    *cases(selects_as_told, SELECTION, "server_selection"),
+    *cases(spreads_as_told, SELECTION, "in_window"),
+    *cases(averages_as_told, SELECTION, "rtt"),
+    *cases(selects_as_told, STALENESS),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_case_holds(
+    case: SelectionCase, engine_conforms: Callable[[SelectionCase], None]
+) -> None:
+    engine_conforms(case)
+
+
+@pytest.mark.skipif(checkout() is None, reason=NOT_SET)
+def test_no_case_was_lost_on_the_way() -> None:
+    assert len({str(*each.values) for each in CASES}) == len(CASES)
+    assert len(CASES) >= AT_LEAST
