@@ -30,7 +30,7 @@ ServerSelector = Callable[[Servers], Iterable[ServerDescription]]
 LOCAL_THRESHOLD: Final = 0.015
 
 
-class Rule(enum.Enum):
+class SelectionRule(enum.Enum):
     """What leaves a server out."""
 
     AVAILABILITY = "availability"
@@ -70,7 +70,7 @@ class Decision:
 
     topology: TopologyDescription
     criteria: Criteria
-    steps: Sequence[tuple[Rule, Servers]]
+    steps: Sequence[tuple[SelectionRule, Servers]]
 
     @property
     def suitable(self) -> Servers:
@@ -105,18 +105,18 @@ def decide(topology: TopologyDescription, criteria: Criteria) -> Decision:
         check_maximum(limit, topology.heartbeat_frequency)
 
     left = [server for server in topology.servers if server.type not in UNAVAILABLE]
-    steps = [(Rule.AVAILABILITY, left)]
+    steps = [(SelectionRule.AVAILABILITY, left)]
     left = _candidates(left, topology.type, criteria.mode)
-    steps.append((Rule.MODE, left))
+    steps.append((SelectionRule.MODE, left))
     steps += _first_without_deprioritized(left, topology, criteria)
     left = steps[-1][1]
     if criteria.server_selector is not None and left:
         accepted = {server.address for server in criteria.server_selector(list(left))}
         left = [server for server in left if server.address in accepted]
-        steps.append((Rule.APPLICATION, left))
+        steps.append((SelectionRule.APPLICATION, left))
     left = without_open_breakers(left, criteria.open_breakers)
-    steps.append((Rule.CIRCUIT_BREAKER, left))
-    steps.append((Rule.LATENCY, in_latency_window(left, criteria.local_threshold)))
+    steps.append((SelectionRule.CIRCUIT_BREAKER, left))
+    steps.append((SelectionRule.LATENCY, in_latency_window(left, criteria.local_threshold)))
     return Decision(topology, criteria, steps)
 
 
@@ -145,7 +145,11 @@ def latency_window_end(servers: Servers, local_threshold: float) -> float | None
     return min(measured) + local_threshold if measured else None
 
 
-_AFTERWARDS: Final = {Rule.APPLICATION, Rule.CIRCUIT_BREAKER, Rule.LATENCY}
+_AFTERWARDS: Final = {
+    SelectionRule.APPLICATION,
+    SelectionRule.CIRCUIT_BREAKER,
+    SelectionRule.LATENCY,
+}
 _MEMBERS: Final = frozenset({ServerType.PRIMARY, ServerType.SECONDARY})
 _BY_MODE: Final = {
     Mode.PRIMARY: frozenset({ServerType.PRIMARY}),
@@ -171,11 +175,14 @@ def _candidates(available: Servers, topology: TopologyType, mode: Mode) -> Serve
 
 def _first_without_deprioritized(
     candidates: Servers, topology: TopologyDescription, criteria: Criteria
-) -> list[tuple[Rule, Servers]]:
+) -> list[tuple[SelectionRule, Servers]]:
     """The steps without the deprioritized servers, or with them where nothing else is suitable."""
     preferred = [each for each in candidates if each.address not in criteria.deprioritized]
     if len(preferred) < len(candidates):
-        steps = [(Rule.DEPRIORITIZED, preferred), *_narrowed(preferred, topology, criteria)]
+        steps = [
+            (SelectionRule.DEPRIORITIZED, preferred),
+            *_narrowed(preferred, topology, criteria),
+        ]
         if steps[-1][1]:
             return steps
     return _narrowed(candidates, topology, criteria)
@@ -183,7 +190,7 @@ def _first_without_deprioritized(
 
 def _narrowed(
     candidates: Servers, topology: TopologyDescription, criteria: Criteria
-) -> list[tuple[Rule, Servers]]:
+) -> list[tuple[SelectionRule, Servers]]:
     """Staleness before tags, each for those that it holds for ("Read operations")."""
     mode = criteria.mode
     if topology.type not in REPLICA_SETS or mode is Mode.PRIMARY:
@@ -192,18 +199,18 @@ def _narrowed(
         return _eligible(candidates, topology, criteria.read_preference)
     primary = [server for server in candidates if server.type is ServerType.PRIMARY]
     if mode is Mode.PRIMARY_PREFERRED and primary:
-        return [(Rule.MODE, primary)]
+        return [(SelectionRule.MODE, primary)]
     secondaries = [server for server in candidates if server.type is ServerType.SECONDARY]
     steps = _eligible(secondaries, topology, criteria.read_preference)
     eligible = steps[-1][1] if steps else secondaries
     # Staleness and tags say nothing of the primary: only the mode can leave it out.
     with_primary = [(rule, left + primary) for rule, left in steps]
-    return [*with_primary, (Rule.MODE, eligible or primary)]
+    return [*with_primary, (SelectionRule.MODE, eligible or primary)]
 
 
 def _eligible(
     candidates: Servers, topology: TopologyDescription, preference: ReadPreference
-) -> list[tuple[Rule, Servers]]:
+) -> list[tuple[SelectionRule, Servers]]:
     steps = []
     limit = preference.staleness_limit
     if limit is not None:
@@ -213,9 +220,9 @@ def _eligible(
             for server in candidates
             if (behind := staleness(server)) is not None and behind <= limit
         ]
-        steps.append((Rule.STALENESS, candidates))
+        steps.append((SelectionRule.STALENESS, candidates))
     if preference.tag_sets:
-        steps.append((Rule.TAGS, _with_first_matching(preference.tag_sets, candidates)))
+        steps.append((SelectionRule.TAGS, _with_first_matching(preference.tag_sets, candidates)))
     return steps
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pymongo_resilience.eligibility import (
     Criteria,
     Decision,
-    Rule,
+    SelectionRule,
     decide,
     latency_window_end,
     matches,
@@ -49,7 +49,7 @@ class ServerVerdict:
     """What became of one server in a selection, and why."""
 
     address: str
-    excluded_by: Rule | None
+    excluded_by: SelectionRule | None
     """None for a server that may be chosen."""
     text: str
 
@@ -68,7 +68,7 @@ def explain(topology: TopologyDescription, criteria: Criteria) -> tuple[ServerVe
 
 def verdicts(decision: Decision) -> tuple[ServerVerdict, ...]:
     """What a decision that was taken says of every server."""
-    excluded: dict[str, Rule] = {}
+    excluded: dict[str, SelectionRule] = {}
     present = {server.address for server in decision.topology.servers}
     for rule, left in decision.steps:
         still_present = {server.address for server in left}
@@ -79,9 +79,11 @@ def verdicts(decision: Decision) -> tuple[ServerVerdict, ...]:
     )
 
 
-def _verdict(server: ServerDescription, rule: Rule | None, decision: Decision) -> ServerVerdict:
+def _verdict(
+    server: ServerDescription, rule: SelectionRule | None, decision: Decision
+) -> ServerVerdict:
     start = f"{server.address} {_NAMES[server.type]}"
-    if rule is Rule.AVAILABILITY:
+    if rule is SelectionRule.AVAILABILITY:
         return ServerVerdict(server.address, rule, f"{start}: {_last_error(server)}")
     if rule is not None:
         return ServerVerdict(
@@ -93,19 +95,19 @@ def _verdict(server: ServerDescription, rule: Rule | None, decision: Decision) -
     return ServerVerdict(server.address, None, f"{start}, eligible{note}")
 
 
-def _why(rule: Rule, server: ServerDescription, decision: Decision) -> str:
+def _why(rule: SelectionRule, server: ServerDescription, decision: Decision) -> str:
     match rule:
-        case Rule.DEPRIORITIZED:
+        case SelectionRule.DEPRIORITIZED:
             return "deprioritized, another server can serve"
-        case Rule.STALENESS:
+        case SelectionRule.STALENESS:
             return _stale(server, decision)
-        case Rule.TAGS:
+        case SelectionRule.TAGS:
             return _tags(server, decision)
-        case Rule.APPLICATION:
+        case SelectionRule.APPLICATION:
             return "left out by the application's server selector"
-        case Rule.CIRCUIT_BREAKER:
+        case SelectionRule.CIRCUIT_BREAKER:
             return _breaker(server, decision)
-        case Rule.LATENCY:
+        case SelectionRule.LATENCY:
             return _far(server, decision)
         case _:
             return _mode(server, decision)

@@ -1,0 +1,94 @@
+"""What holds for any deployment and whatever an operation asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pymongo_resilience.eligibility import Criteria, decide
+from pymongo_resilience.explanation import explain
+from pymongo_resilience.selection import ServerSelectionError, choose, select
+from pymongo_resilience.server_description import TopologyDescription
+
+from .servers import ADDRESSES, any_criteria, topologies
+
+counts = st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 20))
+
+
+@given(topology=topologies(), criteria=any_criteria())
+def test_each_rule_only_leaves_servers_out(
+    topology: TopologyDescription, criteria: Criteria
+) -> None:
+    before = {each.address for each in topology.servers}
+    for rule, servers in decide(topology, criteria).steps:
+        left = {each.address for each in servers}
+        assert left <= before, rule
+        assert len(left) == len(servers), "none is there twice"
+        before = left
+
+
+@given(topology=topologies(), criteria=any_criteria())
+def test_the_explanation_says_of_every_server_what_was_decided(
+    topology: TopologyDescription, criteria: Criteria
+) -> None:
+    verdicts = explain(topology, criteria)
+    assert [each.address for each in verdicts] == [each.address for each in topology.servers]
+    eligible = {each.address for each in verdicts if each.eligible}
+    assert eligible == {each.address for each in decide(topology, criteria).in_window}
+    for verdict in verdicts:
+        assert verdict.text.startswith(f"{verdict.address} ")
+        assert ("eligible" in verdict.text.split(", ")) == verdict.eligible
+
+
+@given(topology=topologies(), criteria=any_criteria())
+def test_breakers_and_the_window_leave_a_server_where_there_is_one(
+    topology: TopologyDescription, criteria: Criteria
+) -> None:
+    decision = decide(topology, replace(criteria, server_selector=None))
+    assert bool(decision.in_window) == bool(decision.suitable)
+
+
+@given(topology=topologies(), criteria=any_criteria())
+def test_deprioritizing_costs_nobody_a_server(
+    topology: TopologyDescription, criteria: Criteria
+) -> None:
+    suitable = decide(topology, criteria).suitable
+    anyway = decide(topology, replace(criteria, deprioritized=())).suitable
+    assert bool(suitable) == bool(anyway)
+    avoided = [each for each in suitable if each.address in criteria.deprioritized]
+    if avoided:
+        assert suitable == anyway
+
+
+@given(topology=topologies(), criteria=any_criteria(), operations=counts, dice=st.randoms())
+def test_what_is_selected_is_eligible_and_who_is_busiest_is_not_selected(
+    topology: TopologyDescription,
+    criteria: Criteria,
+    operations: dict[str, int],
+    dice: Random,
+) -> None:
+    in_window = decide(topology, criteria).in_window
+    if not in_window:
+        with pytest.raises(ServerSelectionError) as raised:
+            select(topology, criteria, operations, dice.random)
+        assert not any(each.eligible for each in raised.value.servers)
+        return
+    selected = select(topology, criteria, operations, dice.random)
+    assert selected in in_window
+    others = [operations.get(each.address, 0) for each in in_window if each is not selected]
+    assert not others or operations.get(selected.address, 0) <= max(others)
+
+
+@given(topology=topologies(), operations=counts, dice=st.randoms())
+def test_of_two_the_one_with_fewer_operations_is_chosen(
+    topology: TopologyDescription, operations: dict[str, int], dice: Random
+) -> None:
+    assume(len(topology.servers) > 1)
+    two = list(topology.servers[:2])
+    fewest = min(operations.get(each.address, 0) for each in two)
+    chosen = choose(two, operations, dice.random)
+    assert operations.get(chosen.address, 0) == fewest
