@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pymongo_resilience.eligibility import Criteria
 from pymongo_resilience.read_preference import PRIMARY, Mode, ReadPreference
 from pymongo_resilience.server_description import (
+    REPLICA_SETS,
     ServerDescription,
     ServerType,
     TopologyDescription,
@@ -70,11 +71,14 @@ _MEMBERS = [
 ALONE = {TopologyType.SINGLE, TopologyType.LOAD_BALANCED}
 
 
+SETS = sorted(REPLICA_SETS, key=lambda each: each.value)  # a set's order is another in every run
+
+
 @st.composite
 def topologies(draw: st.DrawFn) -> TopologyDescription:
     """A deployment of any type, with the servers that it may have."""
-    type_ = draw(st.sampled_from(TopologyType))
-    number = 1 if type_ in ALONE else draw(st.integers(0, len(ADDRESSES)))
+    type_ = draw(st.sampled_from([*TopologyType, *SETS, *SETS]))
+    number = 1 if type_ in ALONE else draw(st.sampled_from([0, 1, *[3, len(ADDRESSES)] * 3]))
     kinds = draw(
         st.lists(st.sampled_from(_TYPES.get(type_, _MEMBERS)), min_size=number, max_size=number)
     )
@@ -87,7 +91,7 @@ def topologies(draw: st.DrawFn) -> TopologyDescription:
             tags=draw(TAGS),
             last_write=NOW - draw(st.integers(0, 200)),
             last_update=NOW,
-            average_rtt=draw(st.integers(0, 40)) * TICK,
+            average_rtt=draw(st.integers(0, 24)) * TICK,
         )
         for address, kind in zip(ADDRESSES, kinds, strict=False)
     ]
