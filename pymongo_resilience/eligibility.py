@@ -228,7 +228,7 @@ def _eligible(
 
 def matches(tag_set: TagSet, server: ServerDescription) -> bool:
     """Whether the server has every tag of the set."""
-    return all(name in server.tags and server.tags[name] == tag_set[name] for name in tag_set)
+    return tag_set.items() <= server.tags.items()
 
 
 def _with_first_matching(tag_sets: Sequence[TagSet], candidates: Servers) -> Servers:

@@ -98,6 +98,13 @@ def test_staleness_is_applied_before_tags() -> None:
     assert left(topology, reading(Mode.SECONDARY, NEW_YORK, LONDON, max_staleness=120)) == "c"
 
 
+def test_who_is_as_stale_as_allowed_is_eligible() -> None:
+    late = secondary("b", last_update=1000.0, last_write=900.0)
+    topology = replica_set(primary("a", **FRESH), late)
+    assert left(topology, reading(Mode.SECONDARY, max_staleness=110)) == "b"
+    assert left(topology, reading(Mode.SECONDARY, max_staleness=109)) == ""
+
+
 def test_of_the_tag_sets_the_first_that_matches_a_server_counts() -> None:
     both = {**NEW_YORK, "rack": "2"}
     topology = replica_set(secondary("a", tags=LONDON), secondary("b", tags=both), secondary("c"))
