@@ -19,7 +19,7 @@ from pymongo_resilience.server_description import (
 NOW = 1_000.0
 """When every server of ``any_servers`` was checked, and the newest write there can be."""
 TICK = 1 / 1024
-"""Times of whole ticks add up exactly."""
+"""Times of whole ticks add up exactly, and a few of them meet the limits of what is asked."""
 
 
 def server(address: str, type_: ServerType, **facts: Any) -> ServerDescription:
@@ -61,7 +61,7 @@ _TYPES = {
     TopologyType.SHARDED: [ServerType.MONGOS, ServerType.UNKNOWN],
 }
 _MEMBERS = [
-    *[ServerType.SECONDARY] * 4,  # what most members of a set are
+    *[ServerType.SECONDARY] * 10,  # what most members of a set are
     ServerType.ARBITER,
     ServerType.GHOST,
     ServerType.OTHER,
@@ -77,7 +77,7 @@ SETS = sorted(REPLICA_SETS, key=lambda each: each.value)  # a set's order is ano
 @st.composite
 def topologies(draw: st.DrawFn) -> TopologyDescription:
     """A deployment of any type, with the servers that it may have."""
-    type_ = draw(st.sampled_from([*TopologyType, *SETS, *SETS]))
+    type_ = draw(st.sampled_from([*TopologyType, *SETS * 4]))
     number = 1 if type_ in ALONE else draw(st.sampled_from([0, 1, *[3, len(ADDRESSES)] * 3]))
     kinds = draw(
         st.lists(st.sampled_from(_TYPES.get(type_, _MEMBERS)), min_size=number, max_size=number)
@@ -89,13 +89,17 @@ def topologies(draw: st.DrawFn) -> TopologyDescription:
             address,
             kind,
             tags=draw(TAGS),
-            last_write=NOW - draw(st.integers(0, 200)),
+            last_write=NOW - draw(st.sampled_from([0, 80, 100, 150])),
             last_update=NOW,
-            average_rtt=draw(st.integers(0, 24)) * TICK,
+            average_rtt=draw(st.sampled_from([0, 8, 16, 17])) * TICK,
         )
         for address, kind in zip(ADDRESSES, kinds, strict=False)
     ]
     return TopologyDescription(type_, tuple(draw(st.permutations(servers))))
+
+
+def or_any(tag_sets: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [*tag_sets[:2], {}]
 
 
 @st.composite
@@ -104,24 +108,24 @@ def read_preferences(draw: st.DrawFn) -> ReadPreference:
     mode = draw(st.sampled_from(Mode))
     if mode is Mode.PRIMARY:
         return PRIMARY
-    tag_sets = draw(st.just([{}]) | st.lists(TAGS, max_size=3))
-    return ReadPreference(mode, tag_sets, draw(st.none() | st.integers(90, 160)))
+    tag_sets = draw(st.just([{}]) | st.lists(TAGS, max_size=3) | st.lists(TAGS).map(or_any))
+    return ReadPreference(mode, tag_sets, draw(st.none() | st.sampled_from([90, 110])))
 
 
-avoided = st.sets(st.sampled_from(ADDRESSES))
+some = st.just(set[str]()) | st.sets(st.sampled_from(ADDRESSES), max_size=3)
 
 
 @st.composite
 def any_criteria(draw: st.DrawFn) -> Criteria:
     """What an operation may ask; half of them with a selector of the application."""
-    accepted = draw(st.none() | avoided)
+    refused = draw(st.none() | some)
     return Criteria(
-        write=draw(st.booleans()),
+        write=draw(st.integers(0, 3)) == 0,
         read_preference=draw(read_preferences()),
-        deprioritized=draw(avoided),
+        deprioritized=draw(some),
         server_selector=None
-        if accepted is None
-        else lambda servers: [each for each in servers if each.address in accepted],
-        open_breakers=dict.fromkeys(draw(avoided), 1.5),
+        if refused is None
+        else lambda servers: [each for each in servers if each.address not in refused],
+        open_breakers=dict.fromkeys(draw(some), 1.5),
         local_threshold=16 * TICK,
     )
