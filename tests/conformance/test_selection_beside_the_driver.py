@@ -55,7 +55,7 @@ NUMBERS = {
 }
 
 
-@examples(600)
+@examples(400)
 @given(topology=topologies(), criteria=any_criteria())
 def test_both_leave_the_same_servers(topology: TopologyDescription, criteria: Criteria) -> None:
     criteria = replace(criteria, open_breakers={})

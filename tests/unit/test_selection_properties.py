@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pymongo_resilience.eligibility import Criteria, decide
@@ -19,6 +19,7 @@ from .servers import ADDRESSES, any_criteria, topologies
 counts = st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 20))
 
 
+@settings(max_examples=100)
 @given(topology=topologies(), criteria=any_criteria())
 def test_each_rule_only_leaves_servers_out(
     topology: TopologyDescription, criteria: Criteria
@@ -31,6 +32,7 @@ def test_each_rule_only_leaves_servers_out(
         before = left
 
 
+@settings(max_examples=100)
 @given(topology=topologies(), criteria=any_criteria())
 def test_the_explanation_says_of_every_server_what_was_decided(
     topology: TopologyDescription, criteria: Criteria
@@ -44,6 +46,7 @@ def test_the_explanation_says_of_every_server_what_was_decided(
         assert ("eligible" in verdict.text.split(", ")) == verdict.eligible
 
 
+@settings(max_examples=100)
 @given(topology=topologies(), criteria=any_criteria())
 def test_breakers_and_the_window_leave_a_server_where_there_is_one(
     topology: TopologyDescription, criteria: Criteria
@@ -52,6 +55,7 @@ def test_breakers_and_the_window_leave_a_server_where_there_is_one(
     assert bool(decision.in_window) == bool(decision.suitable)
 
 
+@settings(max_examples=100)
 @given(topology=topologies(), criteria=any_criteria())
 def test_deprioritizing_costs_nobody_a_server(
     topology: TopologyDescription, criteria: Criteria
@@ -64,6 +68,7 @@ def test_deprioritizing_costs_nobody_a_server(
         assert suitable == anyway
 
 
+@settings(max_examples=100)
 @given(topology=topologies(), criteria=any_criteria(), operations=counts, dice=st.randoms())
 def test_what_is_selected_is_eligible_and_who_is_busiest_is_not_selected(
     topology: TopologyDescription,
@@ -83,6 +88,7 @@ def test_what_is_selected_is_eligible_and_who_is_busiest_is_not_selected(
     assert not others or operations.get(selected.address, 0) <= max(others)
 
 
+@settings(max_examples=100)
 @given(topology=topologies(), operations=counts, dice=st.randoms())
 def test_of_two_the_one_with_fewer_operations_is_chosen(
     topology: TopologyDescription, operations: dict[str, int], dice: Random
