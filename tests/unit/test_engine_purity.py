@@ -82,7 +82,7 @@ def test_the_other_half_is_imported_in_one_place() -> None:
         ("datetime", set()),
         ("asyncio", {"clock.py"}),
         ("random", {"orchestrator.py", "strategy.py"}),  # as defaults that can be replaced
-        ("threading", {"budget.py"}),  # shared by all operations of a client
+        ("threading", {"breaker.py", "budget.py"}),  # shared by all operations of a client
     ],
 )
 def test_clock_and_dice_come_from_outside(name: str, importers: set[str]) -> None:

@@ -1,0 +1,339 @@
+"""Each transition of a circuit breaker, and who may share one."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pymongo_resilience.breaker import Breakers, BreakerSettings, CircuitBreaker, Snapshot
+from pymongo_resilience.breaker_states import RECHECK, Permit, Refusal, State
+from pymongo_resilience.health import Evidence
+from pymongo_resilience.testing import FakeClock
+
+SETTINGS = BreakerSettings(failure_rate=0.5, window=10.0, minimum_calls=4, open_for=8.0, probes=2)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(128.0)
+
+
+@pytest.fixture
+def breaker(clock: FakeClock) -> CircuitBreaker:
+    return CircuitBreaker(SETTINGS, clock)
+
+
+def permit_of(breaker: CircuitBreaker) -> Permit:
+    assert breaker.allows()
+    permit = breaker.try_acquire()
+    assert isinstance(permit, Permit)
+    return permit
+
+
+def refusal_of(breaker: CircuitBreaker) -> float:
+    assert not breaker.allows()
+    refusal = breaker.try_acquire()
+    assert isinstance(refusal, Refusal)
+    assert refusal.next_probe_in == breaker.next_probe_in() > 0
+    return refusal.next_probe_in
+
+
+def call(breaker: CircuitBreaker, outcomes: str) -> None:
+    """``+`` succeeds, ``-`` fails, and of ``.`` nothing is known."""
+    for outcome in outcomes:
+        permit = permit_of(breaker)
+        {"+": permit.success, "-": permit.failure, ".": permit.release}[outcome]()
+
+
+def opened(breaker: CircuitBreaker) -> CircuitBreaker:
+    call(breaker, "----")
+    assert breaker.state is State.OPEN
+    return breaker
+
+
+def half_opened(breaker: CircuitBreaker, clock: FakeClock) -> CircuitBreaker:
+    opened(breaker)
+    clock.advance(8)
+    assert breaker.state is State.HALF_OPEN
+    return breaker
+
+
+@pytest.mark.parametrize("outcomes", ["----", "++--", "+-+-", "+.+.--", "+++-++----"])
+def test_closed_to_open(breaker: CircuitBreaker, outcomes: str) -> None:
+    call(breaker, outcomes[:-1])
+    assert breaker.state is State.CLOSED
+    call(breaker, outcomes[-1])
+    assert breaker.state is State.OPEN
+    assert refusal_of(breaker) == 8
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        pytest.param("---", id="too few calls"),
+        pytest.param("+++--", id="too few failures"),
+        pytest.param("---+", id="a success is no reason to open"),
+        pytest.param("---.....", id="what says nothing is no call"),
+        pytest.param("", id="no call"),
+    ],
+)
+def test_it_stays_closed(breaker: CircuitBreaker, outcomes: str) -> None:
+    call(breaker, outcomes)
+    assert breaker.state is State.CLOSED
+    assert breaker.next_probe_in() == 0
+
+
+def test_a_rate_that_no_float_is_equal_to() -> None:
+    tenth = CircuitBreaker(BreakerSettings(failure_rate=0.1, minimum_calls=30), FakeClock())
+    call(tenth, "+" * 27 + "--")
+    assert tenth.state is State.CLOSED
+    call(tenth, "-")
+    assert tenth.state is State.OPEN
+
+
+def test_what_is_older_than_the_window_does_not_count(
+    breaker: CircuitBreaker, clock: FakeClock
+) -> None:
+    call(breaker, "---")
+    clock.advance(9.5)
+    assert breaker.snapshot().failures == 3
+    clock.advance(0.5)
+    assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
+    call(breaker, "-")
+    assert breaker.state is State.CLOSED
+
+
+def test_the_window_slides(breaker: CircuitBreaker, clock: FakeClock) -> None:
+    for outcomes in ("+-", "+", "+"):
+        call(breaker, outcomes)
+        clock.advance(4)
+    assert breaker.snapshot() == Snapshot(State.CLOSED, 2, 0, 0.0)
+
+
+def test_a_success_long_after_begins_a_new_count(breaker: CircuitBreaker, clock: FakeClock) -> None:
+    call(breaker, "+++")
+    clock.advance(1e9)
+    call(breaker, "+")
+    assert breaker.snapshot().calls == 1
+
+
+def test_open_until_its_time_is_over(breaker: CircuitBreaker, clock: FakeClock) -> None:
+    opened(breaker)
+    clock.advance(7.5)
+    assert refusal_of(breaker) == 0.5
+    assert breaker.state is State.OPEN
+    clock.advance(0.5)
+    assert breaker.allows()
+    assert breaker.state is State.HALF_OPEN
+
+
+def test_calls_of_before_count_no_more_once_it_is_open(
+    breaker: CircuitBreaker, clock: FakeClock
+) -> None:
+    slow = permit_of(breaker)
+    opened(breaker)
+    clock.advance(4)
+    slow.failure()
+    assert refusal_of(breaker) == 4, "it is not open for longer"
+    clock.advance(4)
+    slow.success()
+    slow.failure()
+    assert breaker.state is State.HALF_OPEN, "they are no probes"
+
+
+def test_half_open_lets_probes_through_and_no_more(
+    breaker: CircuitBreaker, clock: FakeClock
+) -> None:
+    half_opened(breaker, clock)
+    assert breaker.allows()
+    assert breaker.allows(), "asking takes none"
+    permit_of(breaker)
+    permit_of(breaker)
+    assert refusal_of(breaker) == RECHECK
+
+
+def test_half_open_to_closed(breaker: CircuitBreaker, clock: FakeClock) -> None:
+    half_opened(breaker, clock)
+    call(breaker, "+")
+    assert breaker.state is State.HALF_OPEN, "one probe is still to come"
+    permit = permit_of(breaker)
+    assert refusal_of(breaker) > 0, "the first has served"
+    permit.success()
+    assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
+
+
+def test_half_open_to_open(breaker: CircuitBreaker, clock: FakeClock) -> None:
+    half_opened(breaker, clock)
+    one, other = permit_of(breaker), permit_of(breaker)
+    one.success()
+    clock.advance(1)
+    other.failure()
+    assert breaker.state is State.OPEN
+    assert refusal_of(breaker) == 8, "the whole time again"
+
+
+def test_a_released_probe_makes_way_for_another(breaker: CircuitBreaker, clock: FakeClock) -> None:
+    half_opened(breaker, clock)
+    call(breaker, "." * 100)
+    one = permit_of(breaker)
+    permit_of(breaker)
+    one.release()
+    call(breaker, "+")
+
+
+def test_a_probe_counts_once(breaker: CircuitBreaker, clock: FakeClock) -> None:
+    half_opened(breaker, clock)
+    probe = permit_of(breaker)
+    for _ in range(3):
+        probe.success()
+    assert breaker.state is State.HALF_OPEN
+    probe.failure()
+    assert breaker.state is State.HALF_OPEN
+    probe.release()
+    permit_of(breaker)
+    refusal_of(breaker)
+
+
+def test_a_probe_that_is_never_heard_of_is_replaced(
+    breaker: CircuitBreaker, clock: FakeClock
+) -> None:
+    half_opened(breaker, clock)
+    permit_of(breaker)
+    clock.advance(0.95)
+    permit_of(breaker)
+    clock.advance(7)
+    assert refusal_of(breaker) == pytest.approx(0.05), "sooner than it would be asked again"
+    clock.advance(0.05)
+    permit_of(breaker)
+    refusal_of(breaker)
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [(Evidence.WELL, State.CLOSED), (Evidence.SICK, State.OPEN), (Evidence.NONE, State.HALF_OPEN)],
+)
+def test_a_probe_that_was_replaced_is_heard_all_the_same(
+    breaker: CircuitBreaker, clock: FakeClock, said: Evidence, state: State
+) -> None:
+    half_opened(breaker, clock)
+    hung = permit_of(breaker)
+    clock.advance(8)
+    call(breaker, "+")
+    hung.report(said)
+    assert breaker.state is state
+
+
+def test_a_probe_of_an_earlier_time_counts_no_more(
+    breaker: CircuitBreaker, clock: FakeClock
+) -> None:
+    half_opened(breaker, clock)
+    late = permit_of(breaker)
+    call(breaker, "-")
+    clock.advance(8)
+    assert breaker.state is State.HALF_OPEN
+    late.failure()
+    assert breaker.state is State.HALF_OPEN
+    late.success()
+    call(breaker, "+")
+    assert breaker.state is State.HALF_OPEN
+
+
+def test_threads_get_as_many_probes_as_there_are_and_no_more(
+    breaker: CircuitBreaker, clock: FakeClock
+) -> None:
+    """In every round all threads ask at once; a probe succeeds, or is released."""
+    threads, rounds = 8, 50
+    half_opened(breaker, clock)
+    together = threading.Barrier(threads)
+
+    def ask(_: int) -> list[Permit | None]:
+        got: list[Permit | None] = []
+        for _ in range(rounds):
+            together.wait(10)
+            permit = breaker.try_acquire()
+            got.append(permit if isinstance(permit, Permit) else None)
+            together.wait(10)
+            if isinstance(permit, Permit):
+                permit.release()
+        return got
+
+    with ThreadPoolExecutor(threads) as pool:
+        answers = list(pool.map(ask, range(threads)))
+    granted = [sum(permit is not None for permit in each) for each in zip(*answers, strict=True)]
+    assert granted == [SETTINGS.probes] * rounds
+    call(breaker, "++")
+    assert breaker.state is State.CLOSED
+
+
+def test_threads_lose_no_count(breaker: CircuitBreaker) -> None:
+    def work(number: int) -> None:
+        for _ in range(500):
+            permit = permit_of(breaker)
+            permit.failure() if number == 0 else permit.success()
+
+    work(1)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, [1, 1, 0, 1, 1, 1, 1, 1]))
+    assert breaker.snapshot() == Snapshot(State.CLOSED, 4500, 500, 0.0)
+
+
+@pytest.mark.parametrize("half_open", [False, True])
+def test_afresh_in_a_forked_child(
+    breaker: CircuitBreaker, clock: FakeClock, half_open: bool
+) -> None:
+    permit = permit_of(half_opened(breaker, clock) if half_open else breaker)
+    assert breaker.lock.acquire(timeout=1), "as another thread of the parent's had it"
+    breaker.start_afresh()
+    permit.failure()
+    permit.success()
+    assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
+
+
+def test_one_breaker_for_each_server(clock: FakeClock) -> None:
+    breakers: Breakers[str] = Breakers(SETTINGS, clock)
+    assert breakers.snapshots() == {}
+    opened(breakers.of("one:27017"))
+    assert breakers.of("one:27017").state is State.OPEN
+    assert breakers.of("two:27017").allows()
+    assert {server: it.state for server, it in breakers.snapshots().items()} == {
+        "one:27017": State.OPEN,
+        "two:27017": State.CLOSED,
+    }
+
+
+def test_a_server_that_left_is_forgotten(clock: FakeClock) -> None:
+    breakers: Breakers[str] = Breakers(SETTINGS, clock)
+    stayed = opened(breakers.of("one:27017"))
+    opened(breakers.of("two:27017"))
+    breakers.keep({"one:27017", "three:27017"})
+    assert set(breakers.snapshots()) == {"one:27017"}
+    assert breakers.of("one:27017") is stayed
+    assert breakers.of("two:27017").allows()
+
+
+def test_threads_that_call_a_server_first_share_its_breaker(clock: FakeClock) -> None:
+    breakers: Breakers[int] = Breakers(SETTINGS, clock)
+    together = threading.Barrier(8)
+
+    def ask(_: int) -> list[CircuitBreaker]:
+        asked = []
+        for server in range(50):
+            together.wait(10)
+            asked.append(breakers.of(server))
+        return asked
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(8)))
+    assert all(answer == answers[0] for answer in answers)
+    assert len(set(answers[0])) == 50
+
+
+def test_all_breakers_afresh_in_a_forked_child(clock: FakeClock) -> None:
+    breakers: Breakers[str] = Breakers(SETTINGS, clock)
+    inherited = opened(breakers.of("one:27017"))
+    assert inherited.lock.acquire(timeout=1)
+    breakers.start_afresh()
+    assert inherited.allows()
+    assert breakers.of("two:27017").allows()
