@@ -97,6 +97,10 @@ class Failure:
     timed_out: bool = False
     """The attempt ran out of time: of the operation's, once something was sent under a deadline;
     before that, perhaps of its own for a server, a connection or a socket."""
+    next_probe_in: float | None = None
+    """Seconds for which the server's circuit breaker stays open; None where none refused."""
+    elsewhere: bool = False
+    """Another server, whose breaker would let the attempt through, can be selected at once."""
 
     @property
     def overloaded(self) -> bool:

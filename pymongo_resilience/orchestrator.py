@@ -48,6 +48,8 @@ class Rule(enum.Enum):
     """Rule 5: the strategy said no."""
     DEADLINE = "deadline"
     """Rule 6: no attempt fits before the deadline."""
+    BREAKER = "circuit_breaker"
+    """Rule 7: the server's circuit breaker is open, and there is no time to wait for its probe."""
     BUDGET = "budget"
     """Rule 8: the client's retry budget has no token left."""
 
@@ -102,7 +104,10 @@ class Orchestrator:
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:
-            return self._fit(operation, failure, max(0.0, answer.delay))
+            verdict = self._fit(operation, failure, max(0.0, answer.delay))
+            if isinstance(verdict, GiveUp) or failure.next_probe_in is None or failure.elsewhere:
+                return verdict
+            return self._wait_for_probe(operation, failure, failure.next_probe_in, verdict)
         own = None if _follows_texts(operation) else failure.base_backoff
         base = self.base_backoff if own is None else own
         delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
@@ -159,6 +164,18 @@ class Orchestrator:
         if not room > 0:
             return GiveUp(_out_of_time(operation))
         return Retry(min(delay, room))
+
+    def _wait_for_probe(
+        self, operation: Operation, failure: Failure, next_probe_in: float, retry: Retry
+    ) -> Verdict:
+        """Rule 7: an attempt before the probe would be refused again, so that wait is not
+        shortened. Nobody who set no deadline is made to wait for it."""
+        limit = operation.time_limit
+        room = 0.0 if limit is None else _room(limit, failure)
+        # As written: NaN fits nowhere.
+        if not next_probe_in <= room:
+            return GiveUp(Rule.BREAKER)
+        return Retry(max(retry.delay, next_probe_in))
 
 
 def _follows_texts(operation: Operation) -> bool:

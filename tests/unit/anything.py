@@ -118,6 +118,8 @@ faults = st.builds(
     selection=st.sampled_from([False, False, False, True]),
     timed_out=st.sampled_from([False, False, False, True]),
     takes=seconds.map(lambda taken: max(taken, SHORTEST_ATTEMPT)),
+    next_probe_in=st.none() | seconds,
+    elsewhere=st.booleans(),
 )
 forgiving_faults = st.builds(
     Fault,
@@ -127,6 +129,8 @@ forgiving_faults = st.builds(
     base_backoff=st.none() | own_bases,
     min_rtt=st.sampled_from([0.0, 1 / 64]),
     takes=st.sampled_from([SHORTEST_ATTEMPT, 0.125, 1.0]),
+    next_probe_in=st.sampled_from([None, None, 1 / 64, 0.5]),
+    elsewhere=st.booleans(),
 )
 """Faults that are seldom the last: long runs come of them."""
 forgiving_calls = st.sampled_from(

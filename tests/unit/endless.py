@@ -45,6 +45,13 @@ def permitted(call: Call, fault: Fault) -> bool:
     return call.acknowledged and (fault.stage is Stage.NOT_SENT or call.idempotent)
 
 
+def refused_until(fault: Fault) -> float:
+    """Seconds before which rule 7 sends no other attempt."""
+    if fault.next_probe_in is None or fault.elsewhere or "SystemOverloadedError" in fault.labels:
+        return 0.0
+    return fault.next_probe_in
+
+
 def run_forever(setting: Setting) -> Outcome:
     return run_in_thread(setting.orchestrator, work_for(setting, BlockingWork))
 

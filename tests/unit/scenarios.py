@@ -96,6 +96,8 @@ BAD_PASSWORD = Fault(reason=_R.AUTHENTICATION_ERROR, in_texts=False)
 FORBIDDEN = Fault(reason=_R.ACCESS_ERROR)
 UNTRUSTED = Fault(reason=_R.TLS_ERROR, stage=Stage.NOT_SENT)
 BREAKER_OPEN = Fault(reason=_R.CIRCUIT_BREAKER_OPEN, stage=Stage.NOT_SENT)
+REFUSED = BREAKER_OPEN(next_probe_in=2.0, in_texts=False)
+REFUSED_HERE = REFUSED(elsewhere=True)
 UNKNOWN = Fault(reason=_R.UNKNOWN)
 NO_SERVER = Fault(
     reason=_R.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT, selection=True, timed_out=True
@@ -119,6 +121,7 @@ OFF = Rule.SWITCHED_OFF
 ATTEMPTS = Rule.ATTEMPTS
 STRATEGY = Rule.STRATEGY
 DEADLINE = Rule.DEADLINE
+BREAKER = Rule.BREAKER
 BUDGET = Rule.BUDGET
 
 # How long it waits.
@@ -488,6 +491,49 @@ RULE_6 = [
     S("rule 4 before rule 6", READ, [OVERLOAD(takes=9)], ATTEMPTS, 1, [], max_retries=0, timeout=1),
     S("rule 5 before rule 6", READ, [CUT(takes=2)], STRATEGY, 1, [], strategy=REFUSES, timeout=1),
 ]
+RULE_7 = [
+    S("no deadline: the probe is not waited for", READ, [REFUSED], BREAKER, 1, []),
+    S("no deadline: another server is there", READ, [REFUSED_HERE], OK, 2, [0]),
+    S("no deadline: another server is there, but one retry", READ, [REFUSED_HERE] * 2, ATTEMPTS, 2,
+      [0]),
+    S("no deadline: the time of the probe has come", READ, [REFUSED(next_probe_in=0.0)], OK, 2,
+      [0]),
+    S("no deadline: refused after an overload", READ, [OVERLOAD, REFUSED], BREAKER, 2, [0.05]),
+    S("no deadline: rule 4 before rule 7", READ, [CUT, REFUSED], ATTEMPTS, 2, [0]),
+    S("a deadline: the probe is waited for", READ, [REFUSED], OK, 2, [2], timeout=10),
+    S("a deadline: by a retryable write", INSERT_ONE, [REFUSED], OK, 2, [2], timeout=10),
+    S("a deadline: by another write, nothing was sent", UPDATE_MANY, [REFUSED], OK, 2, [2],
+      timeout=10),
+    S("a deadline: by a commit", COMMIT, [REFUSED], OK, 2, [2], timeout=10),
+    S("a deadline: another server is there", READ, [REFUSED_HERE] * 3, OK, 4, AFTER_OTHERS[:3],
+      timeout=10),
+    S("a deadline: the probes are others' for a while", READ,
+      [REFUSED, *[REFUSED(next_probe_in=0.125)] * 3], OK, 5, [2, 0.125, 0.125, 0.125], timeout=10),
+    S("a deadline: the strategy waits longer", READ, [REFUSED], OK, 2, [3], timeout=10,
+      strategy=waiting(3)),
+    S("a deadline: the strategy's wait is shortened", READ, [REFUSED(min_rtt=0.125)], OK, 2,
+      [2.875], timeout=3, strategy=waiting(60)),
+    S("a deadline: the probe is past it", READ, [REFUSED], BREAKER, 1, [], timeout=1),
+    S("a deadline: the wait is not shortened", READ, [REFUSED(min_rtt=0.5)], BREAKER, 1, [],
+      timeout=2.25),
+    S("a deadline: the last attempt fits", READ, [REFUSED(takes=0.5, min_rtt=0.25)], OK, 2, [2],
+      timeout=2.75),
+    S("a deadline: cut, then refused", READ, [CUT, REFUSED, CUT], OK, 4, [0, 2, 0.0015],
+      timeout=10),
+    S("a deadline: refused after an overload", READ, [OVERLOAD, REFUSED], OK, 3, [0.05, 2],
+      timeout=10),
+    S("without end: the probe is within the window", READ, [REFUSED], OK, 2, [2], window=30),
+    S("without end: the probe is past the window", READ, [REFUSED], BREAKER, 1, [], window=1),
+    S("it costs no token", READ, [REFUSED], OK, 2, [2], timeout=10, tokens=(0, 1.1)),
+    S("rule 0 before rule 7", COMMAND, [REFUSED], NEVER, 1, [], timeout=10),
+    S("rule 0 before rule 7, in a transaction", READ_IN_TXN, [REFUSED], NEVER, 1, [], timeout=10),
+    S("rule 2 before rule 7", UNACKNOWLEDGED, [REFUSED], NOT_SAFE, 1, [], timeout=10),
+    S("rule 3 before rule 7", READ(retries_enabled=False), [REFUSED], OFF, 1, [], timeout=10),
+    S("rule 5 before rule 7", READ, [REFUSED], STRATEGY, 1, [], timeout=10, strategy=REFUSES),
+    S("rule 5 before rule 7: breakers are in no text", READ, [REFUSED], STRATEGY, 1, [],
+      timeout=10, strategy=MONGODB),
+    S("rule 6 before rule 7", READ, [REFUSED(takes=2)], DEADLINE, 1, [], timeout=1),
+]
 RULE_8 = [
     S("a first success returns a tenth", READ, [], OK, 1, [], tokens=(10, 10.1)),
     S("a full bucket stays full", READ, [], OK, 1, [], tokens=(1000, 1000)),
@@ -538,6 +584,7 @@ SECTIONS = {
     "rule 4": RULE_4,
     "rule 5": RULE_5,
     "rule 6": RULE_6,
+    "rule 7": RULE_7,
     "rule 8": RULE_8,
 }
 SCENARIOS: list[tuple[str, Scenario]] = [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +15,8 @@ from pymongo_resilience.breaker_states import RECHECK, Permit, Refusal, State
 from pymongo_resilience.health import Evidence
 from pymongo_resilience.testing import FakeClock
 
+PROMPT = 1e-6
+"""Seconds between two switches of threads: races that there are, are met."""
 SETTINGS = BreakerSettings(failure_rate=0.5, window=10.0, minimum_calls=4, open_for=8.0, probes=2)
 
 
@@ -23,6 +28,14 @@ def clock() -> FakeClock:
 @pytest.fixture
 def breaker(clock: FakeClock) -> CircuitBreaker:
     return CircuitBreaker(SETTINGS, clock)
+
+
+@pytest.fixture
+def restless_threads() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(PROMPT)
+    yield
+    sys.setswitchinterval(before)
 
 
 def permit_of(breaker: CircuitBreaker) -> Permit:
@@ -240,12 +253,25 @@ def test_a_probe_of_an_earlier_time_counts_no_more(
     assert breaker.state is State.HALF_OPEN
 
 
+class LetsOthersIn:
+    """Settings that are asked in the middle of a step, and give every other thread its turn."""
+
+    window = SETTINGS.window
+    probes = SETTINGS.probes
+
+    @property
+    def open_for(self) -> float:
+        time.sleep(0.0001)
+        return SETTINGS.open_for
+
+
 def test_threads_get_as_many_probes_as_there_are_and_no_more(
     breaker: CircuitBreaker, clock: FakeClock
 ) -> None:
-    """In every round all threads ask at once; a probe succeeds, or is released."""
-    threads, rounds = 8, 50
+    """In every round all threads ask at once, and the probes are released."""
+    threads, rounds = 8, 20
     half_opened(breaker, clock)
+    breaker.settings = LetsOthersIn()  # type: ignore[assignment]
     together = threading.Barrier(threads)
 
     def ask(_: int) -> list[Permit | None]:
@@ -267,6 +293,7 @@ def test_threads_get_as_many_probes_as_there_are_and_no_more(
     assert breaker.state is State.CLOSED
 
 
+@pytest.mark.usefixtures("restless_threads")
 def test_threads_lose_no_count(breaker: CircuitBreaker) -> None:
     def work(number: int) -> None:
         for _ in range(500):
@@ -284,8 +311,10 @@ def test_afresh_in_a_forked_child(
     breaker: CircuitBreaker, clock: FakeClock, half_open: bool
 ) -> None:
     permit = permit_of(half_opened(breaker, clock) if half_open else breaker)
-    assert breaker.lock.acquire(timeout=1), "as another thread of the parent's had it"
-    breaker.start_afresh()
+    inherited = breaker.lock
+    with inherited:  # as a thread of the parent's may have it for good
+        breaker.start_afresh()
+        assert breaker.lock is not inherited
     permit.failure()
     permit.success()
     assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
@@ -313,6 +342,7 @@ def test_a_server_that_left_is_forgotten(clock: FakeClock) -> None:
     assert breakers.of("two:27017").allows()
 
 
+@pytest.mark.usefixtures("restless_threads")
 def test_threads_that_call_a_server_first_share_its_breaker(clock: FakeClock) -> None:
     breakers: Breakers[int] = Breakers(SETTINGS, clock)
     together = threading.Barrier(8)
@@ -332,8 +362,11 @@ def test_threads_that_call_a_server_first_share_its_breaker(clock: FakeClock) ->
 
 def test_all_breakers_afresh_in_a_forked_child(clock: FakeClock) -> None:
     breakers: Breakers[str] = Breakers(SETTINGS, clock)
-    inherited = opened(breakers.of("one:27017"))
-    assert inherited.lock.acquire(timeout=1)
-    breakers.start_afresh()
-    assert inherited.allows()
+    one = opened(breakers.of("one:27017"))
+    inherited = {one.lock, breakers._lock}
+    with one.lock, breakers._lock:
+        breakers.start_afresh()
+        assert not inherited & {one.lock, breakers._lock}
+    assert one.allows()
+    assert breakers.of("one:27017") is one
     assert breakers.of("two:27017").allows()

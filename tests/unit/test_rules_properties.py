@@ -32,7 +32,7 @@ from .anything import (
     seconds,
     settings_of_any_kind,
 )
-from .endless import permitted, repeated, run_forever, work_for
+from .endless import permitted, refused_until, repeated, run_forever, work_for
 from .work import (
     START,
     AwaitedWork,
@@ -80,6 +80,7 @@ def test_what_rules_0_to_3_permit_is_repeated(
 ) -> None:
     """The other direction, for the first failure with all the time in the world."""
     assume(permitted(call, fault))
+    assume(not refused_until(fault))
     assume(orchestrator.max_retries > 0)
     work = BlockingWork(call, [fault], AT_ONCE)
     outcome = run_in_thread(orchestrator, work)
@@ -126,6 +127,18 @@ def test_a_wait_leaves_room_for_an_attempt(setting: Setting) -> None:
             now += event.delay
             if "SystemOverloadedError" not in fault.labels:
                 assert now <= setting.timeout - fault.min_rtt + 1e-9
+
+
+@given(setting=settings_of_any_kind)
+def test_no_retry_before_the_probe(setting: Setting) -> None:
+    """Rule 7: and none at all where nothing says how long to wait for it at most."""
+    outcome = run_forever(setting)
+    for number, fault in repeated(setting, outcome):
+        event = outcome.events[number - 1]
+        assert isinstance(event, RetryScheduled)
+        assert event.delay >= refused_until(fault)
+        if setting.timeout is None and setting.window is None:
+            assert refused_until(fault) == 0
 
 
 @given(setting=settings_of_any_kind, window=seconds)
@@ -221,6 +234,7 @@ def test_the_rules_change_nothing(
 def test_a_rule_that_declines_says_which(
     call: Call, fault: Fault, orchestrator: Orchestrator
 ) -> None:
+    assume(not refused_until(fault))
     operation, failure = recorded(call, fault, None)
     verdict = orchestrator.screen(operation, failure)
     if not permitted(call, fault):

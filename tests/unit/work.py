@@ -38,6 +38,8 @@ class Fault:
     selection: bool = False
     timed_out: bool = False
     in_texts: bool = True
+    next_probe_in: float | None = None
+    elsewhere: bool = False
     takes: float = 0.0
     next_command: bool = False
     """A bulk whose earlier command went through meanwhile."""
@@ -183,6 +185,8 @@ def failure_of(
         selection=fault.selection,
         timed_out=fault.timed_out,
         in_texts=fault.in_texts,
+        next_probe_in=fault.next_probe_in,
+        elsewhere=fault.elsewhere,
     )
 
 
