@@ -307,6 +307,23 @@ def test_threads_lose_no_count(clock: FakeClock) -> None:
     assert breaker.snapshot() == Snapshot(State.CLOSED, 8000, 4000, 0.0)
 
 
+def test_the_clock_is_asked_with_the_lock_held_by_every_step(clock: FakeClock) -> None:
+    """Which no race would tell as long as the interpreter switches threads only at calls."""
+    asked: list[bool] = []
+
+    class Watched(FakeClock):
+        def now(self) -> float:
+            asked.append(breaker.lock.locked())
+            return clock.now()
+
+    breaker = CircuitBreaker(SETTINGS, clock)
+    breaker.now = Watched().now
+    call(half_opened(breaker, clock), "++")
+    call(breaker, "+")
+    assert asked
+    assert all(asked)
+
+
 @pytest.mark.parametrize("half_open", [False, True])
 def test_afresh_in_a_forked_child(
     breaker: CircuitBreaker, clock: FakeClock, half_open: bool
