@@ -21,6 +21,7 @@ from pymongo_resilience.kinds import (
     TIMEOUT_MODES,
     Kind,
     integer,
+    number,
     one_of,
     shown,
     warn_unknown,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 FILE_VARIABLE = PREFIX + "CONFIG"
 RULES = "policies"
 STRATEGIES = (*NAMED, "driver")
+BREAKER_MODES = ("off", "on", "always")
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
 
@@ -113,6 +115,32 @@ class Config:
         BOOLEAN,
         "Whether a retry avoids the server that failed, where another one is there; on a sharded "
         "cluster it always does.",
+    )
+    circuit_breaker: str = _option(
+        "off",
+        one_of(BREAKER_MODES),
+        "Whether a server that keeps failing is left alone for a time; with always also one that "
+        "is the only one, or a load balancer.",
+    )
+    circuit_breaker_failure_rate: float = _option(
+        0.5,
+        number(0.01, 1),
+        "The part of a server's calls whose failure opens its circuit breaker.",
+    )
+    circuit_breaker_window_s: float = _option(
+        10.0,
+        number(0.1, 3600),
+        "The time over which a circuit breaker counts calls and failures.",
+    )
+    circuit_breaker_minimum_calls: int = _option(
+        20,
+        integer(1, 1_000_000),
+        "How many calls in that time it takes for a circuit breaker to open.",
+    )
+    circuit_breaker_open_s: float = _option(
+        5.0,
+        number(0.1, 3600),
+        "How long a circuit breaker stays open before it lets three probes through.",
     )
     traces: bool = _option(True, BOOLEAN, "Whether operations and commands are drawn as spans.")
     metrics: bool = _option(

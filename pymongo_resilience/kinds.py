@@ -48,6 +48,15 @@ def integer(low: int, high: int, *, optional: bool = False) -> Kind:
     return Kind("integer", f"an integer from {low} to {high}", int, legal)
 
 
+def number(low: float, high: float) -> Kind:
+    def legal(value: Any) -> bool:
+        return (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+        )
+
+    return Kind("number", f"a number from {low:g} to {high:g}", float, legal)
+
+
 TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 is without end."""
 

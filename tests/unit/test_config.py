@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pymongo_resilience.breaker import BreakerSettings
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option
 from pymongo_resilience.errors import ConfigurationError
 
@@ -29,6 +30,11 @@ DEFAULTS: dict[str, Any] = {
     "adaptive_retries": False,
     "retry_token_capacity": 1000,
     "overload_retargeting": True,
+    "circuit_breaker": "off",
+    "circuit_breaker_failure_rate": 0.5,
+    "circuit_breaker_window_s": 10.0,
+    "circuit_breaker_minimum_calls": 20,
+    "circuit_breaker_open_s": 5.0,
     "traces": True,
     "metrics": True,
 }
@@ -44,6 +50,11 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("retry_token_capacity", str(number), number) for number in (1, 1_000_000)),
     *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
     *(("max_backoff_ms", str(number), number) for number in (1, 600_000)),
+    *(("circuit_breaker", name, name) for name in ("off", "on", "always")),
+    *(("circuit_breaker_failure_rate", text, float(text)) for text in ("0.01", "0.25", "1", "1.0")),
+    *((f"circuit_breaker_{name}_s", text, float(text))
+      for name in ("window", "open") for text in ("0.1", "30", "2.5", "3600")),
+    *(("circuit_breaker_minimum_calls", str(number), number) for number in (1, 1_000_000)),
 ]  # fmt: skip
 BAD: list[tuple[str, str, str]] = [
     *((name, text, "true, false, 1, 0, yes, no, on or off")
@@ -60,6 +71,13 @@ BAD: list[tuple[str, str, str]] = [
       for text in ("0", "1000001", "1e3")),
     *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
     *(("max_backoff_ms", text, "an integer from 1 to 600000") for text in ("0", "600001", "1e3")),
+    *(("circuit_breaker", text, "one of off, on, always") for text in ("true", "1", "ON")),
+    *(("circuit_breaker_failure_rate", text, "a number from 0.01 to 1")
+      for text in ("0", "1.01", "50", "50%", "-0.5", "nan", "inf")),
+    *((f"circuit_breaker_{name}_s", text, "a number from 0.1 to 3600")
+      for name in ("window", "open") for text in ("0", "3601", "10s", "nan", "inf", "-1")),
+    *(("circuit_breaker_minimum_calls", text, "an integer from 1 to 1000000")
+      for text in ("0", "1000001", "1.5")),
 ]  # fmt: skip
 WRONG_TYPES: list[tuple[str, Any]] = [
     *((name, value)
@@ -69,8 +87,12 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("timeout_ms", value) for value in (True, 1.0, "1", -1)),
     *(("timeout_mode", value) for value in (True, 1, "none", ["iteration"])),
     *((name, value)
-      for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms")
+      for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms",
+                   "circuit_breaker_minimum_calls")
       for value in (None, True, 1.0, "1", -1)),
+    *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
+    *((f"circuit_breaker_{name}", value)
+      for name in ("failure_rate", "window_s", "open_s") for value in (None, True, "1", -1, 0)),
 ]  # fmt: skip
 
 
@@ -94,6 +116,22 @@ def test_the_defaults() -> None:
     defaults = {**DEFAULTS, "policies": {}}
     assert {field.name: getattr(Config(), field.name) for field in fields(Config)} == defaults
     assert Config.from_env({}) == Config()
+
+
+def test_a_breaker_of_its_own_defaults_is_that_of_the_options() -> None:
+    breaker = BreakerSettings()
+    assert Config() == Config(
+        circuit_breaker_failure_rate=breaker.failure_rate,
+        circuit_breaker_window_s=breaker.window,
+        circuit_breaker_minimum_calls=breaker.minimum_calls,
+        circuit_breaker_open_s=breaker.open_for,
+    )
+
+
+def test_the_number_of_probes_is_what_the_table_says() -> None:
+    (option,) = (option for option in OPTIONS if option.name == "circuit_breaker_open_s")
+    assert BreakerSettings().probes == 3
+    assert "three probes" in option.sentence
 
 
 def test_the_table_has_each_option_once_with_its_sentence() -> None:
@@ -365,7 +403,7 @@ def test_an_empty_variable_is_an_unset_one() -> None:
 def test_the_nearest_name_is_near_in_what_tells_names_apart(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    Config.from_env({"PYMONGO_RESILIENCE_CIRCUIT_BREAKER": "true"})
+    Config.from_env({"PYMONGO_RESILIENCE_GEARBOX_LEVER": "true"})
     assert "did you mean" not in caplog.text
     Config.from_env({"PYMONGO_RESILIENCE_TIMEOUT": "1"})
     assert "did you mean PYMONGO_RESILIENCE_TIMEOUT_MS?" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,12 @@ INTEGERS = {
     "PYMONGO_RESILIENCE_RETRY_TOKEN_CAPACITY": range(1, 1_000_001),
     "PYMONGO_RESILIENCE_BASE_BACKOFF_MS": range(1, 60_001),
     "PYMONGO_RESILIENCE_MAX_BACKOFF_MS": range(1, 600_001),
+    "PYMONGO_RESILIENCE_CIRCUIT_BREAKER_MINIMUM_CALLS": range(1, 1_000_001),
+}
+NUMBERS = {
+    "PYMONGO_RESILIENCE_CIRCUIT_BREAKER_FAILURE_RATE": (Fraction(1, 100), 1),
+    "PYMONGO_RESILIENCE_CIRCUIT_BREAKER_WINDOW_S": (Fraction(1, 10), 3600),
+    "PYMONGO_RESILIENCE_CIRCUIT_BREAKER_OPEN_S": (Fraction(1, 10), 3600),
 }
 STRATEGIES = {"fast_fail", "best_effort", "mongodb", "driver"}
 WORDS = {"1", "true", "yes", "on", "0", "false", "no", "off"}
@@ -65,6 +72,14 @@ def is_legal(variable: str, text: str) -> bool:
             return False
     if variable == "PYMONGO_RESILIENCE_TIMEOUT_MODE":
         return text in {"cursor_lifetime", "iteration"}
+    if variable in NUMBERS:
+        low, high = NUMBERS[variable]
+        try:
+            return low <= Fraction(float(text)) <= high
+        except (ValueError, OverflowError):  # the latter of infinity
+            return False
+    if variable == "PYMONGO_RESILIENCE_CIRCUIT_BREAKER":
+        return text in {"off", "on", "always"}
     if variable == "PYMONGO_RESILIENCE_STRATEGY":
         return text in STRATEGIES
     return text.lower() in WORDS
