@@ -19,6 +19,7 @@ from pymongo_resilience import (
     Failure,
     Operation,
     RetryAction,
+    RetryDeclined,
     RetryScheduled,
     instrument,
     override,
@@ -43,7 +44,7 @@ class Printer:
     def on_event(self, event: Event) -> None:
         if isinstance(event, RetryScheduled):
             print(f"{event.operation}: {event.reason.value}, again in {event.delay:.2f} s")
-        else:
+        elif isinstance(event, RetryDeclined):
             print(f"{event.operation}: {event.reason.value}, not again: {event.rule.value}")
 
 

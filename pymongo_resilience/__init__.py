@@ -11,8 +11,19 @@ from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
 from pymongo_resilience.binding import bind
 from pymongo_resilience.config import Config
-from pymongo_resilience.errors import ConfigurationError, OperationTimeoutError
-from pymongo_resilience.events import Event, Listener, RetryDeclined, RetryScheduled
+from pymongo_resilience.errors import (
+    CircuitBreakerOpenError,
+    ConfigurationError,
+    OperationTimeoutError,
+)
+from pymongo_resilience.events import (
+    BreakerClosed,
+    BreakerOpened,
+    Event,
+    Listener,
+    RetryDeclined,
+    RetryScheduled,
+)
 from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Operation
 from pymongo_resilience.policy import Policy, override
@@ -32,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BestEffort",
+    "BreakerClosed",
+    "BreakerOpened",
+    "CircuitBreakerOpenError",
     "Config",
     "ConfigurationError",
     "Event",
@@ -71,8 +85,9 @@ def instrument(
     ``config`` defaults to :meth:`Config.from_env`; ``strategy`` replaces the one it names.
     ``policies`` are rules for namespaces, by patterns such as ``"shop.*"``; they replace those of
     the configuration. What an :class:`override` around the operation says wins over them.
-    ``listeners`` hear every retry decision. The providers default to OpenTelemetry's global ones,
-    looked up when they are needed, so that the SDK may be set up before or after.
+    ``listeners`` hear every retry decision, and every circuit breaker that opens or closes. The
+    providers default to OpenTelemetry's global ones, looked up when they are needed, so that the
+    SDK may be set up before or after.
 
     Clients that exist already get retries and operation spans; one warning says what needs a new
     client. A second call warns and changes nothing. Raises :class:`ConfigurationError`, and

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from pymongo_resilience.breaker_states import Closed, HalfOpen, Open, Permit, Refusal, State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping
+    from collections.abc import Callable, Collection, Hashable, Mapping
 
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.health import Evidence
@@ -42,20 +42,34 @@ class Snapshot:
 
     state: State
     calls: int
-    """In the window; zero unless it is closed."""
+    """In the window; of one that is not closed, those that have opened it."""
     failures: int
     """Among those calls."""
     next_probe_in: float
     """Seconds; zero where a call may be sent now."""
 
 
+def _tell_nobody(change: Snapshot) -> None:
+    """For a breaker that nobody watches."""
+
+
 class CircuitBreaker:
-    """Thread- and task-safe: a lock that is held for an addition, never across an ``await``."""
+    """Thread- and task-safe: a lock that is held for an addition, never across an ``await``.
 
-    __slots__ = ("_state", "lock", "now", "settings")
+    ``changed`` hears when it opens and when it closes, without the lock, from whoever ended the
+    call that did it; half-open it becomes by itself, as time passes.
+    """
 
-    def __init__(self, settings: BreakerSettings, clock: Clock) -> None:
+    __slots__ = ("_changed", "_state", "lock", "now", "settings")
+
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        clock: Clock,
+        changed: Callable[[Snapshot], None] = _tell_nobody,
+    ) -> None:
         self.settings = settings
+        self._changed = changed
         self.now = clock.now
         """Asked with the lock held, so that it does not run backwards."""
         self.start_afresh()
@@ -96,20 +110,28 @@ class CircuitBreaker:
         """For status and metrics."""
         with self.lock:
             now = self.now()
-            state = self._at(now)
-            calls, failures = state.counts(now) if isinstance(state, Closed) else (0, 0)
-            return Snapshot(state.name, calls, failures, state.wait(now))
+            return _snapshot(self._at(now), now)
 
     def ended(self, permit: Permit, evidence: Evidence) -> None:
         """What became of a call; permits call this."""
         with self.lock:
-            if permit.state is self._state:
-                self._state = permit.state.after(permit, evidence, self.now())
+            before = self._state
+            if permit.state is not before:
+                return
+            now = self.now()
+            after = self._state = permit.state.after(permit, evidence, now)
+            change = None if after is before else _snapshot(after, now)
+        if change is not None:
+            self._changed(change)
 
     def _at(self, now: float) -> Closed | Open | HalfOpen:
         if isinstance(self._state, Open) and self._state.wait(now) <= 0:
-            self._state = HalfOpen(self)
+            self._state = HalfOpen(self, self._state.counts(now))
         return self._state
+
+
+def _snapshot(state: Closed | Open | HalfOpen, now: float) -> Snapshot:
+    return Snapshot(state.name, *state.counts(now), state.wait(now))
 
 
 Server = TypeVar("Server", bound="Hashable")
@@ -119,13 +141,23 @@ class Breakers(Generic[Server]):
     """The breakers of one client, made as its servers are called. Thread- and task-safe.
 
     The mapping is replaced, never changed, so that looking a server up needs no lock.
+    ``changed`` hears of each that opens or closes, as a breaker tells it.
     """
 
-    def __init__(self, settings: BreakerSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        clock: Clock,
+        changed: Callable[[Server, Snapshot], None] | None = None,
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._changed = changed
         self._lock = threading.Lock()
         self._by_server: Mapping[Server, CircuitBreaker] = {}
+
+    def __contains__(self, server: Server) -> bool:
+        return server in self._by_server
 
     def of(self, server: Server) -> CircuitBreaker:
         known = self._by_server.get(server)
@@ -136,6 +168,12 @@ class Breakers(Generic[Server]):
         with self._lock:
             kept = {each: it for each, it in self._by_server.items() if each in servers}
             self._by_server = kept
+
+    def refusing(self) -> dict[Server, float]:
+        """The servers to which nothing may be sent now, with the seconds after which it is worth
+        asking again; empty where all is well."""
+        waits = ((server, it.next_probe_in()) for server, it in self._by_server.items())
+        return {server: wait for server, wait in waits if wait > 0}
 
     def snapshots(self) -> dict[Server, Snapshot]:
         return {server: breaker.snapshot() for server, breaker in self._by_server.items()}
@@ -150,6 +188,12 @@ class Breakers(Generic[Server]):
         with self._lock:
             known = self._by_server.get(server)
             if known is None:
-                known = CircuitBreaker(self._settings, self._clock)
+                known = self._made(server)
                 self._by_server = {**self._by_server, server: known}
             return known
+
+    def _made(self, server: Server) -> CircuitBreaker:
+        changed = self._changed
+        if changed is None:
+            return CircuitBreaker(self._settings, self._clock)
+        return CircuitBreaker(self._settings, self._clock, lambda change: changed(server, change))

@@ -116,19 +116,23 @@ class Closed:
             settings = self._breaker.settings
             calls, failures = self._window.counts(now)
             if calls >= settings.minimum_calls and failures / calls >= settings.failure_rate:
-                return Open(self._breaker, now)
+                return Open(self._breaker, now, (calls, failures))
         return self
 
 
 class Open:
     """Lets nothing through until its time is over."""
 
-    __slots__ = ("_breaker", "_until")
+    __slots__ = ("_opened_by", "_until")
     name = State.OPEN
 
-    def __init__(self, breaker: CircuitBreaker, now: float) -> None:
-        self._breaker = breaker
+    def __init__(self, breaker: CircuitBreaker, now: float, opened_by: tuple[int, int]) -> None:
         self._until = now + breaker.settings.open_for
+        self._opened_by = opened_by
+
+    def counts(self, now: float) -> tuple[int, int]:  # noqa: ARG002 - the states' common shape
+        """Calls and failures that have opened it, when it was closed last."""
+        return self._opened_by
 
     def wait(self, now: float) -> float:
         return self._until - now
@@ -144,14 +148,19 @@ class HalfOpen:
     after the time that the breaker was open. Should it be heard of after all, that counts.
     """
 
-    __slots__ = ("_breaker", "_succeeded", "_under_way")
+    __slots__ = ("_breaker", "_opened_by", "_succeeded", "_under_way")
     name = State.HALF_OPEN
 
-    def __init__(self, breaker: CircuitBreaker) -> None:
+    def __init__(self, breaker: CircuitBreaker, opened_by: tuple[int, int]) -> None:
         self._breaker = breaker
+        self._opened_by = opened_by
         self._under_way: dict[Permit, float] = {}
         """And when each is replaced."""
         self._succeeded = 0
+
+    def counts(self, now: float) -> tuple[int, int]:  # noqa: ARG002 - the states' common shape
+        """As of the open one before it."""
+        return self._opened_by
 
     def wait(self, now: float) -> float:
         self._under_way = {each: due for each, due in self._under_way.items() if due > now}
@@ -173,7 +182,7 @@ class HalfOpen:
         permit.spent = True
         self._under_way.pop(permit, None)
         if evidence is Evidence.SICK:
-            return Open(self._breaker, now)
+            return Open(self._breaker, now, self._opened_by)
         if evidence is Evidence.WELL:
             self._succeeded += 1
             if self._succeeded >= self._breaker.settings.probes:

@@ -16,6 +16,24 @@ class ConfigurationError(ValueError):
         super().__init__("\n  ".join(["pymongo-resilience is configured wrongly:", *problems]))
 
 
+class CircuitBreakerOpenError(Exception):
+    """The circuit breaker of the server that was selected is open: nothing was sent.
+
+    What an application catches is also pymongo's AutoReconnect.
+    """
+
+    server: str
+    """``"host:port"``."""
+    next_probe_in: float
+    """Seconds after which it is worth trying again."""
+    calls: int
+    """Those that have opened it."""
+    failures: int
+    """Among those calls."""
+    elsewhere: bool
+    """Another server could have been selected at once."""
+
+
 class OperationTimeoutError(Exception):
     """The deadline ended the operation.
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pymongo_resilience")
 retry_logger = logging.getLogger("pymongo_resilience.retry")
-for each in (logger, retry_logger):
+breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
+for each in (logger, retry_logger, breaker_logger):
     each.addFilter(Unquoting())
 
 
@@ -52,11 +53,34 @@ class RetryDeclined:
     """The rule that declined."""
 
 
-Event = RetryScheduled | RetryDeclined
+@dataclass(frozen=True, slots=True)
+class BreakerOpened:
+    """A server's circuit breaker has opened, or a probe has failed and it is open again."""
+
+    server: str
+    """``"host:port"``."""
+    calls: int
+    """Those that have opened it, when it was closed last."""
+    failures: int
+    """Among those calls."""
+    next_probe_in: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerClosed:
+    """The probes have succeeded: the server is used as before."""
+
+    server: str
+
+
+BreakerEvent = BreakerOpened | BreakerClosed
+Event = RetryScheduled | RetryDeclined | BreakerOpened | BreakerClosed
 
 
 class Listener(Protocol):
-    """Hears every decision, in the thread or task of the operation.
+    """Hears every decision, in the thread or task of the operation; and when a circuit breaker
+    opens or closes, in that of the operation which has brought it about.
 
     An implementation must not block; in async clients it runs on the event loop. What it raises
     is logged once and never reaches the operation.
@@ -102,6 +126,8 @@ class DecisionLog:
     """
 
     def on_event(self, event: Event, /) -> None:
+        if isinstance(event, BreakerEvent):
+            return
         fields = {
             "event": "retry.scheduled" if isinstance(event, RetryScheduled) else "retry.declined",
             "operation": event.operation,
@@ -132,4 +158,44 @@ class DecisionLog:
                 event.reason.value,
                 event.rule.value,
                 extra={"pymongo_resilience": fields | {"rule": event.rule.value}},
+            )
+
+
+class BreakerLog:
+    """Writes to the logger ``pymongo_resilience.circuit_breaker`` that a breaker has opened
+    (WARNING) or closed (INFO).
+
+    The fields, as of DecisionLog: ``event`` (``"circuit_breaker.opened"`` or
+    ``"circuit_breaker.closed"``), ``server``, and of one that opened ``calls``, ``failures`` and
+    ``next_probe_in`` (seconds).
+    """
+
+    def on_event(self, event: Event, /) -> None:
+        if isinstance(event, BreakerOpened):
+            breaker_logger.warning(
+                "the circuit breaker of %s is open: %d of %d calls failed; next probe in %.3f s",
+                event.server,
+                event.failures,
+                event.calls,
+                event.next_probe_in,
+                extra={
+                    "pymongo_resilience": {
+                        "event": "circuit_breaker.opened",
+                        "server": event.server,
+                        "calls": event.calls,
+                        "failures": event.failures,
+                        "next_probe_in": event.next_probe_in,
+                    }
+                },
+            )
+        elif isinstance(event, BreakerClosed):
+            breaker_logger.info(
+                "the circuit breaker of %s is closed again",
+                event.server,
+                extra={
+                    "pymongo_resilience": {
+                        "event": "circuit_breaker.closed",
+                        "server": event.server,
+                    }
+                },
             )

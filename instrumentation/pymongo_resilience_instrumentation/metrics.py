@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import Observation
 
-from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes
 from pymongo_resilience_instrumentation.clients import pools_of
@@ -68,6 +68,8 @@ class OperationMetrics:
         )
 
     def on_event(self, event: Event, /) -> None:
+        if isinstance(event, BreakerEvent):
+            return
         call = calls.current()
         decision = "scheduled" if isinstance(event, RetryScheduled) else event.rule.value
         self._retries.add(

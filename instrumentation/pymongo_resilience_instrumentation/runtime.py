@@ -11,7 +11,7 @@ from opentelemetry import context
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience import policy
-from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver, monkey_patching, timeouts
 from pymongo_resilience_instrumentation.attempts import Attempts
@@ -48,7 +48,7 @@ class CallLog:
 
     def on_event(self, event: Event, /) -> None:
         call = calls.current()
-        if call is None:
+        if call is None or isinstance(event, BreakerEvent):
             return
         if isinstance(event, RetryScheduled):
             call.reasons.append(event.reason)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience.unquoting import stack
 from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import namespace_text
@@ -79,6 +79,8 @@ class OperationSpans:
         span.end()
 
     def on_event(self, event: Event, /) -> None:
+        if isinstance(event, BreakerEvent):
+            return
         call = calls.current()
         if call is None or call.span is None or not call.span.is_recording():
             return

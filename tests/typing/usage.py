@@ -13,6 +13,9 @@ from typing import assert_never, assert_type
 import pymongo_resilience
 from pymongo_resilience import (
     BestEffort,
+    BreakerClosed,
+    BreakerOpened,
+    CircuitBreakerOpenError,
     Config,
     ConfigurationError,
     Event,
@@ -94,6 +97,12 @@ class Counts:
             self.waited += event.delay
         elif isinstance(event, RetryDeclined):
             self.declined.append(event.rule.value)
+        elif isinstance(event, BreakerOpened):
+            assert_type(event.next_probe_in, float)
+            return
+        elif isinstance(event, BreakerClosed):
+            assert_type(event.server, str)
+            return
         else:
             assert_never(event)
         assert_type(event.server, str | None)
@@ -208,6 +217,9 @@ except OperationTimeoutError as late:
     assert_type(late.attempts, int)
     assert_type(late.server, str | None)
     assert_type(late.stage, Stage)
+except CircuitBreakerOpenError as refused:
+    assert_type(refused.server, str)
+    assert_type(refused.next_probe_in, float)
 
 
 def tell(failure: Failure) -> str:

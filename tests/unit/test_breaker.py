@@ -388,3 +388,33 @@ def test_all_breakers_afresh_in_a_forked_child(clock: FakeClock) -> None:
     assert one.allows()
     assert breakers.of("one:27017") is one
     assert breakers.of("two:27017").allows()
+
+
+def test_a_client_s_breakers_tell_which_server_s_has_opened_and_closed(clock: FakeClock) -> None:
+    told: list[tuple[str, Snapshot]] = []
+    breakers = Breakers(SETTINGS, clock, lambda server, change: told.append((server, change)))
+    call(breakers.of("one"), "++--")
+    call(breakers.of("other"), "++++")
+    assert told == [("one", Snapshot(State.OPEN, 4, 2, 8.0))]
+    clock.advance(8)
+    call(breakers.of("one"), "-")
+    assert told[1:] == [("one", Snapshot(State.OPEN, 4, 2, 8.0))]
+    clock.advance(8)
+    call(breakers.of("one"), "++")
+    assert told[2:] == [("one", Snapshot(State.CLOSED, 0, 0, 0.0))]
+
+
+def test_which_servers_refuse_and_for_how_long(clock: FakeClock) -> None:
+    breakers: Breakers[str] = Breakers(SETTINGS, clock)
+    opened(breakers.of("one"))
+    call(breakers.of("other"), "+")
+    clock.advance(2)
+    assert breakers.refusing() == {"one": 6.0}
+    assert "other" in breakers
+    assert "third" not in breakers
+    clock.advance(6)
+    assert breakers.refusing() == {}
+    permits = [permit_of(breakers.of("one")) for _ in range(SETTINGS.probes)]
+    assert breakers.refusing() == {"one": RECHECK}
+    permits[0].release()
+    assert breakers.refusing() == {}

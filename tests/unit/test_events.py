@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from pymongo_resilience.events import (
+    BreakerClosed,
+    BreakerLog,
+    BreakerOpened,
     Broadcast,
     DecisionLog,
     Event,
@@ -32,6 +35,8 @@ SCHEDULED = RetryScheduled(
 DECLINED = RetryDeclined(
     "find", "shop.orders", RetryReason.NOT_PRIMARY, "db1.example:27017", 2, Rule.ATTEMPTS
 )
+OPENED = BreakerOpened("db1.example:27017", 20, 12, 5.0)
+CLOSED = BreakerClosed("db1.example:27017")
 NO_SERVER = RetryDeclined(
     "insert", "shop.orders", RetryReason.NODE_NOT_AVAILABLE, None, 1, Rule.SELECTION
 )
@@ -105,10 +110,10 @@ def test_a_raising_listener_does_not_reach_the_operation() -> None:
     assert (work.attempts, len(heard.events)) == (2, 1)
 
 
-@pytest.mark.parametrize("event", [SCHEDULED, DECLINED])
+@pytest.mark.parametrize("event", [SCHEDULED, DECLINED, OPENED, CLOSED])
 def test_events_cannot_be_changed(event: Event) -> None:
     with pytest.raises(FrozenInstanceError):
-        event.attempt = 9  # type: ignore[misc]
+        event.server = "another"  # type: ignore[misc]
 
 
 def test_events_carry_facts_and_no_error_text() -> None:
@@ -116,6 +121,9 @@ def test_events_carry_facts_and_no_error_text() -> None:
     common = ["operation", "namespace", "reason", "server", "attempt"]
     assert [field.name for field in fields(RetryScheduled)] == [*common, "delay"]
     assert [field.name for field in fields(RetryDeclined)] == [*common, "rule"]
+    assert [field.name for field in fields(BreakerClosed)] == ["server"]
+    counts = ["calls", "failures", "next_probe_in"]
+    assert [field.name for field in fields(BreakerOpened)] == ["server", *counts]
 
 
 def logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
@@ -173,3 +181,44 @@ def test_an_ordinary_error_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
     assert record.levelname == "DEBUG"
     assert "failed on no server (node_not_available)" in record.getMessage()
     assert shown_as_json(record)["server"] is None
+
+
+def breaker_logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
+    BreakerLog().on_event(event)
+    (record,) = caplog.records
+    assert record.name == "pymongo_resilience.circuit_breaker"
+    return record
+
+
+def test_a_breaker_that_opens_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    record = breaker_logged(OPENED, caplog)
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        "the circuit breaker of db1.example:27017 is open: 12 of 20 calls failed; "
+        "next probe in 5.000 s"
+    )
+    assert shown_as_json(record) == {
+        "event": "circuit_breaker.opened",
+        "server": "db1.example:27017",
+        "calls": 20,
+        "failures": 12,
+        "next_probe_in": 5.0,
+    }
+
+
+def test_a_breaker_that_closes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    record = breaker_logged(CLOSED, caplog)
+    assert record.levelname == "INFO"
+    assert record.getMessage() == "the circuit breaker of db1.example:27017 is closed again"
+    assert shown_as_json(record) == {
+        "event": "circuit_breaker.closed",
+        "server": "db1.example:27017",
+    }
+
+
+def test_each_log_has_its_own_events(caplog: pytest.LogCaptureFixture) -> None:
+    for event in (OPENED, CLOSED):
+        DecisionLog().on_event(event)
+    for event in (SCHEDULED, DECLINED):
+        BreakerLog().on_event(event)
+    assert caplog.records == []
