@@ -20,7 +20,9 @@ from pymongo.errors import (
 
 from pymongo_resilience import policy
 from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.failure import Stage
+from pymongo_resilience.health import Evidence, evidence
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from pymongo_resilience.breaker_states import Permit
     from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience_instrumentation.breakers import ClientBreakers
     from pymongo_resilience_instrumentation.calls import Call
 
 
@@ -62,8 +66,8 @@ def _governed(call: Call) -> tuple[str, str | None]:
 class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
-    __slots__ = ("_avoiding", "_clock", "_func", "_last", "_loop", "_only_reads",
-                 "_progress", "_reached_connection", "_retargeting", "_rules",
+    __slots__ = ("_avoiding", "_breakers", "_clock", "_func", "_last", "_loop", "_only_reads",
+                 "_permit", "_progress", "_reached_connection", "_retargeting", "_rules",
                  "_wants_txn_number", "budget", "call", "owns_call", "send")  # fmt: skip
 
     send: Callable[[], Any]
@@ -79,6 +83,7 @@ class Attempts:
         rules: NamespaceRules,
         retargeting: bool,
         budget: TokenBucket | None,
+        breakers: ClientBreakers | None,
     ) -> None:
         self._loop = loop
         self.call = call
@@ -88,6 +93,8 @@ class Attempts:
         self._rules = rules
         self._retargeting = retargeting
         self._last: Failure | None = None
+        self._breakers = breakers
+        self._permit: Permit | None = None
         # The runner's own command comes first; what others run inside of the call comes later.
         self._only_reads, call.only_reads = call.only_reads, False
         self._avoiding = deprioritized.begin()
@@ -101,8 +108,15 @@ class Attempts:
         """Puts the default timeout in force, where no call around the loop has done so."""
         return self.call.deadline if self.owns_call else NO_DEADLINE
 
-    def release(self) -> None:
-        """Give the loop its function back: nothing may keep the two alive together."""
+    def release(self, error: BaseException | None) -> None:
+        """Give the loop its function back: nothing may keep the two alive together.
+
+        ``error``: what the run ends with, None where its last attempt succeeded.
+        """
+        if self._permit is not None:
+            # Of an unacknowledged write nobody knows; of a failed attempt, it was told before.
+            unheard = error is not None or (self.call.public and not self.call.acknowledged)
+            self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
         deprioritized.end(self._avoiding)
         self._avoiding = None
         if not self.call.ended:
@@ -128,6 +142,33 @@ class Attempts:
         except Exception:
             logger.exception("a fault of pymongo-resilience before a write was sent")
             return False
+
+    def ask_breaker(self, server: Any) -> None:
+        """Before anything is sent to the server that was selected.
+
+        Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
+        """
+        if self._breakers is None:
+            return
+        try:
+            self._permit = self._breakers.admit(self._loop, server)
+        except CircuitBreakerOpenError:
+            driver.note_server(self._loop, server)
+            raise
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before a connection was checked out")
+
+    def _tell_breaker(self, what: Evidence) -> None:
+        permit, self._permit = self._permit, None
+        try:
+            if permit is None:
+                return
+            if what is Evidence.WELL:
+                permit.success()
+            else:
+                permit.report(what)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after an attempt")
 
     def attempt(self) -> Any:
         self._reached_connection = False
@@ -173,7 +214,7 @@ class Attempts:
         if self._progress is not None and progress != self._progress:
             operation.next_command()
         self._progress = progress
-        return failures.describe(
+        failure = failures.describe(
             error,
             failures.Attempt(
                 reached_connection=self._reached_connection,
@@ -182,12 +223,15 @@ class Attempts:
                 min_rtt=driver.min_rtt(),
             ),
         )
+        if self._permit is not None:
+            self._tell_breaker(evidence(failure))
+        return failure
 
     def leave(self, failure: Failure) -> Any:
         return driver.unpin(self._loop, failure)
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
-        if self._last is None or not failure.no_writes_performed:
+        if self._last is None or not (failure.no_writes_performed or _refused(failure)):
             self._last = failure
         driver.prepare_retry(self._loop, failure, operation.attempts, self._last.error)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
@@ -233,6 +277,11 @@ class Attempts:
         if failure.repeats_transaction and not before.repeats_transaction:
             # Whoever runs the transaction must hear that it can be repeated.
             return failure
+        if _refused(failure):
+            if _refused(before):
+                return failure
+            before.error.__context__ = failure.error
+            return before
         out_of_time = failure.timed_out and failure.stage is Stage.NOT_SENT
         if failure.no_writes_performed:
             before.error.__cause__ = failure.error
@@ -241,6 +290,11 @@ class Attempts:
             before.error.__context__ = failure.error
             return before
         return failure
+
+
+def _refused(failure: Failure) -> bool:
+    """By a circuit breaker: an attempt that was made, and failed, says more."""
+    return isinstance(failure.error, CircuitBreakerOpenError)
 
 
 def _of_the_driver(error: Exception) -> bool:

@@ -101,10 +101,12 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     labels = _labels(cause, document)
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
+    reason = _reason(cause, labels, code, attempt)
+    refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
     return Failure(
         error=error,
         stage=_stage(cause, document, attempt),
-        reason=_reason(cause, labels, code, attempt),
+        reason=reason,
         carried_txn_number=attempt.carried_txn_number,
         code=code,
         code_name=name if isinstance(name, str) else None,
@@ -113,10 +115,12 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         base_backoff=_base_backoff(document),
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
-        in_texts=_in_texts(labels, code),
+        in_texts=refusal is None and _in_texts(labels, code),
         timed_out=code == MAX_TIME_EXPIRED
         if isinstance(cause, OperationFailure)
         else expired(cause),
+        next_probe_in=attribute(refusal, "next_probe_in"),
+        elsewhere=bool(attribute(refusal, "elsewhere")),
     )
 
 
@@ -175,7 +179,7 @@ def _code(said: Any) -> int | None:
     return said if isinstance(said, int) and not isinstance(said, bool) else None
 
 
-def attribute(error: BaseException, name: str) -> Any:
+def attribute(error: BaseException | None, name: str) -> Any:
     """Of an error of the driver; None also where its property stumbles over what the server sent.
 
     An exception of the application, a codec's perhaps, may call anything its code.
@@ -242,11 +246,11 @@ def _reason(
 ) -> RetryReason:
     if reasons.OVERLOADED.labels <= labels:
         return RetryReason.OVERLOADED
-    if isinstance(error, reasons.NODE_NOT_AVAILABLE.errors):
-        # One that comes from within an attempt is another client's, a key vault's say: it proves
-        # nothing about this command.
-        within = attempt.reached_connection
-        return RetryReason.UNKNOWN if within else RetryReason.NODE_NOT_AVAILABLE
+    for row in (reasons.NODE_NOT_AVAILABLE, reasons.CIRCUIT_BREAKER_OPEN):
+        if isinstance(error, row.errors):
+            # One that comes from within an attempt is another client's, a key vault's say: it
+            # proves nothing about this command.
+            return RetryReason.UNKNOWN if attempt.reached_connection else row.reason
     if isinstance(error, reasons.UNKNOWN.errors):
         # The pool is full of this process's own work; a repetition would wait once more.
         return RetryReason.UNKNOWN

@@ -11,8 +11,8 @@ counted as used for good. So in the child
   neither that span above it nor that deadline, even where the fork happened inside of the call (in
   a generator that ``insert_many`` reads from, say);
 - so is a command in flight without a call, as a ``close()`` sends it with the strategy ``driver``;
-- retry budgets are full again, with locks of their own; so will circuit breakers be, once there are
-  any.
+- retry budgets are full again and circuit breakers closed, with locks of their own. A permit that
+  the parent's call holds does not count.
 
 The patches, the switch and the configuration stay: a fork after ``instrument()`` is instrumented.
 
@@ -53,6 +53,8 @@ def _in_child() -> None:
         calls.abandon,
         runtime.disinherit,
     ]
+    if runtime.breakers is not None:
+        steps.append(runtime.breakers.start_afresh)
     if runtime.command_spans is not None:
         steps.append(runtime.command_spans.start_afresh)
     for step in steps:

@@ -14,15 +14,17 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 
 from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
+from pymongo_resilience.breaker import BreakerSettings
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.events import Broadcast, DecisionLog
+from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation import driver, forks, monkey_patching, self_check
+from pymongo_resilience_instrumentation.breakers import Breakers
 from pymongo_resilience_instrumentation.budgets import Budgets
 from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
@@ -41,6 +43,7 @@ from pymongo_resilience_instrumentation.spans import OperationSpans
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.strategy import RetryStrategy
 
@@ -96,13 +99,14 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             meter_provider=kwargs.get("meter_provider"),
             knows_timeouts=Feature.TIMEOUT not in lacking,
             judges=Feature.RETRIES not in without,
+            breaks=not {Feature.RETRIES, Feature.BREAKERS} & without,
         )
         self._patches = Patches()
         self._patches.apply(runtime, without=without)
         if config.metrics:
             provider = kwargs.get("meter_provider")
             self._gauges = server_metrics(_meter(provider), provider)
-            self._gauges.show(runtime.clients)
+            self._gauges.show(runtime.clients, runtime.breakers)
         forks.watch(runtime)
         switch.current = runtime.switch
         runtime.switch.on = True
@@ -159,11 +163,12 @@ def _runtime(
     meter_provider: Any,
     knows_timeouts: bool,
     judges: bool,
+    breaks: bool,
 ) -> Runtime:
     ours = switch.Switch()
     clients = Clients()
     operation_spans = command_spans = operation_metrics = None
-    hearing: list[Listener] = [CallLog(), DecisionLog()]
+    hearing: list[Listener] = [CallLog(), DecisionLog(), BreakerLog()]
     if config.traces:
         tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
         operation_spans, command_spans = OperationSpans(tracer), CommandSpans(tracer)
@@ -172,14 +177,15 @@ def _runtime(
         operation_metrics = OperationMetrics(_meter(meter_provider))
         hearing.append(operation_metrics)
     rules = _rules(config, strategy)
+    clock, listener = MonotonicClock(), Broadcast([*hearing, *listeners])
     parts = (
         Orchestrator(
             max_retries=config.max_retries,
             base_backoff=config.base_backoff_ms / 1000,
             max_backoff=config.max_backoff_ms / 1000,
         ),
-        MonotonicClock(),
-        Broadcast([*hearing, *listeners]),
+        clock,
+        listener,
     )
     return Runtime(
         config=config,
@@ -190,6 +196,7 @@ def _runtime(
         async_executor=AsyncExecutor(*parts),
         clients=clients,
         budgets=Budgets(config.retry_token_capacity, everywhere=config.adaptive_retries),
+        breakers=_breakers(config, clock, listener, ours) if breaks else None,
         switch=ours,
         operation_spans=operation_spans,
         command_spans=command_spans,
@@ -197,6 +204,21 @@ def _runtime(
         knows_timeouts=knows_timeouts,
         judges=judges,
     )
+
+
+def _breakers(
+    config: Config, clock: Clock, listener: Listener, ours: switch.Switch
+) -> Breakers | None:
+    if config.circuit_breaker == "off":
+        return None
+    settings = BreakerSettings(
+        failure_rate=config.circuit_breaker_failure_rate,
+        window=config.circuit_breaker_window_s,
+        minimum_calls=config.circuit_breaker_minimum_calls,
+        open_for=config.circuit_breaker_open_s,
+    )
+    always = config.circuit_breaker == "always"
+    return Breakers(settings, clock, listener, ours, always=always)
 
 
 def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
@@ -207,6 +229,7 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
     for said, what in (
         (config.policies, "the policies have"),
         (config.adaptive_retries, "adaptive retries have"),
+        (config.circuit_breaker != "off", "circuit breakers have"),
     ):
         if said:
             logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)

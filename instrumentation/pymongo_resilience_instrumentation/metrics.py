@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter
 
     from pymongo_resilience.events import Event
+    from pymongo_resilience_instrumentation.breakers import Breakers
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import Clients, ClientState, Server
 
@@ -96,6 +97,7 @@ class ServerMetrics:
 
     def __init__(self, meter: Meter) -> None:
         self._shown: Clients | None = None
+        self._breakers: Breakers | None = None
         meter.create_observable_gauge(
             semconv.SERVER_RTT,
             callbacks=[self._rtt],
@@ -113,6 +115,12 @@ class ServerMetrics:
             callbacks=[self._state],
             unit="1",
             description="1 for the current type of a server and of its topology.",
+        )
+        meter.create_observable_gauge(
+            semconv.BREAKER_STATE,
+            callbacks=[self._breaker_state],
+            unit="1",
+            description="1 for the current state of a server's circuit breaker.",
         )
         meter.create_observable_up_down_counter(
             semconv.CONNECTION_COUNT,
@@ -139,6 +147,13 @@ class ServerMetrics:
                     },
                 )
 
+    def _breaker_state(self, _: CallbackOptions) -> Iterable[Observation]:
+        for client in () if self._breakers is None else self._breakers.all():
+            for address, breaker in client.snapshots().items():
+                yield Observation(
+                    1, address_attributes(address) | {semconv.BREAKER_STATE: breaker.state.value}
+                )
+
     def _connections(self, _: CallbackOptions) -> Iterable[Observation]:
         for name, states in pools_of(self._clients()).items():
             for state, count in states.items():
@@ -151,9 +166,10 @@ class ServerMetrics:
                 if seconds is not None:
                     yield Observation(seconds, address_attributes(address))
 
-    def show(self, clients: Clients | None) -> None:
+    def show(self, clients: Clients | None, breakers: Breakers | None = None) -> None:
         """From now on these; None shows nothing."""
         self._shown = clients
+        self._breakers = breakers
 
     def _clients(self) -> list[ClientState]:
         clients = [] if self._shown is None else self._shown.alive()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
 from pymongo_resilience.orchestrator import Rule
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ _BY_RULE = {
     Rule.DEADLINE: "deadline",
     Rule.TERMINAL: "terminal",
     Rule.BUDGET: "budget",
+    Rule.BREAKER: "breaker_open",
 }
 
 
@@ -24,6 +25,8 @@ def outcome_of(call: Call, error: BaseException | None) -> str:
         return "retried_ok" if call.reasons else "ok"
     if isinstance(error, OperationTimeoutError):
         return "deadline"
+    if isinstance(error, CircuitBreakerOpenError):
+        return _BY_RULE[Rule.BREAKER]
     if call.declined_by is None:
         return "not_retryable"
     return _BY_RULE.get(call.declined_by, "not_retryable")

@@ -16,6 +16,7 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience_instrumentation import (
+    breaker_wrappers,
     cursor_makers,
     cursor_wrappers,
     deprioritized,
@@ -194,6 +195,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.CURSORS,), _of_change_streams),
     ((Feature.RETRIES,), _of_the_loops),
     ((Feature.RETRIES, Feature.RETARGETING), _of_selection),
+    ((Feature.RETRIES, Feature.BREAKERS), breaker_wrappers.wrapped),
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.TIME_LIMITS,), _of_time_limits),
     ((Feature.WAITS,), waits.wrapped),

@@ -16,6 +16,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
+from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.failure import (
     RETRYABLE,
     RETRYABLE_WRITE,
@@ -136,7 +137,8 @@ SOCKET_CLOSED_WHILE_IN_FLIGHT = Row(
 CIRCUIT_BREAKER_OPEN = Row(
     RetryReason.CIRCUIT_BREAKER_OPEN,
     "`CIRCUIT_BREAKER_OPEN`: not sent, on purpose",
-    when="nothing yet: there are no circuit breakers",
+    errors=(CircuitBreakerOpenError,),
+    when="before the command had a connection, where the server that was selected keeps failing",
 )
 AUTHENTICATION_ERROR = Row(
     RetryReason.AUTHENTICATION_ERROR,

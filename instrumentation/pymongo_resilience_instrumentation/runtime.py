@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.policy import Policy
     from pymongo_resilience.switch import Switch
+    from pymongo_resilience_instrumentation.breakers import Breakers
     from pymongo_resilience_instrumentation.budgets import Budgets
     from pymongo_resilience_instrumentation.clients import Clients
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
@@ -69,6 +70,8 @@ class Runtime:
     async_executor: AsyncExecutor
     clients: Clients
     budgets: Budgets
+    breakers: Breakers | None
+    """None while they are off."""
     switch: Switch
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
@@ -155,6 +158,7 @@ class Runtime:
                 rules=self.rules,
                 retargeting=self.config.overload_retargeting,
                 budget=self.budgets.of(client),
+                breakers=None if self.breakers is None else self.breakers.of(client),
             )
         except Exception:
             if owns_call:
@@ -163,7 +167,7 @@ class Runtime:
 
     def leave_loop(self, work: Attempts, error: BaseException | None) -> BaseException | None:
         """As ``end``, for the call that the loop got for itself."""
-        work.release()
+        work.release(error)
         return self.end(work.call, error) if work.owns_call else error
 
     def _loop_call(self, loop: Any, client: Any) -> Call:

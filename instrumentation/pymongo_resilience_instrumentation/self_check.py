@@ -24,6 +24,7 @@ class Feature(enum.Enum):
     WHOLE_TIMEOUTS = "the timeout of a transaction or a GridFS stream as a whole"
     RETARGETING = "avoiding a failed server while the driver waits for one"
     CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
+    BREAKERS = "circuit breakers"
     REPR = "a client's repr without our listeners"
     INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
     EXISTING_CLIENTS = "the warning about clients that exist already"

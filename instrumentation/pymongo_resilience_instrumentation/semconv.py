@@ -48,6 +48,8 @@ CONNECTION_COUNT = "db.client.connection.count"
 RETRIES = OURS + "retries"
 SERVER_RTT = OURS + "server.rtt"
 SERVER_RTT_MIN = OURS + "server.rtt.min"
+BREAKER_STATE = OURS + "circuit_breaker.state"
+"""Of the metric, and of its attribute."""
 SERVER_STATE = OURS + "server.state"
 
 DURATION_BOUNDARIES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)

@@ -159,7 +159,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
     ) -> Any:
         # Also while it is switched off: an application that gives the option has to start.
         (args, kwargs), adaptive = client_options.take(args, kwargs)
-        given = kwargs.get("event_listeners")
+        given, selector = kwargs.get("event_listeners"), kwargs.get("server_selector")
         # What is no sequence, None included, is the driver's to refuse.
         refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
         if refused or not runtime.switch.on:
@@ -167,6 +167,8 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
         client_options.refuse_negative_timeout(args, kwargs)
         try:
             kwargs["event_listeners"] = runtime.equip(client, given or (), adaptive)
+            if runtime.breakers is not None:
+                kwargs["server_selector"] = runtime.breakers.selector(client, selector)
         except Exception:
             logger.exception("a fault of pymongo-resilience before a client was made")
         wrapped(*args, **kwargs)
@@ -174,6 +176,8 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
             runtime.deprecated.meet(client)
             if hides_listeners:
                 driver.show_listeners(client, given)
+                if runtime.breakers is not None:
+                    driver.show_selector(client, selector)
         except Exception:
             logger.exception("a fault of pymongo-resilience after a client was made")
         return None

@@ -27,6 +27,7 @@ from pymongo.errors import (
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
 from pymongo_resilience_instrumentation import failures, reasons, semconv, spans, timeouts
+from pymongo_resilience_instrumentation.breaker_errors import refused
 from pymongo_resilience_instrumentation.metrics import error_type
 from strategies import (
     BOTH_OVERLOAD_LABELS,
@@ -37,6 +38,8 @@ from strategies import (
     strange_floats,
 )
 
+from pymongo_resilience.breaker import Snapshot
+from pymongo_resilience.breaker_states import State
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
@@ -130,9 +133,7 @@ def test_a_reason_that_allows_any_write_proves_that_nothing_happened(
 @pytest.mark.parametrize(
     "reason", [each for each in RetryReason if each.allows_non_idempotent_retry]
 )
-def test_every_reason_that_allows_any_write_is_met_but_that_of_breakers(
-    reason: RetryReason,
-) -> None:
+def test_every_reason_that_allows_any_write_is_met(reason: RetryReason) -> None:
     """So that the property above says something of each."""
     labelled = OperationFailure("busy", 462, {"errorLabels": list(BOTH_OVERLOAD_LABELS)})
     unsent = replace(SENT, reached_connection=False)
@@ -140,8 +141,22 @@ def test_every_reason_that_allows_any_write_is_met_but_that_of_breakers(
         failures.describe(labelled, SENT).reason,
         failures.describe(AutoReconnect("refused"), unsent).reason,
         failures.describe(ServerSelectionTimeoutError("none"), unsent).reason,
+        failures.describe(refused_by_a_breaker(), unsent).reason,
     }
-    assert (reason in met) is (reason is not RetryReason.CIRCUIT_BREAKER_OPEN)
+    assert reason in met
+
+
+def refused_by_a_breaker() -> Exception:
+    opened = Snapshot(State.OPEN, 20, 12, 5.0)
+    return refused("db1:27017", opened, window=10.0, next_probe_in=5.0, elsewhere=False)
+
+
+def test_a_refusal_from_within_an_attempt_is_another_client_s() -> None:
+    unsent = replace(SENT, reached_connection=False)
+    own, another_s = (failures.describe(refused_by_a_breaker(), it) for it in (unsent, SENT))
+    assert (own.reason, own.next_probe_in) == (RetryReason.CIRCUIT_BREAKER_OPEN, 5.0)
+    assert (another_s.reason, another_s.next_probe_in) == (RetryReason.UNKNOWN, None)
+    assert another_s.stage is Stage.IN_FLIGHT
 
 
 @examples(60)

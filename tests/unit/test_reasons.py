@@ -14,6 +14,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation import failures, reasons
+from pymongo_resilience_instrumentation.breaker_errors import CircuitBreakerOpenError
 
 from pymongo_resilience.failure import RetryReason
 
@@ -69,6 +70,7 @@ CLASSES = [
     (AutoReconnect("refused"), False, reasons.SOCKET_NOT_AVAILABLE),
     (AutoReconnect("closed"), True, reasons.SOCKET_CLOSED_WHILE_IN_FLIGHT),
     (_of_tls(UNTRUSTED), False, reasons.TLS_ERROR),
+    (CircuitBreakerOpenError("open"), False, reasons.CIRCUIT_BREAKER_OPEN),
 ]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
 from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
+from pymongo_resilience_instrumentation.driver.selected import SELECT
 from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
@@ -39,6 +40,12 @@ def parts() -> Iterator[Part]:
         client = f"pymongo.{half}.mongo_client"
         session = f"pymongo.{half}.client_session"
         yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
+        yield Part(
+            Feature.BREAKERS,
+            f"{client}:{LOOP}",
+            (SELECT, "_address", "_server", "_server_selector"),
+        )
+        yield Part(Feature.BREAKERS, f"{session}:_Transaction", ("starting",))
         yield Part(
             Feature.RETRIES, f"pymongo.{half}.pool:{prefix}Connection", ("supports_sessions",)
         )
@@ -93,6 +100,11 @@ def parts() -> Iterator[Part]:
         ("failed", "_start", "_duration_s"),
     )
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
+    yield Part(
+        Feature.BREAKERS,
+        "pymongo.topology_description:TopologyDescription",
+        ("apply_selector",),
+    )
     for feature in (Feature.REPR, Feature.RETRIES, Feature.CLEANUP):
         yield Part(feature, "pymongo.client_options:ClientOptions", ("_options",))
     yield Part(

@@ -1,0 +1,444 @@
+"""Circuit breakers at work: a server that keeps failing is left alone, then tried with care."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, SentCommands, Side, Telemetry, wait_until
+from pymongo import ReadPreference
+from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
+from pymongo_resilience_instrumentation.testbed import (
+    CutBefore,
+    Deployment,
+    Fail,
+    Overload,
+    ReplicaSet,
+    ShardedCluster,
+    Slow,
+    Standalone,
+)
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import (
+    BreakerClosed,
+    BreakerOpened,
+    CircuitBreakerOpenError,
+    OperationTimeoutError,
+    RetryDeclined,
+    RetryReason,
+    RetryScheduled,
+)
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+OPEN_S = 0.3
+HOST_UNREACHABLE = 6
+QUICK = {
+    "circuit_breaker": "on",
+    "circuit_breaker_minimum_calls": 4,
+    "circuit_breaker_open_s": OPEN_S,
+}
+LONG = QUICK | {"circuit_breaker_open_s": 60.0}
+
+
+def sick() -> Fail:
+    return Fail("update", times=1000, code=HOST_UNREACHABLE)
+
+
+def collection(side: Side, uri: str, database: str, **options: Any) -> Any:
+    """One read from any member that is as near as another."""
+    client = side.do(side.client, uri, localThresholdMS=60_000, **options)
+    coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, uri.count("127.0.0.1:"))
+    return coll
+
+
+def breaker_events(telemetry: Telemetry) -> list[Any]:
+    return [
+        event
+        for event in telemetry.decisions.events
+        if isinstance(event, (BreakerOpened, BreakerClosed))
+    ]
+
+
+def decisions(telemetry: Telemetry) -> list[Any]:
+    return [
+        event
+        for event in telemetry.decisions.events
+        if isinstance(event, (RetryScheduled, RetryDeclined))
+    ]
+
+
+def open_breaker(side: Side, coll: Any, servers: Deployment, telemetry: Telemetry) -> None:
+    """By writes, which are not repeated, on a deployment of one server; then nothing is wrong."""
+    servers.inject(sick())
+    told = len(breaker_events(telemetry))
+    while len(breaker_events(telemetry)) == told:
+        with pytest.raises(OperationFailure):
+            side.do(coll.update_many, {}, {"$set": {"n": 1}})
+    servers.clear()
+
+
+def opened(side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry) -> Any:
+    """A collection on a set of one member, whose breaker is open, and nothing is wrong any more."""
+    coll = collection(side, proxy.uri, database)
+    open_breaker(side, coll, proxy, telemetry)
+    return coll
+
+
+def test_nothing_is_sent_to_a_server_that_keeps_failing(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    sent = SentCommands()
+    coll = collection(side, proxy.uri, database, event_listeners=[sent])
+    open_breaker(side, coll, proxy, telemetry)
+    server = proxy.members[0].host_and_port
+    # The other call is the ping of the connected client.
+    assert breaker_events(telemetry) == [BreakerOpened(server, 4, 3, pytest.approx(60.0))]
+    before = len(sent.started_events)
+    with pytest.raises(CircuitBreakerOpenError) as refused:
+        side.do(coll.find_one)
+    assert len(sent.started_events) == before
+    error: Any = refused.value
+    assert isinstance(error, AutoReconnect)
+    assert error.timeout is False
+    assert (error.server, error.attempts, error.calls, error.failures) == (server, 1, 4, 3)
+    assert 59 < error.next_probe_in < 60
+    assert str(error) == (
+        f"nothing was sent: the circuit breaker of {server} is open; 3 of 4 calls within 10 s had "
+        f"failed; next probe in {error.next_probe_in:.3f} s "
+        f"(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off switches circuit breakers off) "
+        f"({server}, 1 attempt)"
+    )
+    assert vars(copy.copy(error)) == vars(error)
+    (declined,) = [d for d in decisions(telemetry) if d.reason is RetryReason.CIRCUIT_BREAKER_OPEN]
+    assert (declined.rule, declined.server) == (Rule.BREAKER, server)
+    span = telemetry.operations()[-1]
+    assert span.attributes is not None
+    assert span.attributes["pymongo_resilience.outcome"] == "breaker_open"
+
+
+def test_it_is_tried_again_with_probes_and_used_as_before_once_they_succeed(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, caplog: Any
+) -> None:
+    caplog.set_level("INFO", logger="pymongo_resilience.circuit_breaker")
+    telemetry = instrument(**QUICK)
+    coll = opened(side, proxy, database, telemetry)
+    server = proxy.members[0].host_and_port
+
+    def works() -> bool:
+        try:
+            side.do(coll.find_one)
+        except CircuitBreakerOpenError:
+            return False
+        return True
+
+    wait_until(works)
+    side.do(coll.find_one)
+    assert len(breaker_events(telemetry)) == 1, "two probes are not enough"
+    side.do(coll.find_one)
+    assert breaker_events(telemetry) == [
+        BreakerOpened(server, 4, 3, pytest.approx(OPEN_S)),
+        BreakerClosed(server),
+    ]
+    logged = [record for record in caplog.records if record.name.endswith(".circuit_breaker")]
+    assert [record.levelname for record in logged] == ["WARNING", "INFO"]
+
+
+def test_a_probe_that_fails_opens_it_again(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**QUICK, timeout_ms=20_000)
+    coll = opened(side, proxy, database, telemetry)
+    open_breaker(side, coll, proxy, telemetry)
+    assert [type(event) for event in breaker_events(telemetry)] == [BreakerOpened] * 2
+    with pytest.raises(CircuitBreakerOpenError), pymongo.timeout(OPEN_S / 10):
+        side.do(coll.find_one)
+
+
+def test_within_a_deadline_the_probe_is_waited_for(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**QUICK, timeout_ms=20_000)
+    coll = opened(side, proxy, database, telemetry)
+    began = time.monotonic()
+    side.do(coll.update_many, {}, {"$set": {"n": 2}})
+    assert time.monotonic() - began < 5
+    scheduled = decisions(telemetry)[-1]
+    assert isinstance(scheduled, RetryScheduled)
+    assert scheduled.reason is RetryReason.CIRCUIT_BREAKER_OPEN
+    assert 0 < scheduled.delay <= OPEN_S
+
+
+def test_a_deadline_before_the_probe_is_not_waited_for(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG, timeout_ms=20_000)
+    coll = opened(side, proxy, database, telemetry)
+    began = time.monotonic()
+    with pytest.raises(CircuitBreakerOpenError) as refused:
+        side.do(coll.find_one)
+    assert time.monotonic() - began < 5
+    assert not isinstance(refused.value, OperationTimeoutError)
+
+
+def test_after_an_attempt_that_was_sent_its_error_is_raised(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """Whoever is told that nothing was sent would repeat what may have been done."""
+    telemetry = instrument(**LONG, timeout_ms=20_000)
+    coll = collection(side, proxy.uri, database)
+    proxy.inject(CutBefore("insert", times=1000))
+    with pytest.raises(AutoReconnect) as raised:
+        side.do(coll.insert_one, {"_id": 1})
+    assert not isinstance(raised.value, CircuitBreakerOpenError)
+    assert isinstance(raised.value.__context__, CircuitBreakerOpenError)
+    assert decisions(telemetry)[-1].rule is Rule.BREAKER
+    span = telemetry.operations()[-1]
+    assert span.attributes is not None
+    assert span.attributes["pymongo_resilience.outcome"] == "breaker_open"
+
+
+def test_an_application_s_own_errors_open_nothing(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = collection(side, proxy.uri, database)
+    side.do(coll.insert_one, {"_id": 1})
+    for _ in range(20):
+        with pytest.raises(DuplicateKeyError):
+            side.do(coll.insert_one, {"_id": 1})
+        with pytest.raises(OperationFailure):
+            side.do(coll.find_one, {"$no": 1})
+    assert breaker_events(telemetry) == []
+
+
+@pytest.mark.parametrize("fault", [CutBefore, Overload])
+def test_network_errors_and_overload_count(
+    fault: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG, timeout_ms=1000)
+    coll = collection(side, proxy.uri, database)
+    proxy.inject(fault("find", times=1000))
+    with pytest.raises(pymongo.errors.PyMongoError):
+        side.do(coll.find_one)
+    (event,) = breaker_events(telemetry)
+    assert (event.calls, event.failures) == (4, 3)
+
+
+def test_a_slow_server_s_timeouts_count(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = collection(side, proxy.uri, database)
+    proxy.inject(Slow(1.0))
+    for _ in range(3):
+        with pytest.raises(OperationTimeoutError), pymongo.timeout(0.05):
+            side.do(coll.find_one)
+    assert [type(event) for event in breaker_events(telemetry)] == [BreakerOpened]
+
+
+def test_while_another_member_is_there_an_open_one_is_left_out(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = collection(side, replica_set.uri, database)
+    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
+    wait_until(lambda: side.do(coll.find_one) is None and breaker_events(telemetry))
+    (event,) = breaker_events(telemetry)
+    assert event.server == replica_set.members[1].host_and_port
+    told = len(telemetry.decisions.events)
+    for _ in range(20):
+        side.do(coll.find_one)
+    assert telemetry.decisions.events[told:] == [], "not even asked for"
+
+
+def test_an_application_s_own_selector_is_asked_first(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    wanted = {member.address for member in replica_set.members[1:]}
+    seen: list[int] = []
+
+    def only_secondaries(servers: list[Any]) -> list[Any]:
+        seen.append(len(servers))
+        return [each for each in servers if each.address in wanted or len(servers) == 1]
+
+    coll = collection(side, replica_set.uri, database, server_selector=only_secondaries)
+    assert repr(only_secondaries) in repr(coll.database.client)
+    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
+    wait_until(lambda: side.do(coll.find_one) is None and breaker_events(telemetry))
+    sent = SentCommands()
+    seen.clear()
+    for _ in range(10):
+        side.do(coll.find_one)
+    assert seen == [3] * 10, "it is shown the open one, too"
+    wanted -= {replica_set.members[2].address}
+    with pytest.raises(CircuitBreakerOpenError) as refused:
+        side.do(coll.find_one)
+    assert refused.value.server == replica_set.members[1].host_and_port
+    assert refused.value.elsewhere is False, "the application wants no other"
+    assert sent.started_events == []
+
+
+def test_a_client_made_before_is_refused_and_goes_elsewhere(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    coll = collection(side, replica_set.uri, database)
+    telemetry = instrument(**LONG, timeout_ms=20_000)
+    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
+
+    def refused() -> list[Any]:
+        side.do(coll.find_one)
+        return [
+            each for each in decisions(telemetry) if each.reason is RetryReason.CIRCUIT_BREAKER_OPEN
+        ]
+
+    (event,) = wait_until(refused)
+    assert isinstance(event, RetryScheduled)
+    assert event.delay == 0, "the other is there now: no probe is waited for"
+
+
+def test_what_was_uninstrumented_selects_as_before(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    sent = SentCommands()
+    coll = collection(side, replica_set.uri, database, event_listeners=[sent])
+    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
+    wait_until(lambda: side.do(coll.find_one) is None and breaker_events(telemetry))
+    replica_set.clear()
+    pymongo_resilience.uninstrument()
+    bad = replica_set.members[1].address
+
+    def asked_the_bad_one() -> bool:
+        side.do(coll.find_one)
+        return sent.started_events[-1].connection_id == bad
+
+    wait_until(asked_the_bad_one)
+
+
+def test_any_mongos_will_do(
+    side: Side, cluster: ShardedCluster, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = collection(side, cluster.uri, database)
+    cluster.inject(sick(), on=0)
+
+    def write() -> bool:
+        try:
+            side.do(coll.update_many, {}, {"$set": {"n": 1}})
+        except OperationFailure:
+            return bool(breaker_events(telemetry))
+        return False
+
+    wait_until(write)
+    for _ in range(20):
+        side.do(coll.update_many, {}, {"$set": {"n": 1}})
+
+
+@pytest.mark.parametrize("mode", ["on", "always"])
+def test_the_only_server_has_one_where_that_is_asked_for(
+    mode: str, side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG | {"circuit_breaker": mode})
+    with Standalone(server.address) as alone:
+        coll = side.do(side.client, alone.uri)[database].coll
+        side.do(coll.find_one)
+        alone.inject(sick())
+        for _ in range(3):
+            with pytest.raises(OperationFailure):
+                side.do(coll.update_many, {}, {"$set": {"n": 1}})
+        if mode == "always":
+            with pytest.raises(CircuitBreakerOpenError):
+                side.do(coll.find_one)
+        else:
+            side.do(coll.find_one)
+        side.do(side.clients.pop().close)
+    assert len(breaker_events(telemetry)) == (mode == "always")
+
+
+def test_a_batch_of_a_cursor_goes_where_the_cursor_is(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = collection(side, proxy.uri, database)
+    side.do(coll.insert_many, [{"_id": n} for n in range(6)])
+    cursor = coll.find(batch_size=2)
+    step = cursor.next
+    assert side.do(step) == {"_id": 0}
+    open_breaker(side, coll, proxy, telemetry)
+    with pytest.raises(CircuitBreakerOpenError):
+        side.do(coll.find_one)
+    assert [side.do(step)["_id"] for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_a_transaction_is_refused_at_its_beginning_alone(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = collection(side, proxy.uri, database)
+    side.do(coll.create_index, "n")
+    session = side.do(coll.database.client.start_session)
+    side.do(session.start_transaction)
+    side.do(coll.insert_one, {"_id": 1}, session=session)
+    open_breaker(side, coll, proxy, telemetry)
+    with pytest.raises(CircuitBreakerOpenError):
+        side.do(coll.find_one)
+    side.do(coll.insert_one, {"_id": 2}, session=session)
+    side.do(session.commit_transaction)
+    side.do(session.start_transaction)
+    with pytest.raises(CircuitBreakerOpenError) as refused:
+        side.do(coll.insert_one, {"_id": 3}, session=session)
+    assert refused.value.has_error_label("TransientTransactionError")
+    side.do(session.abort_transaction)
+    side.do(session.end_session)
+
+
+def test_the_state_of_every_breaker_is_a_metric(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = collection(side, replica_set.uri, database)
+    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
+    wait_until(lambda: side.do(coll.find_one) is None and breaker_events(telemetry))
+    states = {
+        attributes["server.port"]: (
+            attributes["pymongo_resilience.circuit_breaker.state"],
+            point.value,
+        )
+        for attributes, point in telemetry.points("pymongo_resilience.circuit_breaker.state")
+    }
+    bad = replica_set.members[1].address[1]
+    assert states.pop(bad) == ("open", 1)
+    assert set(states.values()) == {("closed", 1)}
+
+
+def test_off_nothing_is_installed(side: Side, proxy: ReplicaSet, instrument: Instrument) -> None:
+    instrument()
+    client = side.do(side.client, proxy.uri)
+    for half in ("synchronous", "asynchronous"):
+        module = __import__(f"pymongo.{half}.mongo_client", fromlist=["_"])
+        assert not hasattr(module._ClientConnectionRetryable._get_server, "__wrapped__")
+    assert client.options.server_selector.__module__ == "pymongo.server_selectors"
+
+
+def test_with_pymongo_s_own_loop_they_have_no_effect(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, caplog: Any
+) -> None:
+    telemetry = instrument(**LONG, config_strategy="driver")
+    assert "circuit breakers have no effect" in caplog.text
+    coll = collection(side, proxy.uri, database)
+    proxy.inject(sick())
+    for _ in range(10):
+        with pytest.raises(OperationFailure):
+            side.do(coll.update_many, {}, {"$set": {"n": 1}})
+    assert breaker_events(telemetry) == []
