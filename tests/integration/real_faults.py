@@ -68,7 +68,9 @@ class FaultsInOrder(Interception):
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         name = request.command_name
-        due = self._to_come[0] if self._commands and self._to_come else None
+        due = self._due()
+        if due is not None and is_refusal(due):
+            due = None
         not_sent = due is not None and due.stage is Stage.NOT_SENT
         if name == "saslStart":
             return self._strike(request) if not_sent else LOGGED_IN
@@ -82,6 +84,20 @@ class FaultsInOrder(Interception):
         # Where the fault should have come sooner, the row's attempts will not come true.
         before_its_turn = due.next_command and name == self._commands[0]
         return None if not_sent or before_its_turn else self._strike(request)
+
+    def refusal(self) -> Fault | None:
+        """In place of the breaker's own answer: what the row has for this attempt, if it is one.
+
+        Its server never hears of it.
+        """
+        due = self._due()
+        if due is None or not is_refusal(due):
+            return None
+        self._take()
+        return due
+
+    def _due(self) -> Fault | None:
+        return self._to_come[0] if self._commands and self._to_come else None
 
     def _hello(self, due: Fault) -> Verdict | None:
         """No server is known as long as no hello is answered.
@@ -97,12 +113,20 @@ class FaultsInOrder(Interception):
         return Cut() if due.selection else None
 
     def _strike(self, request: Message) -> Verdict:
+        return verdict(self._take(), request)
+
+    def _take(self) -> Fault:
         fault = self._to_come.pop(0)
         self.struck.append(fault)
         self.injected += 1
         self.min_rtt = fault.min_rtt
         self._clock.advance(fault.takes)
-        return verdict(fault, request)
+        return fault
+
+
+def is_refusal(fault: Fault) -> bool:
+    """Of a circuit breaker's."""
+    return fault.reason is RetryReason.CIRCUIT_BREAKER_OPEN
 
 
 def verdict(fault: Fault, request: Message) -> Verdict:

@@ -24,7 +24,7 @@ from pymongo_resilience_instrumentation import budgets, driver, instrumentor
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from real_bed import SHORT_MS, Bed
 from real_calls import DOCUMENTS, Maker, RealCall
-from real_faults import FaultsInOrder, as_stated
+from real_faults import FaultsInOrder, as_stated, is_refusal
 from unit.answers import half
 from unit.scenarios import SCENARIOS, Scenario
 from unit.work import START
@@ -40,11 +40,13 @@ from pymongo_resilience import (
     Stage,
     override,
 )
+from pymongo_resilience.breaker import CircuitBreaker
+from pymongo_resilience.breaker_states import Permit, Refusal
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.orchestrator import Orchestrator, Rule
 from pymongo_resilience.testing import FakeClock
 
-NO_BREAKER = "there is no circuit breaker yet"
+BOUND = "a transaction is refused at its beginning alone; test_circuit_breakers.py has its end"
 NO_TLS = "the test bed does not speak TLS"
 NO_ANSWER = "nobody hears of what happens to an unacknowledged write once it is sent"
 ALWAYS_ACCEPTS = "the test bed accepts every connection; test_waits.py has a port that does not"
@@ -71,9 +73,13 @@ NOT_ON_A_SERVER = {
     "rule 6: no place in the pool, time left": HAS_ROOM,
     "rule 6: no place in the pool, and the time is up": HAS_ROOM,
     "rule 6: no place in the pool, without a deadline": HAS_ROOM,
-    "rule 2: another write, a circuit breaker was open": NO_BREAKER,
-    "rule 2: another write, the breaker says the cause, but it was sent": NO_BREAKER,
-    **{name: NO_BREAKER for name, _ in SCENARIOS if name.startswith("rule 7: ")},
+    "rule 2: another write, a circuit breaker was open": (
+        "a breaker that refuses says for how long; rule 7 has that"
+    ),
+    "rule 2: another write, the breaker says the cause, but it was sent": (
+        "the two facts exclude each other: an open breaker sends nothing"
+    ),
+    "rule 7: a deadline: by a commit": BOUND,
 }
 """Rows that no server can make true, with the reason."""
 REAL = {name: row for name, row in SCENARIOS if name not in NOT_ON_A_SERVER}
@@ -103,6 +109,7 @@ def config_of(row: Scenario) -> dict[str, Any]:
         "base_backoff_ms": round(row.base_backoff * 1000),
         "max_backoff_ms": round(row.max_backoff * 1000),
         "adaptive_retries": row.tokens is not None,
+        "circuit_breaker": "on" if any(map(is_refusal, row.faults)) else "off",
     }
     if row.window is not None:
         config["timeout_ms"] = 0
@@ -133,6 +140,25 @@ def turn_time_by_hand(
     patch.setattr(driver, "min_rtt", lambda: faults.min_rtt)
 
 
+def let_breakers_answer(patch: pytest.MonkeyPatch, faults: FaultsInOrder) -> None:
+    """As the row has it, and whether there is another server: it would have to be open just then.
+
+    Who asks, and what becomes of the answer, is real.
+    """
+    elsewhere = [("elsewhere", 27017)]
+    really = CircuitBreaker.try_acquire
+
+    def answer(breaker: CircuitBreaker) -> Permit | Refusal:
+        refused = faults.refusal()
+        if refused is None:
+            return really(breaker)
+        assert refused.next_probe_in is not None
+        patch.setattr(driver, "choices", lambda *_: elsewhere if refused.elsewhere else [])
+        return Refusal(refused.next_probe_in)
+
+    patch.setattr(CircuitBreaker, "try_acquire", answer)
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_the_row_comes_true_on_a_server(
     name: str,
@@ -149,10 +175,11 @@ def test_the_row_comes_true_on_a_server(
     faults.arm(call.commands)
     if any(fault.selection for fault in row.faults):
         bed.hold_monitor(client, faults)
-    if row.faults and row.faults[0].stage is Stage.NOT_SENT:
+    if row.faults and row.faults[0].stage is Stage.NOT_SENT and not is_refusal(row.faults[0]):
         bed.lose_connections(client)
 
     turn_time_by_hand(monkeypatch, row, clock, faults)
+    let_breakers_answer(monkeypatch, faults)
     monkeypatch.setattr(budgets, "TokenBucket", lambda capacity: bucket)
     screened = record_screening(monkeypatch)
     telemetry = instrument(strategy=row.strategy, **config_of(row))
@@ -230,4 +257,4 @@ def test_what_no_server_makes_true_is_in_the_table() -> None:
 
 
 def test_the_rows_on_a_server_do_not_shrink() -> None:
-    assert len(REAL) >= 246
+    assert len(REAL) >= 274
