@@ -34,6 +34,8 @@ class SelectionRule(enum.Enum):
     """What leaves a server out."""
 
     AVAILABILITY = "availability"
+    BOUND = "bound"
+    """The operation goes to one server and no other, as a cursor's next batch does."""
     MODE = "mode"
     """The type of the deployment, the kind of the operation, or the read preference's mode."""
     DEPRIORITIZED = "deprioritized"
@@ -51,6 +53,8 @@ class Criteria:
     write: bool = False
     """A write ignores the read preference."""
     read_preference: ReadPreference = PRIMARY
+    bound_elsewhere: bool = False
+    """The operation goes to one server and no other, and that one is not available."""
     deprioritized: Collection[str] = ()
     """Addresses of servers that are taken only if no other is suitable."""
     server_selector: ServerSelector | None = None
@@ -106,6 +110,9 @@ def decide(topology: TopologyDescription, criteria: Criteria) -> Decision:
 
     left = [server for server in topology.servers if server.type not in UNAVAILABLE]
     steps = [(SelectionRule.AVAILABILITY, left)]
+    if criteria.bound_elsewhere and topology.type not in _ONE_ADDRESS:
+        left = []
+        steps.append((SelectionRule.BOUND, left))
     left = _candidates(left, topology.type, criteria.mode)
     steps.append((SelectionRule.MODE, left))
     steps += _first_without_deprioritized(left, topology, criteria)
@@ -150,6 +157,7 @@ _AFTERWARDS: Final = {
     SelectionRule.CIRCUIT_BREAKER,
     SelectionRule.LATENCY,
 }
+_ONE_ADDRESS: Final = frozenset({TopologyType.SINGLE, TopologyType.LOAD_BALANCED})
 _MEMBERS: Final = frozenset({ServerType.PRIMARY, ServerType.SECONDARY})
 _BY_MODE: Final = {
     Mode.PRIMARY: frozenset({ServerType.PRIMARY}),

@@ -97,6 +97,8 @@ def _verdict(
 
 def _why(rule: SelectionRule, server: ServerDescription, decision: Decision) -> str:
     match rule:
+        case SelectionRule.BOUND:
+            return "the operation is bound to another server"
         case SelectionRule.DEPRIORITIZED:
             return "deprioritized, another server can serve"
         case SelectionRule.STALENESS:

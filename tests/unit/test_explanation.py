@@ -190,3 +190,21 @@ def test_the_rule_that_excluded_a_server_is_the_first_that_did() -> None:
     )
     verdicts = {each.address[:3]: each.excluded_by for each in explain(topology, asked)}
     assert verdicts == {"db1": SelectionRule.MODE, "db2": SelectionRule.STALENESS, "db3": None}
+
+
+def test_who_is_there_while_the_operation_is_bound_to_another() -> None:
+    topology = replica_set(DB1, unknown("db3:27017"))
+    verdicts = explain(topology, Criteria(bound_elsewhere=True))
+    assert [(str(each), each.excluded_by) for each in verdicts] == [
+        (
+            "db1:27017 primary, excluded: the operation is bound to another server",
+            SelectionRule.BOUND,
+        ),
+        ("db3:27017 unknown: not checked yet", SelectionRule.AVAILABILITY),
+    ]
+
+
+@pytest.mark.parametrize("kind", [TopologyType.SINGLE, TopologyType.LOAD_BALANCED])
+def test_where_there_is_one_address_every_operation_is_bound_to_it(kind: TopologyType) -> None:
+    (verdict,) = explain(TopologyDescription(kind, (DB1,)), Criteria(bound_elsewhere=True))
+    assert verdict.eligible
