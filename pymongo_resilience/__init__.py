@@ -11,6 +11,7 @@ from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
 from pymongo_resilience.binding import bind
 from pymongo_resilience.config import Config
+from pymongo_resilience.eligibility import SelectionRule
 from pymongo_resilience.errors import (
     CircuitBreakerOpenError,
     ConfigurationError,
@@ -24,9 +25,11 @@ from pymongo_resilience.events import (
     RetryDeclined,
     RetryScheduled,
 )
+from pymongo_resilience.explanation import ServerVerdict
 from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Operation
 from pymongo_resilience.policy import Policy, override
+from pymongo_resilience.status import ClientStatus, ServerStatus
 from pymongo_resilience.strategy import (
     BestEffort,
     FastFailOnTerminalError,
@@ -46,6 +49,7 @@ __all__ = [
     "BreakerClosed",
     "BreakerOpened",
     "CircuitBreakerOpenError",
+    "ClientStatus",
     "Config",
     "ConfigurationError",
     "Event",
@@ -61,12 +65,17 @@ __all__ = [
     "RetryReason",
     "RetryScheduled",
     "RetryStrategy",
+    "SelectionRule",
+    "ServerStatus",
+    "ServerVerdict",
     "Stage",
     "__version__",
     "bind",
+    "explain_selection",
     "instrument",
     "is_instrumented",
     "override",
+    "status",
     "uninstrument",
 ]
 
@@ -125,6 +134,31 @@ def uninstrument() -> None:
 def is_instrumented() -> bool:
     """Whether :func:`instrument` acts in this process."""
     return switch.current.on
+
+
+def status(client: Any) -> ClientStatus:
+    """What a MongoClient or AsyncMongoClient knows of its servers at this moment.
+
+    Sends nothing and awaits nothing, for both kinds of client. For one that was made before
+    ``instrument()``, or without it, too; a client that has not begun to look for its servers knows
+    nothing but their addresses. Raises TypeError for what is no client. Thread- and task-safe.
+    """
+    return _instrumentor().status(client)
+
+
+def explain_selection(
+    client: Any, read_preference: Any = None, *, writes: bool = False
+) -> tuple[ServerVerdict, ...]:
+    """Every server that the client knows, and why an operation may go to it at this moment or not.
+
+    ``read_preference`` is one of pymongo's, the client's own by default; a write ignores it. The
+    client's own ``server_selector`` is called. Sends nothing and awaits nothing, for both kinds of
+    client. Raises TypeError for what is no client or no read preference, ValueError for a maximum
+    staleness that is too small, and pymongo's ConfigurationError where it cannot speak to a server.
+    Thread- and task-safe as far as that selector is.
+    Source: Server Selection, "Server Selection Algorithm".
+    """
+    return _instrumentor().explain_selection(client, read_preference, writes=writes)
 
 
 def _instrumentor() -> PymongoResilienceInstrumentor:

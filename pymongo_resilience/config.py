@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 FILE_VARIABLE = PREFIX + "CONFIG"
 RULES = "policies"
 STRATEGIES = (*NAMED, "driver")
+SERVER_SELECTIONS = ("driver", "least_loaded")
 BREAKER_MODES = ("off", "on", "always")
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
@@ -115,6 +116,12 @@ class Config:
         BOOLEAN,
         "Whether a retry avoids the server that failed, where another one is there; on a sharded "
         "cluster it always does.",
+    )
+    server_selection: str = _option(
+        "driver",
+        one_of(SERVER_SELECTIONS),
+        "Who chooses among the servers that an operation may go to: pymongo, or the library, which "
+        "counts the attempts in progress on each.",
     )
     circuit_breaker: str = _option(
         "off",

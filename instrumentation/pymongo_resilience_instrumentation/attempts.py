@@ -27,7 +27,7 @@ from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.strategy import MongoDBSpecification
-from pymongo_resilience_instrumentation import deprioritized, driver, failures
+from pymongo_resilience_instrumentation import deprioritized, driver, failures, selection_waits
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.timeouts import elapsed, timed_out
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.breakers import ClientBreakers
     from pymongo_resilience_instrumentation.calls import Call
-
+    from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -68,7 +68,8 @@ class Attempts:
 
     __slots__ = ("_avoiding", "_breakers", "_clock", "_func", "_last", "_loop", "_only_reads",
                  "_permit", "_progress", "_reached_connection", "_retargeting", "_rules",
-                 "_wants_txn_number", "budget", "call", "owns_call", "send")  # fmt: skip
+                 "_wants_txn_number", "budget", "call", "count", "owns_call",
+                 "send")  # fmt: skip
 
     send: Callable[[], Any]
     """The loop's own ``_read`` or ``_write``, bound."""
@@ -84,11 +85,13 @@ class Attempts:
         retargeting: bool,
         budget: TokenBucket | None,
         breakers: ClientBreakers | None,
+        count: AttemptCount | None,
     ) -> None:
         self._loop = loop
         self.call = call
         self.owns_call = owns_call
         self.budget = budget
+        self.count = count
         self._clock = clock
         self._rules = rules
         self._retargeting = retargeting
@@ -119,6 +122,7 @@ class Attempts:
             self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
         deprioritized.end(self._avoiding)
         self._avoiding = None
+        selection_waits.over(self.call, None)
         if not self.call.ended:
             self.call.selected = driver.server(self._loop)
         driver.replace_func(self._loop, self._func)
@@ -210,6 +214,7 @@ class Attempts:
         return Deadline(self._clock, self._clock.now() + left, given), None
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
+        selection_waits.over(self.call, error)
         progress = driver.bulk_progress(self._loop)
         if self._progress is not None and progress != self._progress:
             operation.next_command()

@@ -51,8 +51,6 @@ class ClientBreakers:
         self._window = settings.window
         self._breakers: breaker.Breakers[Address] = breaker.Breakers(settings, clock, changed)
         self._applies = applies
-        self.own_selector: Any = None
-        """The application's, called first; None where it has none."""
 
     def admit(self, loop: Any, server: Any) -> Permit | None:
         """Leave to send an attempt to ``server``, which ``loop`` has selected; None without asking.
@@ -87,15 +85,10 @@ class ClientBreakers:
     def _is_elsewhere(self, loop: Any, address: Address) -> bool:
         refusing = self._breakers.refusing()
         try:
-            others = driver.choices(loop, self.select)
+            others = driver.choices(loop, self.without_open)
         except Exception:  # noqa: BLE001 - the selector is the application's
             return False
         return any(other != address and other not in refusing for other in others)
-
-    def select(self, servers: list[Any]) -> list[Any]:
-        """The client's ``server_selector``, under the driver's lock."""
-        own = self.own_selector
-        return self.without_open(servers if own is None else own(servers))
 
     def without_open(self, servers: list[Any]) -> list[Any]:
         """Those of the driver's descriptions whose breaker lets attempts pass; all where none does.
@@ -126,26 +119,6 @@ class ClientBreakers:
         self._breakers.start_afresh()
 
 
-class Selector:
-    """A client's ``server_selector`` of ours; steps aside while the library is switched off."""
-
-    __slots__ = ("_breakers", "_switch")
-
-    def __init__(self, breakers: ClientBreakers, switch: Switch) -> None:
-        self._breakers = breakers
-        self._switch = switch
-
-    @property
-    def own(self) -> Any:
-        """The application's."""
-        return self._breakers.own_selector
-
-    def __call__(self, servers: list[Any]) -> list[Any]:
-        if self._switch.on:
-            return self._breakers.select(servers)
-        return servers if self.own is None else self.own(servers)
-
-
 class Breakers:
     """Those of every client, found by its identity: two clients of the same servers count as equal.
     Thread- and task-safe."""
@@ -170,18 +143,7 @@ class Breakers:
     def of(self, client: Any) -> ClientBreakers:
         """The client's; one that was made before ``instrument()`` gets its own here."""
         found = self._by_client.get(id(client))
-        if found is None:
-            found = self._add(client)
-            found.own_selector = _own(driver.server_selector(client))
-        return found
-
-    def selector(self, client: Any, given: Any) -> Any:
-        """The ``server_selector`` of a client that is being made with ``given``."""
-        if given is not None and not callable(given):
-            return given  # the driver's to refuse
-        found = self._add(client)
-        found.own_selector = _own(given)
-        return Selector(found, self._switch)
+        return self._add(client) if found is None else found
 
     def all(self) -> Iterable[ClientBreakers]:
         return list(self._by_client.values())
@@ -210,8 +172,3 @@ class Breakers:
         else:
             event = BreakerClosed(server)
         self._listener.on_event(event)
-
-
-def _own(selector: Any) -> Any:
-    """A client may be made from the options of another."""
-    return selector.own if isinstance(selector, Selector) else selector

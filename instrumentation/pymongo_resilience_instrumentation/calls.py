@@ -14,6 +14,7 @@ from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation.addresses import namespace_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextvars import Token
 
     from opentelemetry.context import Context
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
     from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
+    from pymongo_resilience_instrumentation.operation_counts import AttemptCount
+    from pymongo_resilience_instrumentation.selection_waits import SelectionWait
     from pymongo_resilience_instrumentation.sessions import TransactionDeadline
 
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
@@ -60,8 +63,8 @@ class Call:
         "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "cursor",
         "database", "deadline", "declined_by", "driver_connection_id", "ended", "judged",
         "namespace", "only_reads", "operation", "otel_token", "outer_context", "public",
-        "reasons", "selected", "server", "span", "started", "timeout", "token", "transaction",
-        "waits_until",
+        "reasons", "selected", "selecting", "selection_waits", "server", "span", "started",
+        "timeout", "token", "transaction", "waits_until",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +106,9 @@ class Call:
         self.waits_until = float("inf")
         """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
         connection may pass it."""
+        self.selecting: AttemptCount | None = None
+        """That of the attempt whose server the driver is selecting, where anybody counts."""
+        self.selection_waits: Sequence[SelectionWait] = ()
         self.selected: Any = None
         """The driver's server of the last run of its loop."""
         self.server: tuple[str, int | None] | None = None

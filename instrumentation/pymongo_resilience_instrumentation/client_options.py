@@ -12,6 +12,8 @@ from urllib.parse import unquote_plus
 
 from pymongo.errors import ConfigurationError
 
+from pymongo_resilience_instrumentation import driver
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -56,6 +58,14 @@ def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
                     raise ConfigurationError(
                         f"{name}={value} in the URI: expected 0, which is without end, or more"
                     )
+
+
+def server_selector(kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """The name of the option as it was written, and the selector, if one was given."""
+    for name, value in kwargs.items():
+        if name.lower() == driver.SELECTOR:
+            return name, (value,)
+    return driver.SELECTOR, ()
 
 
 def _is_negative(value: str) -> bool:

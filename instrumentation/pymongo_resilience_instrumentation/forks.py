@@ -50,6 +50,7 @@ def _in_child() -> None:
     steps = [
         runtime.clients.start_afresh,
         runtime.budgets.start_afresh,
+        *([] if runtime.selectors is None else [runtime.selectors.start_afresh]),
         calls.abandon,
         runtime.disinherit,
     ]

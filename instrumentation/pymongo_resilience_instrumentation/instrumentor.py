@@ -23,7 +23,14 @@ from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import NAMED
-from pymongo_resilience_instrumentation import driver, forks, monkey_patching, self_check
+from pymongo_resilience_instrumentation import (
+    driver,
+    explanations,
+    forks,
+    monkey_patching,
+    self_check,
+    statuses,
+)
 from pymongo_resilience_instrumentation.breakers import Breakers
 from pymongo_resilience_instrumentation.budgets import Budgets
 from pymongo_resilience_instrumentation.clients import Clients
@@ -35,8 +42,9 @@ from pymongo_resilience_instrumentation.metrics import (
     ServerMetrics,
     server_metrics,
 )
-from pymongo_resilience_instrumentation.patches import Patches
+from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
+from pymongo_resilience_instrumentation.selector import Selectors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.spans import OperationSpans
 
@@ -45,6 +53,8 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
+    from pymongo_resilience.explanation import ServerVerdict
+    from pymongo_resilience.status import ClientStatus
     from pymongo_resilience.strategy import RetryStrategy
 
 SCOPE = "pymongo_resilience"
@@ -60,6 +70,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     _patches: Patches | None = None
     _gauges: ServerMetrics | None = None
+    _runtime: Runtime | None = None
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return SUPPORTED
@@ -100,7 +111,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             knows_timeouts=Feature.TIMEOUT not in lacking,
             judges=Feature.RETRIES not in without,
             breaks=not {Feature.RETRIES, Feature.BREAKERS} & without,
+            counts=not {Feature.RETRIES, Feature.SELECTION} & without,
         )
+        self._runtime = runtime
         self._patches = Patches()
         self._patches.apply(runtime, without=without)
         if config.metrics:
@@ -113,15 +126,36 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if Feature.EXISTING_CLIENTS not in lacking:
             _tell_of_existing_clients(runtime, retried=Feature.RETRIES not in without)
 
+    def status(self, client: Any) -> ClientStatus:
+        """As :func:`pymongo_resilience.status`."""
+        _check_client(client, "status")
+        return statuses.status(client, self._runtime)
+
+    def explain_selection(
+        self, client: Any, read_preference: Any, *, writes: bool
+    ) -> tuple[ServerVerdict, ...]:
+        """As :func:`pymongo_resilience.explain_selection`."""
+        _check_client(client, "explain_selection")
+        return explanations.explain_selection(client, read_preference, writes=writes)
+
     def _uninstrument(self, **_: Any) -> None:
         switch.current.on = False
         forks.watch(None)
+        self._runtime = None
         if self._gauges is not None:
             self._gauges.show(None)
             self._gauges = None
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
+
+
+def _check_client(client: Any, function: str) -> None:
+    if not isinstance(client, CLIENTS):
+        raise TypeError(
+            f"{function}() takes a MongoClient or an AsyncMongoClient, "
+            f"not an object of type {type(client).__name__}"
+        )
 
 
 def _from_environment() -> Config:
@@ -164,6 +198,7 @@ def _runtime(
     knows_timeouts: bool,
     judges: bool,
     breaks: bool,
+    counts: bool,
 ) -> Runtime:
     ours = switch.Switch()
     clients = Clients()
@@ -187,6 +222,7 @@ def _runtime(
         clock,
         listener,
     )
+    breakers = _breakers(config, clock, listener, ours) if breaks else None
     return Runtime(
         config=config,
         rules=rules,
@@ -196,7 +232,8 @@ def _runtime(
         async_executor=AsyncExecutor(*parts),
         clients=clients,
         budgets=Budgets(config.retry_token_capacity, everywhere=config.adaptive_retries),
-        breakers=_breakers(config, clock, listener, ours) if breaks else None,
+        breakers=breakers,
+        selectors=_selectors(config, breakers, ours, counts=counts),
         switch=ours,
         operation_spans=operation_spans,
         command_spans=command_spans,
@@ -221,6 +258,13 @@ def _breakers(
     return Breakers(settings, clock, listener, ours, always=always)
 
 
+def _selectors(
+    config: Config, breakers: Breakers | None, ours: switch.Switch, *, counts: bool
+) -> Selectors | None:
+    counting = counts and config.server_selection != "driver"
+    return Selectors(ours, breakers, counting=counting) if counting or breakers else None
+
+
 def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
     if strategy is not None:
         return NamespaceRules(strategy, config.policies)
@@ -230,6 +274,7 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         (config.policies, "the policies have"),
         (config.adaptive_retries, "adaptive retries have"),
         (config.circuit_breaker != "off", "circuit breakers have"),
+        (config.server_selection != "driver", "server_selection has"),
     ):
         if said:
             logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)
@@ -245,8 +290,9 @@ def _tell_of_existing_clients(runtime: Runtime, *, retried: bool) -> None:
     if count:
         logger.warning(
             "%d client%s made before instrument(): covered by %soperation spans and durations; "
-            "command spans, server states and pools need a new client",
+            "command spans, server states and pools%s need a new client",
             count,
             "" if count == 1 else "s",
             "retries, " if retried else "",
+            "" if runtime.selectors is None else ", and servers chosen by load,",
         )

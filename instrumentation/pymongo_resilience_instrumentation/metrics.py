@@ -46,6 +46,20 @@ class OperationMetrics:
             description="Attempts that one call of the public API took.",
             explicit_bucket_boundaries_advisory=semconv.ATTEMPT_BOUNDARIES,
         )
+        self._selection = meter.create_histogram(
+            semconv.SELECTION_DURATION,
+            unit="s",
+            description="Time that an attempt waited for a server, where it had to.",
+            explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
+        )
+
+    def record_waits(self, call: Call) -> None:
+        """Of a call that had to wait for a server."""
+        for wait in call.selection_waits:
+            self._selection.record(
+                wait.seconds,
+                {semconv.DB_OPERATION_NAME: call.operation, semconv.OUTCOME: wait.outcome or ""},
+            )
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
         attributes: dict[str, Any] = {

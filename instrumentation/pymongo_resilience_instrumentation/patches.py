@@ -16,15 +16,16 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience_instrumentation import (
-    breaker_wrappers,
     cursor_makers,
     cursor_wrappers,
     deprioritized,
     driver,
     end_sessions_wrappers,
+    explanations,
     gridfs_wrappers,
     kill_cursors_wrappers,
     operations,
+    selection_wrappers,
     session_wrappers,
     sessions,
     time_limits,
@@ -165,6 +166,17 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
     yield driver.topology_description(), "apply_selector", deprioritized.select
 
 
+def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
+    if runtime.selectors is not None:
+        for loop, asynchronous in driver.loop_classes():
+            yield loop, "_get_server", selection_wrappers.get_server(asynchronous)
+
+
+def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in driver.topology_owners(driver.ERROR_MESSAGE):
+        yield owner, driver.ERROR_MESSAGE, explanations.error_message(runtime)
+
+
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.limited_connections():
         yield owner, "apply_timeout", time_limits.limit(runtime)
@@ -195,7 +207,8 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.CURSORS,), _of_change_streams),
     ((Feature.RETRIES,), _of_the_loops),
     ((Feature.RETRIES, Feature.RETARGETING), _of_selection),
-    ((Feature.RETRIES, Feature.BREAKERS), breaker_wrappers.wrapped),
+    ((Feature.RETRIES,), _of_selected_servers),
+    ((Feature.WHY_NOT,), _of_failed_selections),
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.TIME_LIMITS,), _of_time_limits),
     ((Feature.WAITS,), waits.wrapped),

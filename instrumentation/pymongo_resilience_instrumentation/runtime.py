@@ -13,10 +13,17 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience import policy
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience.policy import NOTHING, shorter
-from pymongo_resilience_instrumentation import calls, driver, monkey_patching, timeouts
+from pymongo_resilience_instrumentation import (
+    calls,
+    driver,
+    monkey_patching,
+    selection_waits,
+    timeouts,
+)
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
+from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.sessions import transaction_of
 
@@ -37,7 +44,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
+    from pymongo_resilience_instrumentation.operation_counts import OperationCounts
     from pymongo_resilience_instrumentation.operations import Target
+    from pymongo_resilience_instrumentation.selector import Selectors
     from pymongo_resilience_instrumentation.sessions import TransactionDeadline
     from pymongo_resilience_instrumentation.spans import OperationSpans
 
@@ -72,6 +81,8 @@ class Runtime:
     budgets: Budgets
     breakers: Breakers | None
     """None while they are off."""
+    selectors: Selectors | None
+    """None where pymongo alone chooses its servers."""
     switch: Switch
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
@@ -116,6 +127,8 @@ class Runtime:
 
         Answers with the error that the application is to get; see ``timeouts.of_call``.
         """
+        if call.selection_waits:
+            self._see_waits(call, error)
         try:
             if self.judges:
                 error = timeouts.of_call(call, error)
@@ -138,6 +151,17 @@ class Runtime:
         calls.leave(call)
         return error
 
+    def _see_waits(self, call: Call, error: BaseException | None) -> None:
+        """Of a call that had to wait for a server, or of a commit that had to."""
+        try:
+            selection_waits.over(call, error)
+            if self.operation_metrics is not None:
+                self.operation_metrics.record_waits(call)
+            if self.operation_spans is not None:
+                self.operation_spans.add_waits(call)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience with the waits of %s", call.operation)
+
     def enter_loop(self, loop: Any) -> Attempts:
         """One run of the driver's loop, inside of the call it belongs to.
 
@@ -159,11 +183,20 @@ class Runtime:
                 retargeting=self.config.overload_retargeting,
                 budget=self.budgets.of(client),
                 breakers=None if self.breakers is None else self.breakers.of(client),
+                count=self._count_of_attempt(client),
             )
         except Exception:
             if owns_call:
                 calls.leave(call)
             raise
+
+    def counts_of(self, client: Any) -> OperationCounts | None:
+        """The attempts in progress; None where the driver chooses the client's servers."""
+        return None if self.selectors is None else self.selectors.counts_of(client)
+
+    def _count_of_attempt(self, client: Any) -> AttemptCount | None:
+        counts = self.counts_of(client)
+        return None if counts is None else AttemptCount(counts)
 
     def leave_loop(self, work: Attempts, error: BaseException | None) -> BaseException | None:
         """As ``end``, for the call that the loop got for itself."""
@@ -266,6 +299,16 @@ class Runtime:
             self.switch.on = False
             logger.error("%s; pymongo-resilience is switched off from here on", refusal)
         return refusal is None
+
+    def select_for(
+        self, client: Any, option: tuple[str, tuple[Any, ...]], kwargs: dict[str, Any]
+    ) -> None:
+        """Put our selector among the options of a client that is being made, around its own."""
+        name, given = option
+        own = given[0] if given else None
+        # What cannot be called is the driver's to refuse.
+        if self.selectors is not None and self.switch.on and (own is None or callable(own)):
+            kwargs[name] = self.selectors.of_new_client(client, own)
 
     def equip(self, client: Any, listeners: Sequence[Any], adaptive: bool | None) -> list[Any]:
         """The listeners of a client that is being made: its own, and ours once.

@@ -23,9 +23,12 @@ class Feature(enum.Enum):
     )
     WHOLE_TIMEOUTS = "the timeout of a transaction or a GridFS stream as a whole"
     RETARGETING = "avoiding a failed server while the driver waits for one"
+    SELECTION = "choosing servers by the attempts in progress"
+    WHY_NOT = "the reason for each server in the error of a failed selection"
+    IN_FLIGHT = "the number of operations in progress that status() shows"
     CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
     BREAKERS = "circuit breakers"
-    REPR = "a client's repr without our listeners"
+    REPR = "a client's repr and options without what is ours"
     INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 

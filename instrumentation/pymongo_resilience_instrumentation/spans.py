@@ -78,6 +78,17 @@ class OperationSpans:
                 record_error(span, error)
         span.end()
 
+    def add_waits(self, call: Call) -> None:
+        """Each selection that had to wait for a server, at the time when its wait was over."""
+        if call.span is None or not call.span.is_recording():
+            return
+        for wait in call.selection_waits:
+            call.span.add_event(
+                semconv.EVENT_WAITED,
+                {semconv.WAITED: wait.seconds, semconv.OUTCOME: wait.outcome or ""},
+                timestamp=wait.ended_ns,
+            )
+
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):
             return

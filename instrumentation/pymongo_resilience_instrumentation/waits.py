@@ -9,12 +9,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation import driver, selection_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pymongo_resilience_instrumentation.driver.waits import Half
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
@@ -32,15 +31,11 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
         (driver.SYNC_HALF, connect(runtime), handshake(runtime)),
         (driver.ASYNC_HALF, connect_async(runtime), handshake_async(runtime)),
     ):
-        for module in _waiting(half):
-            yield module, half.wait, wait(runtime)
+        of_server = selection_waits.seen(runtime, wait(runtime), half is driver.ASYNC_HALF)
+        yield half.module("topology"), half.wait, of_server
+        yield half.module("pool"), half.wait, wait(runtime)
         yield half.module("pool"), half.connect, connecting
         yield half.module("pool").Pool, driver.HANDSHAKE, shaking_hands
-
-
-def _waiting(half: Half) -> Iterator[Any]:
-    yield half.module("topology")
-    yield half.module("pool")
 
 
 def selection_timeout(runtime: Runtime) -> Wrapper:

@@ -19,6 +19,7 @@ from pymongo_resilience_instrumentation import (
     sessions,
 )
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
+from pymongo_resilience_instrumentation.selection_wrappers import counted
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
@@ -159,7 +160,8 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
     ) -> Any:
         # Also while it is switched off: an application that gives the option has to start.
         (args, kwargs), adaptive = client_options.take(args, kwargs)
-        given, selector = kwargs.get("event_listeners"), kwargs.get("server_selector")
+        given = kwargs.get("event_listeners")
+        selector = client_options.server_selector(kwargs)
         # What is no sequence, None included, is the driver's to refuse.
         refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
         if refused or not runtime.switch.on:
@@ -167,8 +169,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
         client_options.refuse_negative_timeout(args, kwargs)
         try:
             kwargs["event_listeners"] = runtime.equip(client, given or (), adaptive)
-            if runtime.breakers is not None:
-                kwargs["server_selector"] = runtime.breakers.selector(client, selector)
+            runtime.select_for(client, selector, kwargs)
         except Exception:
             logger.exception("a fault of pymongo-resilience before a client was made")
         wrapped(*args, **kwargs)
@@ -176,8 +177,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
             runtime.deprecated.meet(client)
             if hides_listeners:
                 driver.show_listeners(client, given)
-                if runtime.breakers is not None:
-                    driver.show_selector(client, selector)
+                driver.show_selector(client, *selector)
         except Exception:
             logger.exception("a fault of pymongo-resilience after a client was made")
         return None
@@ -275,6 +275,8 @@ def attempt(runtime: Runtime, asynchronous: bool) -> Wrapper:
         if type(work) is not Attempts:
             return wrapped(*args, **kwargs)
         work.send = wrapped
+        if work.count is not None:
+            work.send = counted(wrapped, work.count, asynchronous)
         return executor.run(work)
 
     return wrapper

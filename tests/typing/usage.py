@@ -16,6 +16,7 @@ from pymongo_resilience import (
     BreakerClosed,
     BreakerOpened,
     CircuitBreakerOpenError,
+    ClientStatus,
     Config,
     ConfigurationError,
     Event,
@@ -31,11 +32,16 @@ from pymongo_resilience import (
     RetryReason,
     RetryScheduled,
     RetryStrategy,
+    SelectionRule,
+    ServerStatus,
+    ServerVerdict,
     Stage,
     bind,
+    explain_selection,
     instrument,
     is_instrumented,
     override,
+    status,
     uninstrument,
 )
 
@@ -83,6 +89,23 @@ seconds: RetryStrategy = AnswersSeconds()  # type: ignore[assignment]
 less: RetryStrategy = AsksForLess()  # type: ignore[assignment]
 BestEffort(0.1)  # type: ignore[arg-type]
 RetryAction("1")  # type: ignore[arg-type]
+
+# What a client knows of its servers, and which of them an operation may go to.
+
+
+def shows(client: object) -> str:
+    known = status(client)
+    assert_type(known, ClientStatus)
+    assert_type(known.servers, tuple[ServerStatus, ...])
+    assert_type(known.servers[0].round_trip_time, float | None)
+    verdicts = explain_selection(client, writes=True)
+    assert_type(verdicts, tuple[ServerVerdict, ...])
+    known.topology = "Sharded"  # type: ignore[misc]
+    explain_selection(client, None, True)  # type: ignore[call-arg]
+    return "; ".join(
+        str(each) for each in verdicts if each.excluded_by is not SelectionRule.LATENCY
+    )
+
 
 # Listeners.
 

@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "adaptive_retries": False,
     "retry_token_capacity": 1000,
     "overload_retargeting": True,
+    "server_selection": "driver",
     "circuit_breaker": "off",
     "circuit_breaker_failure_rate": 0.5,
     "circuit_breaker_window_s": 10.0,
@@ -50,6 +51,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("retry_token_capacity", str(number), number) for number in (1, 1_000_000)),
     *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
     *(("max_backoff_ms", str(number), number) for number in (1, 600_000)),
+    *(("server_selection", name, name) for name in ("driver", "least_loaded")),
     *(("circuit_breaker", name, name) for name in ("off", "on", "always")),
     *(("circuit_breaker_failure_rate", text, float(text)) for text in ("0.01", "0.25", "1", "1.0")),
     *((f"circuit_breaker_{name}_s", text, float(text))
@@ -71,6 +73,7 @@ BAD: list[tuple[str, str, str]] = [
       for text in ("0", "1000001", "1e3")),
     *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
     *(("max_backoff_ms", text, "an integer from 1 to 600000") for text in ("0", "600001", "1e3")),
+    *(("server_selection", text, "one of driver, least_loaded") for text in ("DRIVER", "1")),
     *(("circuit_breaker", text, "one of off, on, always") for text in ("true", "1", "ON")),
     *(("circuit_breaker_failure_rate", text, "a number from 0.01 to 1")
       for text in ("0", "1.01", "50", "50%", "-0.5", "nan", "inf")),
@@ -90,6 +93,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
       for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms",
                    "circuit_breaker_minimum_calls")
       for value in (None, True, 1.0, "1", -1)),
+    *(("server_selection", value) for value in (None, True, 1, ["driver"])),
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
     *((f"circuit_breaker_{name}", value)
       for name in ("failure_rate", "window_s", "open_s") for value in (None, True, "1", -1, 0)),

@@ -91,9 +91,16 @@ from pymongo_resilience_instrumentation.driver.selected import (
     is_bound,
     known_addresses,
     note_server,
-    server_selector,
-    show_selector,
     topology_type,
+)
+from pymongo_resilience_instrumentation.driver.selection import (
+    ERROR_MESSAGE,
+    SELECTOR,
+    is_no_selector,
+    operations_in_progress,
+    selector_of,
+    selects_for_writes,
+    show_selector,
 )
 from pymongo_resilience_instrumentation.driver.sessions import (
     bound_session,
@@ -120,13 +127,16 @@ from pymongo_resilience_instrumentation.driver.waits import (
     shortened,
     time_to_connect,
     time_to_wait,
+    topology_owners,
 )
 
 __all__ = [
     "ASYNC_HALF",
+    "ERROR_MESSAGE",
     "HANDSHAKE",
     "SELECT",
     "SELECTION_TIMEOUT",
+    "SELECTOR",
     "SENDERS",
     "SYNC_HALF",
     "TLS_ERRORS",
@@ -162,6 +172,7 @@ __all__ = [
     "hidden_timeout",
     "in_transaction",
     "is_bound",
+    "is_no_selector",
     "is_of_files",
     "is_sharded",
     "is_tailable",
@@ -182,6 +193,7 @@ __all__ = [
     "note_server",
     "now",
     "operation_name",
+    "operations_in_progress",
     "parts",
     "prepare_retry",
     "refuse_without_end",
@@ -192,6 +204,8 @@ __all__ = [
     "retries_enabled",
     "runs_already",
     "selection_timeout_owners",
+    "selector_of",
+    "selects_for_writes",
     "sending_without_max_time",
     "server",
     "server_address",
@@ -212,6 +226,7 @@ __all__ = [
     "timeout_of_each_next",
     "topology_classes",
     "topology_description",
+    "topology_owners",
     "topology_type",
     "unpin",
 ]

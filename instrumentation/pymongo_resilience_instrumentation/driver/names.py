@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
 from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
 from pymongo_resilience_instrumentation.driver.selected import SELECT
+from pymongo_resilience_instrumentation.driver.selection import ERROR_MESSAGE
 from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
@@ -75,6 +76,11 @@ def parts() -> Iterator[Part]:
         # Its constructor names what it sets in strings; this method uses it.
         yield Part(Feature.WHOLE_TIMEOUTS, f"{gridfs}In", ("_coll",), set_by="abort")
         topology = f"pymongo.{half}.topology"
+        yield Part(Feature.WHY_NOT, f"{topology}:Topology", (ERROR_MESSAGE, "_settings"))
+        yield Part(Feature.IN_FLIGHT, f"{client}:{prefix}MongoClient", ("_topology",))
+        yield Part(Feature.IN_FLIGHT, f"{topology}:Topology", ("get_server_by_address",))
+        yield Part(Feature.IN_FLIGHT, f"pymongo.{half}.pool:Pool", ("operation_count",))
+        yield Part(Feature.SELECTION, f"{client}:{LOOP}", ("_get_server",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
     for each in (SYNC_HALF, ASYNC_HALF):
@@ -107,6 +113,9 @@ def parts() -> Iterator[Part]:
     )
     for feature in (Feature.REPR, Feature.RETRIES, Feature.CLEANUP):
         yield Part(feature, "pymongo.client_options:ClientOptions", ("_options",))
+    yield Part(
+        Feature.REPR, "pymongo.client_options:ClientOptions", ("_ClientOptions__server_selector",)
+    )
     yield Part(
         Feature.RETARGETING,
         "pymongo.topology_description:TopologyDescription",

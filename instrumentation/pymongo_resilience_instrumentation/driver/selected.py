@@ -42,31 +42,21 @@ def is_bound(loop: Any) -> bool:
     )
 
 
-def choices(loop: Any, selector: Callable[[Any], Any]) -> list[Address]:
-    """The servers of which one would be selected now, with ``selector`` as the client's own.
+def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:
+    """The servers of which one would be selected now: by the client's own selector, then
+    ``narrowed``.
 
     From a copy: a look at the servers keeps its candidates in the description, which pymongo's lock
     guards. No server that failed before is avoided.
     """
     description = copy.copy(loop._client.topology_description)
-    found = description.apply_selector(loop._server_selector, None, selector, None)
+    own = loop._client.options.server_selector
+    found = description.apply_selector(
+        loop._server_selector, None, lambda servers: narrowed(own(servers)), None
+    )
     return [each.address for each in found]
 
 
 def known_addresses(client: Any) -> set[Address]:
     """Of all servers of the deployment, whether they can be reached or not."""
     return set(client.topology_description.server_descriptions())
-
-
-def server_selector(client: Any) -> Any:
-    """The client's own option; where it has none, what pymongo takes in its place."""
-    return client.options.server_selector
-
-
-def show_selector(client: Any, given: Any) -> None:
-    """Where the client lists its options, show the selector it was given; None for none."""
-    options = client._options._options
-    if given is None:
-        options.pop("server_selector", None)
-    else:
-        options["server_selector"] = given

@@ -40,9 +40,13 @@ RESOLUTION = 0.001
 
 
 def selection_timeout_owners() -> tuple[type, ...]:
-    """The classes that define it: each topology class, or what both derive from (4.20)."""
+    return topology_owners(SELECTION_TIMEOUT)
+
+
+def topology_owners(name: str) -> tuple[type, ...]:
+    """The classes that define a method: each topology class, or what both derive from (4.20)."""
     owners = [
-        next(cls for cls in topology.__mro__ if SELECTION_TIMEOUT in vars(cls))
+        next(cls for cls in topology.__mro__ if name in vars(cls))
         for topology in topology_classes()
     ]
     return tuple(dict.fromkeys(owners))

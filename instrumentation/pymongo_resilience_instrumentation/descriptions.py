@@ -1,0 +1,74 @@
+"""pymongo's descriptions of servers and read preferences as the engine's: the one conversion."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ConnectionFailure
+
+from pymongo_resilience.read_preference import Mode, ReadPreference
+from pymongo_resilience.server_description import (
+    ServerDescription,
+    ServerType,
+    TopologyDescription,
+    TopologyType,
+)
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.failures import attribute
+from pymongo_resilience_instrumentation.spans import safe_message
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.addresses import Address
+
+LONGEST_ERROR = 200
+"""Characters of one server's error."""
+AROUND = re.compile(
+    r"^\[Errno -?\d+\] | \(configured timeouts: .*| \([^()]*\b\d+ attempts?\)$", re.DOTALL
+)
+"""What stands around the cause in an error of the driver's: its number, timeouts, its origin."""
+
+
+def topology(described: Any) -> TopologyDescription:
+    """Everything but whether the driver is compatible: it asks that itself."""
+    return TopologyDescription(
+        type=TopologyType(described.topology_type_name),
+        servers=tuple(map(server, described.server_descriptions().values())),
+        heartbeat_frequency=described.heartbeat_frequency,
+    )
+
+
+def server(described: Any) -> ServerDescription:
+    error = described.error
+    updated = described.last_update_time
+    return ServerDescription(
+        address=address_text(described.address),
+        type=ServerType(described.server_type_name),
+        set_name=described.replica_set_name,
+        tags=described.tags,
+        last_write=described.last_write_date,
+        last_update=updated,
+        average_rtt=described.round_trip_time,
+        minimum_rtt=described.min_round_trip_time or None,
+        error=None if error is None else error_text(error, described.address),
+        error_age=None if error is None else max(0.0, driver.now() - updated),
+    )
+
+
+def read_preference(preference: Any) -> ReadPreference:
+    """Raises AttributeError or ValueError for what is no read preference."""
+    return ReadPreference(
+        Mode(preference.mongos_mode), tuple(preference.tag_sets), preference.max_staleness
+    )
+
+
+def error_text(error: Exception, address: Address) -> str:
+    """The operating system's or the TLS library's words of a connection that failed; of anything
+    else only the class and the code, since a server's text quotes values."""
+    text = error.args[0] if error.args else None
+    of_server = attribute(error, "details")
+    if not isinstance(error, ConnectionFailure) or of_server or not isinstance(text, str):
+        return safe_message(error)
+    text = AROUND.sub("", text.removeprefix(f"{address_text(address)}: "))
+    return " ".join(text.split())[:LONGEST_ERROR] or safe_message(error)

@@ -1,0 +1,95 @@
+"""Each attempt on its server: counted from the driver's selection until it is over, and let through
+by the server's circuit breaker."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.attempts import Attempts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience_instrumentation.operation_counts import AttemptCount
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def get_server(asynchronous: bool) -> Wrapper:
+    """The loop's ``_get_server``. What it ends with is what counts: where there is one address only
+    or the operation is bound to one, the selector is never called.
+
+    Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
+    """
+
+    def begin(loop: Any) -> Attempts | None:
+        work = driver.func(loop)
+        if type(work) is not Attempts:
+            return None
+        work.call.selecting = work.count
+        return work
+
+    def end(work: Attempts, server: Any) -> None:
+        if work.count is None:
+            return
+        address = driver.address_of(server)
+        if address is not None:
+            work.count.take(address)
+
+    def sync_wrapper(
+        wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        work = begin(loop)
+        if work is None:
+            return wrapped(*args, **kwargs)
+        try:
+            server = wrapped(*args, **kwargs)
+        finally:
+            work.call.selecting = None
+        _harmless(end, work, server)
+        work.ask_breaker(server)
+        return server
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        work = begin(loop)
+        if work is None:
+            return await wrapped(*args, **kwargs)
+        try:
+            server = await wrapped(*args, **kwargs)
+        finally:
+            work.call.selecting = None
+        _harmless(end, work, server)
+        work.ask_breaker(server)
+        return server
+
+    return async_wrapper if asynchronous else sync_wrapper
+
+
+def _harmless(end: Callable[[Attempts, Any], None], work: Attempts, server: Any) -> None:
+    try:
+        end(work, server)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after a server was selected")
+
+
+def counted(send: Callable[[], Any], count: AttemptCount, asynchronous: bool) -> Callable[[], Any]:
+    """One attempt; its count is given back however it ends, cancelled and interrupted included."""
+
+    def sync_attempt() -> Any:
+        try:
+            return send()
+        finally:
+            count.release()
+
+    async def async_attempt() -> Any:
+        try:
+            return await send()
+        finally:
+            count.release()
+
+    return async_attempt if asynchronous else sync_attempt

@@ -1,0 +1,37 @@
+"""What a client knows of its servers at one moment: what ``status(client)`` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """One server. Immutable, so thread- and task-safe."""
+
+    address: str
+    """``"host:port"``."""
+    type: str
+    """As MongoDB's texts name it: ``RSPrimary``, ``Mongos``, ``Unknown``."""
+    round_trip_time: float | None
+    """The weighted average in seconds; None while the server is unknown, or is not monitored."""
+    minimum_round_trip_time: float | None
+    """Of the last ten round trips, in seconds; None before there are two."""
+    in_flight: int | None
+    """Attempts in progress: with ``least_loaded`` those that selected the server, else those that
+    have or await a connection. None where nobody counts."""
+    circuit_breaker: str | None
+    """The state of its circuit breaker; None without one."""
+    error: str | None
+    """Why its last check failed, without any text of the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """One client. Immutable, so thread- and task-safe."""
+
+    topology: str
+    """The type of the deployment: ``ReplicaSetWithPrimary``, ``Sharded``, ``Unknown``."""
+    servers: tuple[ServerStatus, ...]
+    retry_tokens: float | None
+    """What its retries may still spend; None without adaptive retries."""
