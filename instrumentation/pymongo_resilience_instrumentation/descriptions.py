@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +26,24 @@ if TYPE_CHECKING:
 
 LONGEST_ERROR = 200
 """Characters of one server's error."""
-AROUND = re.compile(
-    r"^\[Errno -?\d+\] | \(configured timeouts: .*| \([^()]*\b\d+ attempts?\)$", re.DOTALL
-)
-"""What stands around the cause in an error of the driver's: its number, timeouts, its origin."""
+AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?\)$", re.DOTALL)
+"""What stands behind the cause in an error of the driver's: the timeouts, its origin."""
+NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
+"""Of the operating system's errors; name resolution has negative ones."""
 
 
 def topology(described: Any) -> TopologyDescription:
     """Everything but whether the driver is compatible: it asks that itself."""
     return TopologyDescription(
         type=TopologyType(described.topology_type_name),
-        servers=tuple(map(server, described.server_descriptions().values())),
+        servers=tuple(map(server, servers_of(described))),
         heartbeat_frequency=described.heartbeat_frequency,
     )
+
+
+def servers_of(described: Any) -> list[Any]:
+    """In the order of their addresses, as the driver shows them."""
+    return sorted(described.server_descriptions().values(), key=lambda each: each.address)
 
 
 def server(described: Any) -> ServerDescription:
@@ -70,5 +77,10 @@ def error_text(error: Exception, address: Address) -> str:
     of_server = attribute(error, "details")
     if not isinstance(error, ConnectionFailure) or of_server or not isinstance(text, str):
         return safe_message(error)
-    text = AROUND.sub("", text.removeprefix(f"{address_text(address)}: "))
+    text = AFTER.sub("", text.removeprefix(f"{address_text(address)}: "))
+    number = NUMBER.match(text)
+    if number is not None:
+        # asyncio has words of its own, with the address in it once more.
+        known = int(number[1]) in errno.errorcode
+        text = os.strerror(int(number[1])) if known else text[number.end() :]
     return " ".join(text.split())[:LONGEST_ERROR] or safe_message(error)

@@ -16,6 +16,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     is instrumented."""
     described = client.topology_description
     known = descriptions.topology(described)
+    addresses = [each.address for each in descriptions.servers_of(described)]
     counts = budget = None
     if runtime is not None:
         budget = runtime.budgets.of(client)
@@ -41,7 +42,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 circuit_breaker=None,
                 error=each.error,
             )
-            for at, each in zip(described.server_descriptions(), known.servers, strict=True)
+            for at, each in zip(addresses, known.servers, strict=True)
         ),
         retry_tokens=None if budget is None else budget.tokens,
     )

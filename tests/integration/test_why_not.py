@@ -1,0 +1,306 @@
+"""Why no server was selected: said of each one, by the error and by ``explain_selection``."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import re
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, wait_until
+from pymongo import ReadPreference
+from pymongo.errors import (
+    AutoReconnect,
+    NotPrimaryError,
+    OperationFailure,
+    ServerSelectionTimeoutError,
+)
+from pymongo.read_preferences import Secondary
+from pymongo_resilience_instrumentation import descriptions, explanations
+from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
+from pymongo_resilience_instrumentation.testbed.faults import Refuse
+from waiting import NOBODY, wait_for_server
+
+from pymongo_resilience import (
+    OperationTimeoutError,
+    SelectionRule,
+    explain_selection,
+    is_instrumented,
+    override,
+)
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+SOON = {"serverSelectionTimeoutMS": 50}
+NOWHERE = Secondary(tag_sets=[{"dc": "north"}])
+CANARY = "c4nary@example.org"
+CONNECTION = ("db1", 27017)
+
+
+def names(bed: Any) -> list[str]:
+    return [member.host_and_port for member in bed.members]
+
+
+def by_address(text: str) -> dict[str, str]:
+    """What is said of each server."""
+    said = dict(each.split(" ", 1) for each in text.split("; "))
+    assert list(said) == sorted(said)
+    return said
+
+
+def known(side: Side, bed: Any, **options: Any) -> Any:
+    uri = "mongodb://" + ",".join(names(bed)) + "/"
+    client = side.client(uri, **options)
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, len(bed.members))
+    return client
+
+
+def unselected(side: Side, function: Any, *args: Any) -> Any:
+    with pytest.raises(ServerSelectionTimeoutError) as caught:
+        side.do(function, *args)
+    return caught.value
+
+
+def why(error: Exception) -> str:
+    """What is ours in the text."""
+    return str(error).partition("), Timeout: ")[0].rpartition(" (")[2]
+
+
+def test_the_error_says_of_each_server_why_not(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """Also of a client that was made before, and behind the words that pymongo alone has."""
+    client = known(side, replica_set, **SOON)
+    coll = client.get_database(database, read_preference=NOWHERE).coll
+    plain = unselected(side, coll.find_one)
+    telemetry = instrument()
+    ours = unselected(side, coll.find_one)
+    one, two, three = names(replica_set)
+    assert by_address(why(ours)) == {
+        one: "primary, excluded: mode secondary",
+        two: "secondary, excluded: tags {member: 1}, wanted {dc: north}",
+        three: "secondary, excluded: tags {member: 2}, wanted {dc: north}",
+    }
+    words, _, _ = str(plain).partition(", Timeout: ")
+    assert str(ours).startswith(f"{words} ({why(ours)}), Timeout: 0.05s, Topology Description: <")
+    assert type(ours) is type(plain)
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.SELECTION]
+    assert str(pickle.loads(pickle.dumps(ours))) == str(ours)  # noqa: S301 - made a line above
+    (span,) = telemetry.operations()
+    assert span.attributes["exception.message"] == "ServerSelectionTimeoutError"
+
+
+def test_servers_that_cannot_be_reached_are_named_with_the_cause_and_its_age(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    client = known(side, replica_set, **SOON)
+    replica_set.inject(Refuse(60))
+
+    def all_refused() -> bool:
+        with pytest.raises(AutoReconnect) as caught:
+            side.do(client[database].coll.insert_one, {})
+        return why(caught.value).count("unknown: Connection refused") == 3
+
+    wait_until(all_refused)
+    error = unselected(side, client[database].coll.insert_one, {})
+    said = by_address(why(error))
+    assert said.keys() == set(names(replica_set))
+    for each in said.values():
+        assert re.fullmatch(r"unknown: Connection refused \d\.\d s ago", each)
+    replica_set.clear()
+
+
+def test_an_operation_that_is_bound_to_a_server_says_so(
+    side: Side, replica_set: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    control[database].coll.insert_many([{} for _ in range(4)])
+    instrument()
+    client = known(side, replica_set, **SOON)
+    secondary = client.get_database(database, read_preference=ReadPreference.SECONDARY).coll
+    cursor = secondary.find(batch_size=2)
+    side.do(cursor.next)
+    side.do(cursor.next)
+    gone = names(replica_set).index("{}:{}".format(*cursor.address))
+    replica_set.inject(Refuse(60), on=gone)
+    wait_until(lambda: _turn(side) or cursor.address not in client.nodes)
+    said = by_address(why(unselected(side, cursor.next)))
+    assert "Connection re" in said.pop(names(replica_set)[gone])
+    bound = "excluded: the operation is bound to another server"
+    assert sorted(said.values()) == [f"primary, {bound}", f"secondary, {bound}"]
+    replica_set.clear()
+
+
+def _turn(side: Side) -> None:
+    if side.runner is not None:
+        side.do(asyncio.sleep, 0.01)
+
+
+def test_the_application_s_own_selector_is_not_asked_once_more(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    asked: list[int] = []
+    open_: list[int] = [1]
+
+    def own(servers: list[Any]) -> list[Any]:
+        asked.append(len(servers))
+        return servers if open_ else []
+
+    instrument()
+    client = side.client(replica_set.uri, server_selector=own, serverSelectionTimeoutMS=0)
+    wait_for_server(side, client)
+    side.wait_for_members(client, 3)
+    coll = client.get_database(database, read_preference=ReadPreference.SECONDARY).coll
+    asked.clear()
+    open_.clear()
+    said = by_address(why(unselected(side, coll.find_one)))
+    assert asked == [2]
+    one, two, three = names(replica_set)
+    refused = "secondary, excluded: left out by the application's server selector"
+    assert said == {one: "primary, excluded: mode secondary", two: refused, three: refused}
+    open_.append(1)
+
+
+@pytest.mark.parametrize("option", ["driver", "least_loaded"])
+def test_a_selector_of_ours_has_left_nobody_out(
+    option: str, side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(server_selection=option)
+    client = known(side, replica_set, **SOON)
+    coll = client.get_database(database, read_preference=NOWHERE).coll
+    assert "server selector" not in why(unselected(side, coll.find_one))
+
+
+def test_a_timeout_says_it_too(side: Side, instrument: Instrument) -> None:
+    instrument()
+    coll = side.client(NOBODY)["db"].coll
+    with override(timeout_ms=100):
+        error = unselected(side, coll.find_one)
+    assert isinstance(error, OperationTimeoutError)
+    assert re.search(r"\(127\.0\.0\.1:1 unknown: Connection refused \d\.\d s ago\), ", str(error))
+
+
+def test_a_fault_of_ours_leaves_the_driver_s_words(
+    side: Side, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = side.client(NOBODY, **SOON)
+    plain = str(unselected(side, client["db"].coll.find_one)).partition(", Timeout")[0]
+    instrument()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(explanations, "explain", broken)
+    error = unselected(side, client["db"].coll.find_one)
+    assert str(error).startswith(f"{plain}, Timeout: ")
+
+
+def test_explain_selection_answers_for_every_server(
+    side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    client = known(side, replica_set, localThresholdMS=60_000)
+
+    def said(*args: Any, **options: Any) -> list[str]:
+        verdicts = {each.address: each for each in explain_selection(client, *args, **options)}
+        assert list(verdicts) == sorted(names(replica_set))
+        assert all(str(each).startswith(f"{address} ") for address, each in verdicts.items())
+        return [str(verdicts[each]).partition(" ")[2] for each in names(replica_set)]
+
+    for _ in range(2):  # the second time instrumented
+        assert said(ReadPreference.NEAREST) == [
+            "primary, eligible", "secondary, eligible", "secondary, eligible",
+        ]  # fmt: skip
+        assert said() == ["primary, eligible", *["secondary, excluded: mode primary"] * 2]
+        assert said(writes=True)[1] == "secondary, excluded: writes go to the primary"
+        assert said(Secondary(tag_sets=[{"member": "2"}, {}])) == [
+            "primary, excluded: mode secondary",
+            "secondary, excluded: tags {member: 1}, another server matches an earlier tag set",
+            "secondary, eligible",
+        ]
+        rules = sorted(each.excluded_by.value for each in explain_selection(client, NOWHERE))
+        assert rules == ["mode", "tags", "tags"]
+        if not is_instrumented():
+            instrument()
+
+
+def test_explain_selection_goes_by_the_client_s_own_options(
+    side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument(server_selection="least_loaded")
+    wanted = replica_set.members[2].address
+    client = known(
+        side,
+        replica_set,
+        readPreference="secondary",
+        server_selector=lambda servers: [s for s in servers if s.address == wanted] or servers,
+    )
+    said = {each.address: each.excluded_by for each in explain_selection(client)}
+    left = [SelectionRule.MODE, SelectionRule.APPLICATION, None]
+    assert said == dict(zip(names(replica_set), left, strict=True))
+
+
+def test_in_a_sharded_cluster_every_mongos_will_do(
+    side: Side, cluster: ShardedCluster, instrument: Instrument
+) -> None:
+    client = known(side, cluster, localThresholdMS=60_000)
+    said = [str(each) for each in explain_selection(client, NOWHERE)]
+    assert said == [f"{name} mongos, eligible" for name in sorted(names(cluster))]
+
+
+def test_a_client_that_has_not_looked_for_its_servers_yet(side: Side) -> None:
+    client = side.client("mongodb://db1,db2/", connect=False)
+    said = sorted(str(each) for each in explain_selection(client))
+    assert said == [f"db{n}:27017 unknown: not checked yet" for n in (1, 2)]
+
+
+def test_what_it_does_not_take(side: Side) -> None:
+    client = side.client("mongodb://db1,db2/", connect=False)
+    with pytest.raises(TypeError, match=r"^explain_selection\(\) takes a MongoClient or .* str$"):
+        explain_selection("mongodb://user:secret@db1/")
+    with pytest.raises(TypeError, match=r"^explain_selection\(\) takes .* (Async)?Database$"):
+        explain_selection(client["db"])
+    with pytest.raises(TypeError, match="of type str is no read preference"):
+        explain_selection(client, "nearest")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (AutoReconnect("db1:27017: [Errno 111] Connection refused"), "Connection refused"),
+        (
+            AutoReconnect("db1:27017: timed out (configured timeouts: connectTimeoutMS: 20.0ms)"),
+            "timed out",
+        ),
+        (
+            AutoReconnect(
+                "db1:27017: connection closed (configured timeouts: connectTimeoutMS: 20.0ms) "
+                "(db1:27017, 2 attempts)"
+            ),
+            "connection closed",
+        ),
+        (AutoReconnect("db1:27017: [Errno 111] Connect call failed ('::1', 27017)"),
+         "Connection refused"),
+        (AutoReconnect("db1:27017: [Errno -2] Name or service not known"),
+         "Name or service not known"),
+        (AutoReconnect("connection pool paused (db1:27017, 1 attempt)"), "connection pool paused"),
+        (AutoReconnect("db1:27017: SSL handshake failed: [SSL] a\n  b"),
+         "SSL handshake failed: [SSL] a b"),
+        (AutoReconnect("x" * 1000), "x" * 200),
+        (AutoReconnect(), "AutoReconnect"),
+        (
+            OperationFailure(CANARY, 18, {"errmsg": CANARY, "codeName": "AuthenticationFailed"}),
+            "OperationFailure, code 18 (AuthenticationFailed)",
+        ),
+        (NotPrimaryError(CANARY, {"errmsg": CANARY, "code": 10107}), "NotPrimaryError"),
+        (AutoReconnect(CANARY, {"errmsg": CANARY}), "AutoReconnect"),
+        (pymongo.errors.ProtocolError(CANARY), "ProtocolError"),
+        (ValueError(CANARY), "ValueError"),
+    ],
+)  # fmt: skip
+def test_what_is_shown_of_an_error(error: Exception, text: str) -> None:
+    """What the system says of a connection; of what a server says, only the code."""
+    assert descriptions.error_text(error, CONNECTION) == text
