@@ -122,7 +122,8 @@ class Attempts:
             self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
         deprioritized.end(self._avoiding)
         self._avoiding = None
-        selection_waits.over(self.call, None)
+        if self.call.selection_waits:
+            selection_waits.over(self.call, None if self._reached_connection else error)
         if not self.call.ended:
             self.call.selected = driver.server(self._loop)
         driver.replace_func(self._loop, self._func)
@@ -214,7 +215,8 @@ class Attempts:
         return Deadline(self._clock, self._clock.now() + left, given), None
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
-        selection_waits.over(self.call, error)
+        if self.call.selection_waits:
+            selection_waits.over(self.call, error)
         progress = driver.bulk_progress(self._loop)
         if self._progress is not None and progress != self._progress:
             operation.next_command()

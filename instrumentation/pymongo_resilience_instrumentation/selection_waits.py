@@ -28,7 +28,7 @@ INTERRUPTED = "interrupted"
 class SelectionWait:
     """One selection that had to wait, once or again and again until a server was there."""
 
-    __slots__ = ("_interrupted", "ended_ns", "outcome", "seconds")
+    __slots__ = ("ended_ns", "outcome", "seconds")
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -36,23 +36,23 @@ class SelectionWait:
         """Since the epoch."""
         self.outcome: str | None = None
         """None while it is not over."""
-        self._interrupted = False
 
-    def add(self, seconds: float, *, interrupted: bool) -> None:
+    def add(self, seconds: float) -> None:
         self.seconds += seconds
         self.ended_ns = time.time_ns()
-        self._interrupted = interrupted
 
     def end(self, error: BaseException | None) -> None:
-        if self._interrupted:
-            self.outcome = INTERRUPTED
+        if isinstance(error, ServerSelectionTimeoutError):
+            self.outcome = TIMED_OUT
+        elif error is None or isinstance(error, Exception):
+            self.outcome = SELECTED
         else:
-            timed_out = isinstance(error, ServerSelectionTimeoutError)
-            self.outcome = TIMED_OUT if timed_out else SELECTED
+            self.outcome = INTERRUPTED
 
 
 def over(call: Call, error: BaseException | None) -> None:
-    """The attempt is: so is its wait for a server, if it had one."""
+    """Its attempt is over, so its wait for a server is; ``error`` is None for one that came to send
+    something."""
     if call.selection_waits and call.selection_waits[-1].outcome is None:
         call.selection_waits[-1].end(error)
 
@@ -76,14 +76,11 @@ def seen(runtime: Runtime, wait: Wrapper, asynchronous: bool) -> Wrapper:
         selection = _in_progress(runtime)
         if selection is None:
             return wait(wrapped, module, args, kwargs)
-        interrupted = True
         began = time.perf_counter()
         try:
-            result = wait(wrapped, module, args, kwargs)
-            interrupted = False
+            return wait(wrapped, module, args, kwargs)
         finally:
-            selection.add(time.perf_counter() - began, interrupted=interrupted)
-        return result
+            selection.add(time.perf_counter() - began)
 
     async def async_wrapper(
         wrapped: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -91,13 +88,10 @@ def seen(runtime: Runtime, wait: Wrapper, asynchronous: bool) -> Wrapper:
         selection = _in_progress(runtime)
         if selection is None:
             return await wait(wrapped, module, args, kwargs)
-        interrupted = True
         began = time.perf_counter()
         try:
-            result = await wait(wrapped, module, args, kwargs)
-            interrupted = False
+            return await wait(wrapped, module, args, kwargs)
         finally:
-            selection.add(time.perf_counter() - began, interrupted=interrupted)
-        return result
+            selection.add(time.perf_counter() - began)
 
     return async_wrapper if asynchronous else sync_wrapper

@@ -1,0 +1,206 @@
+"""An operation that has to wait for a server shows it; one that has not, shows nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import Instrument, Side, wait_until
+from interrupting import interrupt
+from pymongo.errors import AutoReconnect, ServerSelectionTimeoutError
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
+from waiting import NOBODY
+
+import pymongo_resilience
+
+pytestmark = pytest.mark.oldest
+
+DURATION = "pymongo_resilience.server_selection.duration"
+OUTCOME = "pymongo_resilience.outcome"
+SELECTION_LOG = "pymongo.serverSelection"
+WAITING = "Waiting for suitable server to become available"
+
+
+def waits(telemetry: Any) -> dict[tuple[str, str], int]:
+    return {
+        (attributes["db.operation.name"], attributes[OUTCOME]): point.count
+        for attributes, point in telemetry.points(DURATION)
+    }
+
+
+def events(telemetry: Any, name: str) -> list[Any]:
+    (span,) = telemetry.operations(name)
+    found = [event for event in span.events if event.name == "server_selection.waited"]
+    for event in found:
+        assert span.start_time < event.timestamp <= span.end_time
+        assert 0 < event.attributes["pymongo_resilience.waited"] < 20
+    return found
+
+
+class OnceItWaits(logging.Handler):
+    """Does something, in a thread of its own, once the driver says that it waits for a server."""
+
+    def __init__(self, then: Callable[[], Any]) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+        self._then = then
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = getattr(record.msg, "message", None) or record.getMessage()
+        self.messages.append(message)
+        if WAITING in message:
+            threading.Thread(target=self._then).start()
+
+
+@contextlib.contextmanager
+def once_it_waits(then: Callable[[], Any]) -> Iterator[list[str]]:
+    log, handler = logging.getLogger(SELECTION_LOG), OnceItWaits(then)
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield handler.messages
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+
+
+def unreachable(side: Side, proxy: ReplicaSet, telemetry: Any, **options: Any) -> Any:
+    """A client of a server that refuses connections until the deployment is cleared."""
+    client = side.client(proxy.uri, **options)
+    side.do(client.admin.command, "ping")
+    proxy.inject(Refuse(60))
+
+    def is_unknown() -> bool:
+        with contextlib.suppress(AutoReconnect):
+            with pymongo_resilience.override(timeout_ms=20):
+                side.do(client.admin.command, "ping")
+        return not client.nodes
+
+    wait_until(is_unknown)
+    telemetry.clear()
+    return client
+
+
+def test_an_operation_that_finds_its_server_shows_nothing(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.client(proxy.uri)
+    side.do(client.admin.command, "ping")
+    before = waits(telemetry)
+    side.do(client[database].coll.insert_one, {})
+    side.documents(client[database].coll.find(batch_size=1))
+    assert waits(telemetry) == before
+    assert events(telemetry, f"insert {database}.coll") == []
+
+
+def test_one_that_waited_until_a_server_was_there(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = unreachable(side, proxy, telemetry)
+    with once_it_waits(proxy.clear):
+        side.do(client[database].coll.insert_one, {})
+    (event,) = events(telemetry, f"insert {database}.coll")
+    assert event.attributes[OUTCOME] == "selected"
+    assert waits(telemetry)["insert", "selected"] == 1
+
+
+def test_one_that_waited_in_vain(side: Side, instrument: Instrument) -> None:
+    telemetry = instrument()
+    coll = side.client(NOBODY, serverSelectionTimeoutMS=60)["db"].coll
+    with pytest.raises(ServerSelectionTimeoutError):
+        side.do(coll.find_one)
+    (event,) = events(telemetry, "find db.coll")
+    assert event.attributes[OUTCOME] == "timed_out"
+    assert event.attributes["pymongo_resilience.waited"] >= 0.06
+    assert waits(telemetry) == {("find", "timed_out"): 1}
+
+
+class Gate:
+    """A server selector of an application that wants no server at its next look."""
+
+    closed = False
+
+    def __call__(self, servers: list[Any]) -> list[Any]:
+        closed, self.closed = self.closed, False
+        return [] if closed else servers
+
+
+def test_each_attempt_has_a_wait_of_its_own(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(overload_retargeting=False)
+    gate = Gate()
+    client = side.client(proxy.uri, server_selector=gate)
+    side.do(client.admin.command, "ping")
+    proxy.inject(Overload("insert", 2))
+    gate.closed = True
+    telemetry.decisions.on_event = lambda event: setattr(gate, "closed", True)  # type: ignore[method-assign]
+    side.do(client[database].coll.insert_one, {})
+    found = events(telemetry, f"insert {database}.coll")
+    assert [event.attributes[OUTCOME] for event in found] == ["selected"] * 3
+    assert waits(telemetry)["insert", "selected"] == 3
+
+
+def test_one_that_was_interrupted(side: Side, instrument: Instrument) -> None:
+    telemetry = instrument()
+    coll = side.client(NOBODY)["db"].coll
+    waiting = threading.Event()
+    with once_it_waits(waiting.set):
+        interrupt(side, waiting.is_set, coll.find_one)
+    (event,) = events(telemetry, "find db.coll")
+    assert event.attributes[OUTCOME] == "interrupted"
+    assert waits(telemetry) == {("find", "interrupted"): 1}
+
+
+def test_a_commit_s_wait_is_measured_without_a_span_of_its_own(
+    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    control[database].create_collection("coll")
+    telemetry = instrument(timeout_ms=20_000)
+    gate = Gate()
+    client = side.client(proxy.uri, server_selector=gate)
+    session = side.do(client.start_session)
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {}, session=session)
+    gate.closed = True
+    side.do(session.commit_transaction)
+    side.do(session.end_session)
+    assert waits(telemetry)["commitTransaction", "selected"] == 1
+
+
+@pytest.mark.parametrize("switched", [{"metrics": False}, {"traces": False}])
+def test_what_nobody_wants_to_see_is_not_shown(
+    switched: dict[str, bool], side: Side, instrument: Instrument
+) -> None:
+    telemetry = instrument(**switched)
+    coll = side.client(NOBODY, serverSelectionTimeoutMS=60)["db"].coll
+    with pytest.raises(ServerSelectionTimeoutError):
+        side.do(coll.find_one)
+    assert bool(waits(telemetry)) is ("traces" in switched)
+    assert len(telemetry.operations()) == ("metrics" in switched)
+
+
+def test_nothing_about_a_selection_is_logged_twice(
+    side: Side, instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text's messages are the driver's; ours is the decision that nothing is repeated."""
+    coll = side.client(NOBODY, serverSelectionTimeoutMS=60)["db"].coll
+    instrument()
+    caplog.clear()
+    with once_it_waits(lambda: None) as messages, caplog.at_level(logging.DEBUG):
+        with pytest.raises(ServerSelectionTimeoutError):
+            side.do(coll.find_one)
+    assert [each.partition('"message": "')[2].partition('"')[0] or each for each in messages] == [
+        "Server selection started",
+        WAITING,
+        "Server selection failed",
+    ]
+    ours = [each for each in caplog.records if each.name.startswith("pymongo_resilience")]
+    assert [each.name for each in ours] == ["pymongo_resilience.retry"]
