@@ -41,12 +41,7 @@ def parts() -> Iterator[Part]:
         client = f"pymongo.{half}.mongo_client"
         session = f"pymongo.{half}.client_session"
         yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
-        yield Part(
-            Feature.BREAKERS,
-            f"{client}:{LOOP}",
-            (SELECT, "_address", "_server", "_server_selector"),
-        )
-        yield Part(Feature.BREAKERS, f"{session}:_Transaction", ("starting",))
+        yield from _of_breakers(f"{client}:{LOOP}", f"{session}:_Transaction")
         yield Part(
             Feature.RETRIES, f"pymongo.{half}.pool:{prefix}Connection", ("supports_sessions",)
         )
@@ -106,11 +101,6 @@ def parts() -> Iterator[Part]:
         ("failed", "_start", "_duration_s"),
     )
     yield Part(Feature.RETRIES, "pymongo._csot", ("get_timeout", "remaining", "get_rtt"))
-    yield Part(
-        Feature.BREAKERS,
-        "pymongo.topology_description:TopologyDescription",
-        ("apply_selector",),
-    )
     for feature in (Feature.REPR, Feature.RETRIES, Feature.CLEANUP):
         yield Part(feature, "pymongo.client_options:ClientOptions", ("_options",))
     yield Part(
@@ -127,6 +117,16 @@ def parts() -> Iterator[Part]:
     yield Part(Feature.TIME_LIMITS, "pymongo._csot", ("get_timeout", "remaining"))
     for connection in CONNECTIONS:
         yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))
+
+
+def _of_breakers(loop: str, transaction: str) -> Iterator[Part]:
+    yield Part(Feature.BREAKERS, loop, (SELECT, "_address", "_server", "_server_selector"))
+    yield Part(Feature.BREAKERS, transaction, ("starting",))
+    yield Part(
+        Feature.BREAKERS,
+        "pymongo.topology_description:TopologyDescription",
+        ("apply_selector",),
+    )
 
 
 def _of_cursors(half: str, prefix: str) -> Iterator[Part]:
