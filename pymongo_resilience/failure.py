@@ -92,6 +92,8 @@ class Failure:
     """The selected server's minimum round-trip time in seconds; 0 while unknown."""
     selection: bool = False
     """No server could be selected."""
+    hopeless: bool = False
+    """Of a selection: it was given up, since no waiting would have mended what the servers had."""
     in_texts: bool = True
     """MongoDB's own texts count the error as one to retry."""
     timed_out: bool = False

@@ -121,7 +121,7 @@ class Orchestrator:
         if failure.timed_out and _deadline_is_over(operation, failure):
             return Rule.DEADLINE
         if failure.selection:
-            return Rule.SELECTION
+            return Rule.TERMINAL if failure.hopeless else Rule.SELECTION
         if not failure.retryable_overload:
             if operation.kind in NEVER_REPEATED or (
                 operation.in_transaction and operation.kind is not Kind.TRANSACTION_END

@@ -29,6 +29,7 @@ from pymongo_resilience.policy import shorter
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import deprioritized, driver, failures, selection_waits
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.timeouts import elapsed, timed_out
 
@@ -61,6 +62,11 @@ def _governed(call: Call) -> tuple[str, str | None]:
     if call.operation == "bulkWrite" and call.collection is None:
         return "", None
     return call.database, call.collection
+
+
+def said_of(call: Call, rules: NamespaceRules) -> policy.Policy:
+    """What blocks, the call's object and the rules say together."""
+    return policy.current().over(call.bound).over(rules.policy_of(*_governed(call)))
 
 
 class Attempts:
@@ -177,13 +183,14 @@ class Attempts:
 
     def attempt(self) -> Any:
         self._reached_connection = False
+        self.call.patience = None
         return self.send()
 
     def operation(self) -> Operation:
         loop = self._loop
         call = self.call
         rules = self._rules
-        said = policy.current().over(call.bound).over(rules.policy_of(*_governed(call)))
+        said = said_of(call, rules)
         kind = Kind.READ if self._only_reads else driver.kind(loop)
         deadline, window = self._deadlines()
         return Operation(
@@ -221,6 +228,8 @@ class Attempts:
         if self._progress is not None and progress != self._progress:
             operation.next_command()
         self._progress = progress
+        if hopeless_cause(error) is not None:
+            driver.forget_transient(error)
         failure = failures.describe(
             error,
             failures.Attempt(

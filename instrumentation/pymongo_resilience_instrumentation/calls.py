@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
     from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
+    from pymongo_resilience_instrumentation.fast_fail import Patience
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
     from pymongo_resilience_instrumentation.selection_waits import SelectionWait
     from pymongo_resilience_instrumentation.sessions import TransactionDeadline
@@ -62,7 +63,7 @@ class Call:
     __slots__ = (
         "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "cursor",
         "database", "deadline", "declined_by", "driver_connection_id", "ended", "judged",
-        "namespace", "only_reads", "operation", "otel_token", "outer_context", "public",
+        "namespace", "only_reads", "operation", "otel_token", "outer_context", "patience", "public",
         "reasons", "selected", "selecting", "selection_waits", "server", "span", "started",
         "timeout", "token", "transaction", "waits_until",
     )  # fmt: skip
@@ -109,6 +110,8 @@ class Call:
         self.selecting: AttemptCount | None = None
         """That of the attempt whose server the driver is selecting, where anybody counts."""
         self.selection_waits: Sequence[SelectionWait] = ()
+        self.patience: Patience | None = None
+        """What the selection in progress has seen of the servers that it waits for."""
         self.selected: Any = None
         """The driver's server of the last run of its loop."""
         self.server: tuple[str, int | None] | None = None

@@ -37,7 +37,7 @@ from pymongo_resilience.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience_instrumentation import driver, reasons
+from pymongo_resilience_instrumentation import driver, hopeless, reasons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +115,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         base_backoff=_base_backoff(document),
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
+        hopeless=hopeless.hopeless_cause(cause) is not None,
         in_texts=refusal is None and _in_texts(labels, code),
         timed_out=code == MAX_TIME_EXPIRED
         if isinstance(cause, OperationFailure)
@@ -147,6 +148,9 @@ def _is_expiry(error: Exception) -> bool:
         return False
     if isinstance(error, OperationFailure):
         return MAX_TIME_EXPIRED in map(_code, _codes(error))
+    if hopeless.hopeless_cause(error) is not None:
+        # Of a class that pymongo raises for nothing but timeouts.
+        return False
     return bool(attribute(error, "timeout"))
 
 
@@ -250,7 +254,10 @@ def _reason(
         if isinstance(error, row.errors):
             # One that comes from within an attempt is another client's, a key vault's say: it
             # proves nothing about this command.
-            return RetryReason.UNKNOWN if attempt.reached_connection else row.reason
+            if attempt.reached_connection:
+                return RetryReason.UNKNOWN
+            given_up = hopeless.hopeless_cause(error)
+            return row.reason if given_up is None else hopeless.TABLE[given_up].reason
     if isinstance(error, reasons.UNKNOWN.errors):
         # The pool is full of this process's own work; a repetition would wait once more.
         return RetryReason.UNKNOWN

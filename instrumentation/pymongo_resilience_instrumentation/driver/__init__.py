@@ -116,6 +116,13 @@ from pymongo_resilience_instrumentation.driver.time_limits import (
 from pymongo_resilience_instrumentation.driver.tls import (
     TLS_ERRORS,
 )
+from pymongo_resilience_instrumentation.driver.waiting import (
+    cancel_checks,
+    forget_transient,
+    log_failed_selection,
+    seeds,
+    waits_for_server,
+)
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
     HANDSHAKE,
@@ -148,6 +155,7 @@ __all__ = [
     "begin_selection",
     "bound_session",
     "bulk_progress",
+    "cancel_checks",
     "carries_txn_number",
     "choices",
     "client",
@@ -163,6 +171,7 @@ __all__ = [
     "files_of_bucket",
     "files_of_stream",
     "forget_timeout",
+    "forget_transient",
     "func",
     "gridfs_buckets",
     "gridfs_streams",
@@ -184,6 +193,7 @@ __all__ = [
     "lift_limits",
     "limited_command",
     "limited_connections",
+    "log_failed_selection",
     "loop_classes",
     "lost_its_txn_number",
     "max_await_time_ms",
@@ -203,6 +213,7 @@ __all__ = [
     "retargets_on_overload",
     "retries_enabled",
     "runs_already",
+    "seeds",
     "selection_timeout_owners",
     "selector_of",
     "selects_for_writes",
@@ -229,4 +240,5 @@ __all__ = [
     "topology_owners",
     "topology_type",
     "unpin",
+    "waits_for_server",
 ]

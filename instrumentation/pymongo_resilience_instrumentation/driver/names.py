@@ -9,6 +9,7 @@ from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
 from pymongo_resilience_instrumentation.driver.selected import SELECT
 from pymongo_resilience_instrumentation.driver.selection import ERROR_MESSAGE
 from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
+from pymongo_resilience_instrumentation.driver.waiting import SELECTING
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
     HANDSHAKE,
@@ -78,16 +79,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.SELECTION, f"{client}:{LOOP}", ("_get_server",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
-    for each in (SYNC_HALF, ASYNC_HALF):
-        topology, pool = f"pymongo.{each.name}.topology", f"pymongo.{each.name}.pool"
-        yield Part(Feature.WAITS, f"{topology}:Topology", (SELECTION_TIMEOUT, "_settings"))
-        yield Part(Feature.WAITS, topology, (each.wait,))
-        yield Part(Feature.WAITS, pool, (each.wait, each.connect))
-        yield Part(Feature.WAITS, f"{pool}:Pool", (HANDSHAKE,))
-    yield Part(Feature.WAITS, "pymongo.pool_options:PoolOptions", ("_ssl_context",))
-    yield Part(
-        Feature.WAITS, "pymongo._csot", ("DEADLINE", "get_deadline", "get_timeout", "remaining")
-    )
+    yield from _of_waits()
     yield Part(Feature.CURSORS, "pymongo.message", ("_CursorAddress",))
     yield Part(Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",))
     yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
@@ -119,6 +111,21 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))
 
 
+def _of_waits() -> Iterator[Part]:
+    for each in (SYNC_HALF, ASYNC_HALF):
+        topology, pool = f"pymongo.{each.name}.topology", f"pymongo.{each.name}.pool"
+        yield Part(Feature.WAITS, f"{topology}:Topology", (SELECTION_TIMEOUT, "_settings"))
+        yield Part(Feature.WAITS, topology, (each.wait,))
+        yield Part(Feature.WAITS, pool, (each.wait, each.connect))
+        yield Part(Feature.WAITS, f"{pool}:Pool", (HANDSHAKE,))
+        yield from _of_failing_fast(each.name, topology)
+    yield Part(Feature.FAST_FAIL, "pymongo.errors:PyMongoError", ("_remove_error_label",))
+    yield Part(Feature.WAITS, "pymongo.pool_options:PoolOptions", ("_ssl_context",))
+    yield Part(
+        Feature.WAITS, "pymongo._csot", ("DEADLINE", "get_deadline", "get_timeout", "remaining")
+    )
+
+
 def _of_breakers(loop: str, transaction: str) -> Iterator[Part]:
     yield Part(Feature.BREAKERS, loop, (SELECT, "_address", "_server", "_server_selector"))
     yield Part(Feature.BREAKERS, transaction, ("starting",))
@@ -137,3 +144,13 @@ def _of_cursors(half: str, prefix: str) -> Iterator[Part]:
     stream = f"{module}.change_stream:{prefix}ChangeStream"
     yield Part(Feature.CURSORS, stream, ("_cursor",), set_by="_initialize_cursor")
     yield Part(Feature.CURSORS, f"{module}.pool:{prefix}Connection", ("apply_timeout",))
+
+
+def _of_failing_fast(half: str, topology: str) -> Iterator[Part]:
+    prefix = "Async" if half == "asynchronous" else ""
+    client, module = f"{prefix}MongoClient", f"pymongo.{half}"
+    yield Part(Feature.FAST_FAIL, f"{module}.mongo_client:{client}", ("_topology",))
+    names = ("_condition", "_servers", "_seed_addresses")
+    yield Part(Feature.FAST_FAIL, f"{topology}:Topology", (*names, SELECTING))
+    yield Part(Feature.FAST_FAIL, f"{module}.server:Server", ("_monitor",))
+    yield Part(Feature.FAST_FAIL, f"{module}.monitor:Monitor", ("cancel_check",))

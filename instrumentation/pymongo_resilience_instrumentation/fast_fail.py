@@ -1,0 +1,197 @@
+"""Gives a selection up that has to wait for servers of which every one is hopeless.
+
+For the strategy ``fast_fail`` alone. Asked before each of the driver's waits for a server, so an
+operation that finds one pays nothing. Each selection looks for itself, and nothing is remembered
+but which refused password is being tried again: what recovers is found recovered.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from pymongo_resilience.strategy import FastFailOnTerminalError
+from pymongo_resilience_instrumentation import calls, driver, hopeless
+from pymongo_resilience_instrumentation.attempts import said_of
+from pymongo_resilience_instrumentation.hopeless import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pymongo.errors import OperationFailure
+
+    from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+CHECKS = 2
+"""In a row, that must find a server hopeless. A password is refused for good the first time."""
+PROBE_EVERY = 1.0
+"""Seconds between two tries of a password that was refused."""
+NO_PRIMARY = "ReplicaSetNoPrimary"
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server as a selection found it. Immutable."""
+
+    description: Any
+    cause: Cause | None
+    times: int
+    """For how many checks in a row."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.cause is Cause.PASSWORD or (self.cause is not None and self.times >= CHECKS)
+
+
+class Patience:
+    """What one selection has seen of the servers while it waits. One thread or task."""
+
+    __slots__ = ("applies", "found", "probing")
+
+    def __init__(self, *, applies: bool) -> None:
+        self.applies = applies
+        """The operation's strategy gives up on hopeless errors."""
+        self.found: dict[Address, Found] = {}
+        """The servers of which nothing is known but their last error."""
+        self.probing: Exception | None = None
+        """The refusal that this selection is to try anew."""
+
+    def look(self, topology: Any) -> Cause | None:
+        """The one cause for which every server that could serve is hopeless; else None."""
+        servers = topology.server_descriptions()
+        self.found = {
+            address: self._look_at(address, description)
+            for address, description in servers.items()
+            if not description.is_server_type_known
+        }
+        if not servers and topology.topology_type_name == NO_PRIMARY:
+            # pymongo has dropped every server for being none of the set, and checks none any more.
+            return Cause.SET_NAME
+        if not all(each.is_hopeless for each in self.found.values()):
+            return None
+        causes = {each.cause for each in self.found.values()}
+        if len(causes) != 1 or self._election_may_help(topology):
+            return None
+        return causes.pop()
+
+    def _look_at(self, address: Address, description: Any) -> Found:
+        before = self.found.get(address)
+        if before is not None and before.description is description:
+            return before
+        cause = hopeless.cause_of(description.error)
+        same = before is not None and before.cause is cause
+        return Found(description, cause, before.times + 1 if before is not None and same else 1)
+
+    def _election_may_help(self, topology: Any) -> bool:
+        """Any member that is reached may become primary, unless it says that a hopeless one is."""
+        return topology.topology_type_name == NO_PRIMARY and any(
+            description.is_server_type_known and description.primary not in self.found
+            for description in topology.server_descriptions().values()
+        )
+
+
+class Probes:
+    """One operation a second tries a refused password again; all others fail with the refusal.
+
+    Each client's are taken with the lock of its topology held, by its thread or task. An entry
+    lives as long as the refusal, which the server's description holds.
+    """
+
+    def __init__(self) -> None:
+        self._begun: WeakKeyDictionary[Exception, float] = WeakKeyDictionary()
+
+    def take(self, refusal: Exception, said: float, now: float) -> bool:
+        """Whether the caller is the one to try; ``said``: when it was refused, in seconds."""
+        if now < self._begun.get(refusal, said) + PROBE_EVERY:
+            return False
+        self._begun[refusal] = now
+        return True
+
+    def under_way(self, refusal: Exception, now: float) -> bool:
+        """Whether a try that was begun may still come to its end."""
+        begun = self._begun.get(refusal)
+        return begun is not None and now < begun + PROBE_EVERY
+
+
+def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
+    """A module, the name of its function that waits, and what runs in its place."""
+    for half in (driver.SYNC_HALF, driver.ASYNC_HALF):
+        yield half.module("topology"), half.wait, wait(runtime)
+
+
+def wait(runtime: Runtime) -> Wrapper:
+    """Before a wait for a server. The async one is called here and awaited by the caller."""
+    probes = Probes()
+
+    def wrapper(
+        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        error = None
+        call = calls.current() if runtime.switch.on and args else None
+        if call is not None:
+            try:
+                error = _verdict(call, args[0], runtime.rules, probes)
+            except Exception:
+                logger.exception("a fault of pymongo-resilience while a server was waited for")
+        if error is not None:
+            raise error
+        return wrapped(*args, **kwargs)
+
+    return wrapper
+
+
+def _verdict(call: Call, condition: Any, rules: NamespaceRules, probes: Probes) -> Exception | None:
+    """The error to fail with at once; None to wait."""
+    client = call.client
+    if not driver.waits_for_server(client, condition):
+        return None
+    patience = call.patience
+    if patience is None:
+        strategy = said_of(call, rules).strategy or rules.strategy
+        applies = isinstance(strategy, FastFailOnTerminalError)
+        patience = call.patience = Patience(applies=applies)
+    if not patience.applies:
+        return None
+    topology = client.topology_description
+    cause = patience.look(topology)
+    if cause is None:
+        return None
+    error = (
+        _refusal(client, patience, probes)
+        if cause is Cause.PASSWORD
+        else hopeless.selection_error(
+            cause,
+            {address: each.description.error for address, each in patience.found.items()}
+            or dict.fromkeys(driver.seeds(client)),
+            topology.replica_set_name,
+        )
+    )
+    if error is not None:
+        driver.log_failed_selection(str(error))
+    return error
+
+
+def _refusal(client: Any, patience: Patience, probes: Probes) -> Exception | None:
+    """The newest refusal once more; None for who is to try the password anew, and waits."""
+    newest = max(
+        (each.description for each in patience.found.values()),
+        key=lambda description: description.last_update_time,
+    )
+    refusal: OperationFailure = newest.error
+    now = driver.now()
+    if patience.probing is refusal and probes.under_way(refusal, now):
+        return None
+    if patience.probing is not refusal and probes.take(refusal, newest.last_update_time, now):
+        patience.probing = refusal
+        # A streamed hello comes back after heartbeatFrequencyMS: until then nobody could try.
+        driver.cancel_checks(client, patience.found)
+        return None
+    return hopeless.refused_again(refusal, newest.address, now - newest.last_update_time)

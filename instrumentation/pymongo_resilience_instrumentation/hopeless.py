@@ -1,0 +1,146 @@
+"""Which errors of a server no waiting mends: the one table of causes, shared with the docs.
+
+pymongo keeps of a failed check the type and the text alone (it drops ``__cause__``), so these are
+what is read. In doubt nothing is hopeless: a server that refuses, hangs up, is slow or has a name
+that does not resolve may be there the next moment.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import (
+    ConfigurationError,
+    NotPrimaryError,
+    OperationFailure,
+    ServerSelectionTimeoutError,
+)
+
+from pymongo_resilience.failure import RetryReason
+from pymongo_resilience_instrumentation.addresses import address_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pymongo_resilience_instrumentation.addresses import Address
+
+AUTHENTICATION_FAILED = 18
+
+
+class Cause(enum.Enum):
+    """The kinds that are told apart; the value is what an error's attribute ``hopeless`` has."""
+
+    CERTIFICATE = "certificate"
+    PLAIN_PORT = "plain_port"
+    SET_NAME = "set_name"
+    PASSWORD = "password"  # noqa: S105 - the name of a cause, no password
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cause. Immutable."""
+
+    says: str
+    """How the error for the application begins."""
+    check: str
+    reason: RetryReason
+
+
+TABLE: Mapping[Cause, Row] = {
+    Cause.CERTIFICATE: Row(
+        "the TLS certificate is not trusted, or not for this host",
+        "the authority in tlsCAFile, whether the certificate has expired, and that it names the "
+        "host as the URI does",
+        RetryReason.TLS_ERROR,
+    ),
+    Cause.PLAIN_PORT: Row(
+        "the client speaks TLS and the port answers without",
+        "tls in the URI (a mongodb+srv URI switches it on), the port, and the server's TLS mode",
+        RetryReason.TLS_ERROR,
+    ),
+    Cause.SET_NAME: Row(
+        "no server belongs to the replica set that the client asks for",
+        "replicaSet in the URI against the name that rs.status() shows, and that the hosts are "
+        "those of that set",
+        RetryReason.NODE_NOT_AVAILABLE,
+    ),
+    Cause.PASSWORD: Row(
+        "the server refused the password",
+        "user, password, authSource and authMechanism",
+        RetryReason.AUTHENTICATION_ERROR,
+    ),
+}
+
+
+TEXTS: Mapping[Cause, re.Pattern[str]] = {
+    # "Hostname mismatch" comes with these words as well. What is not valid yet will be.
+    Cause.CERTIFICATE: re.compile(r"certificate verify failed(?!.*not yet valid)"),
+    Cause.PLAIN_PORT: re.compile(r"wrong version number"),
+    # A server that is down, or has not read its configuration yet, has the name None.
+    Cause.SET_NAME: re.compile(r"this node belongs to a set named '(?!None')"),
+}
+"""What the error of a server says; of a refused password it is the code that counts."""
+
+
+def cause_of(error: Exception | None) -> Cause | None:
+    """Of the error that a server was last found with; None where waiting may help."""
+    if isinstance(error, OperationFailure):
+        return Cause.PASSWORD if error.code == AUTHENTICATION_FAILED else None
+    if error is None or isinstance(error, NotPrimaryError):
+        # What a server says may have any text in it.
+        return None
+    of_the_set = isinstance(error, ConfigurationError)
+    possible = (Cause.SET_NAME,) if of_the_set else (Cause.CERTIFICATE, Cause.PLAIN_PORT)
+    text = str(error)
+    return next((cause for cause in possible if TEXTS[cause].search(text)), None)
+
+
+def selection_error(
+    cause: Cause, found: Mapping[Address, Exception | None], asked_for: str | None
+) -> ServerSelectionTimeoutError:
+    """The error of a selection that is given up: pymongo's own class, which says the cause, each
+    server and what to check. Its attribute ``hopeless`` is the cause in one word.
+
+    ``found``: the servers and what they were found with; ``asked_for``: the replica set's name.
+    """
+    row = TABLE[cause]
+    servers = "; ".join(
+        address_text(address) if error is None else f"{address_text(address)} ({error})"
+        for address, error in found.items()
+    )
+    name = f' (replicaSet="{asked_for}")' if cause is Cause.SET_NAME else ""
+    error = ServerSelectionTimeoutError(
+        f"no server can be used, and waiting would not help: {row.says}{name}. "
+        f"Found on {servers}. Check {row.check}"
+    )
+    vars(error)["hopeless"] = cause.value
+    return error
+
+
+def hopeless_cause(error: BaseException) -> Cause | None:
+    """Of an error that ``selection_error`` made."""
+    if not isinstance(error, ServerSelectionTimeoutError):
+        return None
+    return _BY_VALUE.get(vars(error).get("hopeless"))
+
+
+_BY_VALUE: Mapping[Any, Cause] = {cause.value: cause for cause in Cause}
+
+
+def refused_again(error: OperationFailure, address: Address, seconds: float) -> OperationFailure:
+    """The refusal of a password once more, as an error of its own, for who did not ask the server.
+
+    ``seconds``: how long ago it was said.
+    """
+    details = error.details
+    said = details.get("errmsg") if details is not None else None
+    again: OperationFailure = type(error)(
+        f"{said or TABLE[Cause.PASSWORD].says} (by {address_text(address)} {seconds:.1f} s ago; "
+        f"tried anew after a second at most. Check {TABLE[Cause.PASSWORD].check})",
+        error.code,
+        None if details is None else dict(details),
+    )
+    return again
