@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo.errors import (
     ConfigurationError,
@@ -76,8 +76,11 @@ TABLE: Mapping[Cause, Row] = {
 
 
 TEXTS: Mapping[Cause, re.Pattern[str]] = {
-    # "Hostname mismatch" comes with these words as well. What is not valid yet will be.
-    Cause.CERTIFICATE: re.compile(r"certificate verify failed(?!.*not yet valid)"),
+    # Of the standard library, with the reason after it, and of PyOpenSSL, which has other words for
+    # a wrong host. What is not valid yet will be.
+    Cause.CERTIFICATE: re.compile(
+        r"certificate verify failed(?!.*not yet valid)|VerificationError\(errors="
+    ),
     Cause.PLAIN_PORT: re.compile(r"wrong version number"),
     # A server that is down, or has not read its configuration yet, has the name None.
     Cause.SET_NAME: re.compile(r"this node belongs to a set named '(?!None')"),
@@ -124,10 +127,8 @@ def hopeless_cause(error: BaseException) -> Cause | None:
     """Of an error that ``selection_error`` made."""
     if not isinstance(error, ServerSelectionTimeoutError):
         return None
-    return _BY_VALUE.get(vars(error).get("hopeless"))
-
-
-_BY_VALUE: Mapping[Any, Cause] = {cause.value: cause for cause in Cause}
+    said = vars(error).get("hopeless")
+    return next((cause for cause in Cause if cause.value == said), None)
 
 
 def refused_again(error: OperationFailure, address: Address, seconds: float) -> OperationFailure:

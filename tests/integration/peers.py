@@ -1,0 +1,103 @@
+"""What may answer a client of pymongo's on a port, other than a server that it can use."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable
+
+import trustme
+from pymongo_resilience_instrumentation.testbed.running import Running
+
+Meet = Callable[["Peer", socket.socket], None]
+CHUNK = 65536
+
+
+class Peer(Running):
+    """Listens, and meets each connection in a thread; ``meet`` may be replaced at any time."""
+
+    def __init__(self, meet: Meet) -> None:
+        self.meet = meet
+        self.met = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+
+    @property
+    def uri(self) -> str:
+        """What the server says of its own address is ignored."""
+        host, port = self._listening.getsockname()
+        return f"mongodb://{host}:{port}/?directConnection=true"
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def stop(self) -> None:
+        for each in (self._listening, *self._open):
+            # Wakes the thread that waits for it.
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def keep(self, connection: socket.socket) -> socket.socket:
+        """It is closed at the end."""
+        self._open.append(connection)
+        return connection
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            self.met += 1
+            threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            self.meet(self, self.keep(connection))
+
+
+def with_tls(server: tuple[str, int], certificate: trustme.LeafCert) -> Meet:
+    """The server, behind this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
+
+    def meet(peer: Peer, connection: socket.socket) -> None:
+        client = peer.keep(context.wrap_socket(connection, server_side=True))
+        behind = peer.keep(socket.create_connection(server))
+        threading.Thread(target=_pass_on, args=(behind, client), daemon=True).start()
+        _pass_on(client, behind)
+
+    return meet
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(CHUNK):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+
+
+def answers_in_plain_text(_: Peer, connection: socket.socket) -> None:
+    connection.recv(CHUNK)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    connection.close()
+
+
+def hangs_up(_: Peer, connection: socket.socket) -> None:
+    """As mongod does whose TLS is switched off: what it reads is no message."""
+    connection.recv(CHUNK)
+    connection.close()
+
+
+def resets(_: Peer, connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def is_silent(_: Peer, connection: socket.socket) -> None:
+    """Until it is stopped."""

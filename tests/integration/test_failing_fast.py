@@ -1,0 +1,351 @@
+"""Operations fail at the second check where every server is hopeless, and wait where it may pass.
+
+On real sockets, with certificates made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import peers
+import pymongo
+import pytest
+import trustme
+from conftest import Instrument, Side
+from peers import Peer, with_tls
+from pymongo.errors import ServerSelectionTimeoutError
+from pymongo_resilience_instrumentation import hopeless
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
+from waiting import NOBODY, PLENTY_MS
+
+from pymongo_resilience import BestEffort, OperationTimeoutError, Policy, RetryReason, override
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+SHORT_MS = 200
+"""Of a selection that is to take all its time."""
+SOON = 5.0
+"""Seconds, of the twenty that a selection has elsewhere."""
+TOMORROW = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+
+
+@pytest.fixture
+def pymongos_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.5)
+
+
+class Checks(pymongo.monitoring.ServerHeartbeatListener):
+    """How often a server was looked at in vain."""
+
+    def __init__(self) -> None:
+        self.failed_checks = 0
+
+    def started(self, event: Any) -> None: ...
+
+    def succeeded(self, event: Any) -> None: ...
+
+    def failed(self, event: Any) -> None:
+        self.failed_checks += 1
+
+
+@dataclass
+class Trouble:
+    """Somebody a client cannot use."""
+
+    uri: str
+    options: dict[str, Any] = field(default_factory=dict)
+    peer: Peer | None = None
+
+    def coll(self, side: Side, **options: Any) -> Any:
+        given = {"serverSelectionTimeoutMS": PLENTY_MS, **self.options, **options}
+        return side.client(self.uri, **given)["db"].coll
+
+
+@dataclass
+class World:
+    """The authority that clients trust, its file, and the server behind all certificates."""
+
+    authority: trustme.CA
+    file: str
+    server: tuple[str, int]
+
+    @contextlib.contextmanager
+    def meets(self, meet: peers.Meet) -> Iterator[Trouble]:
+        with Peer(meet) as peer:
+            yield Trouble(peer.uri, {"tls": True, "tlsCAFile": self.file}, peer)
+
+    @contextlib.contextmanager
+    def shows(self, certificate: trustme.LeafCert) -> Iterator[Trouble]:
+        with self.meets(with_tls(self.server, certificate)) as trouble:
+            yield trouble
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> World:
+    authority = trustme.CA()
+    file: Path = tmp_path_factory.mktemp("tls") / "authority.pem"
+    authority.cert_pem.write_to_path(str(file))
+    return World(authority, str(file), server.address)
+
+
+@contextlib.contextmanager
+def another_set(world: World, *, more: str = "") -> Iterator[Trouble]:
+    with ReplicaSet(world.server) as running:
+        host, port = running.address
+        yield Trouble(f"mongodb://{host}:{port}/?replicaSet=other{more}")
+
+
+def known_to(world: World, **more: Any) -> trustme.LeafCert:
+    return world.authority.issue_cert("127.0.0.1", **more)
+
+
+Made = Callable[[World], contextlib.AbstractContextManager[Trouble]]
+HOPELESS: dict[str, tuple[Made, str, RetryReason, str, int]] = {
+    "an unknown authority": (
+        lambda world: world.shows(trustme.CA().issue_cert("127.0.0.1")),
+        "certificate", RetryReason.TLS_ERROR, "tlsCAFile", 2,
+    ),
+    "another host's certificate": (
+        lambda world: world.shows(world.authority.issue_cert("db.example.org")),
+        "certificate", RetryReason.TLS_ERROR, "names the host", 2,
+    ),
+    "an expired certificate": (
+        lambda world: world.shows(
+            known_to(world, not_before=TOMORROW - dt.timedelta(days=9),
+                     not_after=TOMORROW - dt.timedelta(days=2))
+        ),
+        "certificate", RetryReason.TLS_ERROR, "has expired", 2,
+    ),
+    "no TLS": (
+        lambda world: world.meets(peers.answers_in_plain_text),
+        "plain_port", RetryReason.TLS_ERROR, "the server's TLS mode", 2,
+    ),
+    # pymongo takes such a server for a good one that has no place here: it does not look again.
+    "another set": (another_set, "set_name", RetryReason.NODE_NOT_AVAILABLE, '"other"', 0),
+    "another set, directly": (
+        lambda world: another_set(world, more="&directConnection=true"),
+        "set_name", RetryReason.NODE_NOT_AVAILABLE, "'rs0'", 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_fails_at_the_second_check(
+    name: str, side: Side, world: World, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    made, cause, reason, check, looked = HOPELESS[name]
+    checks = Checks()
+    with made(world) as trouble:
+        coll = trouble.coll(side, event_listeners=[checks])
+        error, took = _fails(side, coll)
+        assert checks.failed_checks >= looked
+        side.do(coll.database.client.close)
+    assert took < SOON
+    assert type(error) is ServerSelectionTimeoutError
+    assert error.hopeless == cause
+    for said in ("127.0.0.1:", hopeless.TABLE[hopeless.Cause(cause)].says, check, "1 attempt"):
+        assert said in str(error)
+    (event,) = telemetry.decisions.events
+    assert (event.rule, event.reason) == (Rule.TERMINAL, reason)
+    (span,) = telemetry.operations()
+    assert span.attributes["pymongo_resilience.outcome"] == "terminal"
+    (point,) = telemetry.points("pymongo_resilience.attempts")
+    assert point[0]["pymongo_resilience.outcome"] == "terminal"
+
+
+PASSING: dict[str, tuple[Made, dict[str, Any]]] = {
+    "refused": (lambda _: contextlib.nullcontext(Trouble(NOBODY)), {}),
+    "reset": (lambda world: world.meets(peers.resets), {}),
+    "hangs up": (lambda world: world.meets(peers.hangs_up), {}),
+    "handshake timeout": (lambda world: world.meets(peers.is_silent), {"connectTimeoutMS": 50}),
+    "unresolvable": (lambda _: contextlib.nullcontext(Trouble("mongodb://nobody.invalid/")), {}),
+    "not valid yet": (lambda world: world.shows(known_to(world, not_before=TOMORROW)), {}),
+    "down, and a set's name": (
+        lambda _: contextlib.nullcontext(
+            Trouble(f"{NOBODY}?directConnection=true&replicaSet=other")
+        ),
+        {},
+    ),
+    "no TLS asked for": (
+        lambda world: _without_tls(world.shows(known_to(world))), {},
+    ),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _without_tls(made: contextlib.AbstractContextManager[Trouble]) -> Iterator[Trouble]:
+    with made as trouble:
+        trouble.options = {}
+        yield trouble
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_what_passes_by_itself_is_waited_for(
+    name: str, side: Side, world: World, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    made, options = PASSING[name]
+    checks = Checks()
+    with made(world) as trouble:
+        options = {"serverSelectionTimeoutMS": SHORT_MS, "event_listeners": [checks], **options}
+        coll = trouble.coll(side, **options)
+        error, took = _fails(side, coll)
+        side.do(coll.database.client.close)
+    # pymongo leaves the handshakes of async monitors to asyncio, which gives each a minute.
+    endless = name == "handshake timeout" and side.runner is not None
+    assert endless or checks.failed_checks >= 2, "it was looked at often enough to be given up"
+    assert took >= SHORT_MS / 1000
+    assert not hasattr(error, "hopeless")
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.SELECTION]
+
+
+def _fails(side: Side, coll: Any) -> tuple[Any, float]:
+    began = time.monotonic()
+    with pytest.raises(ServerSelectionTimeoutError) as caught:
+        side.do(coll.find_one)
+    return caught.value, time.monotonic() - began
+
+
+@pytest.fixture
+def untrusted(world: World) -> Iterator[Trouble]:
+    with world.shows(trustme.CA().issue_cert("127.0.0.1")) as trouble:
+        yield trouble
+
+
+@pytest.mark.parametrize("strategy", ["best_effort", "mongodb", "driver"])
+def test_other_strategies_wait(
+    strategy: str, side: Side, untrusted: Trouble, instrument: Instrument
+) -> None:
+    instrument(config_strategy=strategy)
+    coll = untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS)
+    error, took = _fails(side, coll)
+    assert took >= SHORT_MS / 1000
+    assert not hasattr(error, "hopeless")
+
+
+def test_the_strategy_is_that_of_the_operation(
+    side: Side, untrusted: Trouble, instrument: Instrument
+) -> None:
+    instrument(policies={"db.patient": Policy(strategy=BestEffort())})
+    coll = untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS)
+    with override(strategy=BestEffort()):
+        assert not hasattr(_fails(side, coll)[0], "hopeless")
+    assert not hasattr(_fails(side, coll.database.patient)[0], "hopeless")
+    assert hasattr(_fails(side, coll)[0], "hopeless")
+
+
+def test_a_client_that_was_made_before(
+    side: Side, untrusted: Trouble, instrument: Instrument
+) -> None:
+    coll = untrusted.coll(side)
+    instrument(metrics=False, traces=False)
+    assert hasattr(_fails(side, coll)[0], "hopeless")
+
+
+def test_a_server_that_recovers_is_used_at_once(
+    side: Side, world: World, untrusted: Trouble, instrument: Instrument
+) -> None:
+    instrument()
+    coll = untrusted.coll(side)
+    for _ in range(2):
+        assert hasattr(_fails(side, coll)[0], "hopeless")
+    assert untrusted.peer is not None
+    untrusted.peer.meet = with_tls(world.server, known_to(world))
+    assert side.do(coll.find_one) is None
+    side.do(coll.database.client.close)
+
+
+def test_one_server_that_may_come_back_is_waited_for(
+    side: Side, untrusted: Trouble, instrument: Instrument
+) -> None:
+    instrument()
+    untrusted.uri = untrusted.uri.partition("/?")[0] + f",{NOBODY.removeprefix('mongodb://')}"
+    coll = untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS)
+    error, took = _fails(side, coll)
+    assert took >= SHORT_MS / 1000
+    assert not hasattr(error, "hopeless")
+
+
+@pytest.mark.usefixtures("pymongos_heartbeat")
+def test_it_takes_half_a_second(side: Side, untrusted: Trouble, instrument: Instrument) -> None:
+    """The time between two checks, of which the second is enough; see bench/fail_fast.py."""
+    instrument()
+    assert 0.45 < _fails(side, untrusted.coll(side))[1] < SOON
+
+
+@pytest.mark.usefixtures("pymongos_heartbeat")
+def test_a_shorter_deadline_wins(side: Side, untrusted: Trouble, instrument: Instrument) -> None:
+    telemetry = instrument()
+    with override(timeout_ms=150), pytest.raises(OperationTimeoutError):
+        side.do(untrusted.coll(side).find_one)
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.DEADLINE]
+
+
+def test_under_a_longer_deadline_it_is_no_timeout(
+    side: Side, untrusted: Trouble, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=PLENTY_MS)
+    error, _ = _fails(side, untrusted.coll(side))
+    assert not isinstance(error, OperationTimeoutError)
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.TERMINAL]
+
+
+def test_a_transaction_is_not_repeated(
+    side: Side, untrusted: Trouble, instrument: Instrument
+) -> None:
+    """pymongo labels every selection that fails as transient, and repeats for two minutes."""
+    instrument()
+    coll = untrusted.coll(side)
+    begun = []
+
+    def body(session: Any) -> Any:
+        begun.append(session)
+        return coll.insert_one({}, session=session)
+
+    async def async_body(session: Any) -> Any:
+        await body(session)
+
+    session = side.do(coll.database.client.start_session)
+    with pytest.raises(ServerSelectionTimeoutError) as caught:
+        side.do(session.with_transaction, body if side.runner is None else async_body)
+    assert hasattr(caught.value, "hopeless")
+    assert not caught.value.has_error_label("TransientTransactionError")
+    assert len(begun) == 1
+
+
+def test_pymongos_own_log_has_the_end_of_the_selection(
+    side: Side, untrusted: Trouble, instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    instrument()
+    with caplog.at_level(logging.DEBUG, "pymongo.serverSelection"):
+        error, _ = _fails(side, untrusted.coll(side))
+    ends = [each for each in caplog.messages if "Server selection failed" in each]
+    assert len(ends) == 1
+    assert str(error).partition(" Found on")[0] in ends[0]
+
+
+def test_a_fault_of_ours_waits_as_ever(
+    side: Side,
+    untrusted: Trouble,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_: Any) -> None:
+        raise LookupError("of the test")
+
+    monkeypatch.setattr(hopeless, "cause_of", broken)
+    instrument()
+    error, took = _fails(side, untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS))
+    assert took >= SHORT_MS / 1000
+    assert not hasattr(error, "hopeless")
+    assert "a fault of pymongo-resilience while a server was waited for" in caplog.text

@@ -1,0 +1,183 @@
+"""A refused password fails at once, the second time too, and is tried anew once a second.
+
+The server has access control; its monitors stream, so a server that pymongo holds for unknown would
+stay so for ten seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, SentCommands, Side, wait_until
+from pymongo.errors import OperationFailure
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
+
+from pymongo_resilience import RetryReason
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+ROOT, PASSWORD = "root", "only-for-the-tests"
+STREAMING: dict[str, Any] = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 10_000}
+AUTHENTICATION_FAILED, UNAUTHORIZED = 18, 13
+SOON = 5.0
+"""Seconds; plain pymongo waits for the next hello, ten seconds."""
+MANY = 8
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(user=ROOT, password=PASSWORD) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def keeper(locked: EmbeddedServer) -> Iterator[pymongo.MongoClient[Any]]:
+    with pymongo.MongoClient[Any](locked.uri) as client:
+        yield client
+
+
+@pytest.fixture
+def replica_set(locked: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(locked.address, members=1) as running:
+        yield running
+
+
+class Connections(pymongo.monitoring.ConnectionPoolListener):
+    """How many of the pool were opened: each asks for the password to be checked."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def connection_created(self, event: Any) -> None:
+        self.opened += 1
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith(("pool_", "connection_")) and name != "connection_created":
+            return lambda event: None
+        return super().__getattribute__(name)
+
+
+def client_of(side: Side, replica_set: ReplicaSet, password: str, **options: Any) -> Any:
+    user = {"username": ROOT, "password": password}
+    return side.client(replica_set.uri, **{**STREAMING, **user, **options})
+
+
+def refused(side: Side, client: Any) -> OperationFailure:
+    with pytest.raises(OperationFailure) as caught:
+        side.do(client.db.coll.find_one)
+    assert type(caught.value) is OperationFailure
+    assert caught.value.code == AUTHENTICATION_FAILED
+    return caught.value
+
+
+def test_the_first_is_the_servers_and_the_next_come_at_once(
+    side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    connections = Connections()
+    client = client_of(side, replica_set, "wrong", event_listeners=[connections])
+    began = time.monotonic()
+    errors = [refused(side, client) for _ in range(5)]
+    assert time.monotonic() - began < SOON
+    told = [connections.opened, *("tried anew" in str(error) for error in errors)]
+    assert told == [1, False, True, True, True, True]
+    assert errors[0] not in errors[1:]
+    assert "authSource" in str(errors[1])
+    events = telemetry.decisions.events
+    assert {(each.rule, each.reason) for each in events} == {
+        (Rule.TERMINAL, RetryReason.AUTHENTICATION_ERROR)
+    }
+    assert len(events) == 5
+    assert {
+        span.attributes["pymongo_resilience.outcome"] for span in telemetry.operations()
+    } == {"terminal"}  # fmt: skip
+
+
+def test_a_password_that_becomes_right(
+    side: Side, replica_set: ReplicaSet, keeper: Any, instrument: Instrument
+) -> None:
+    instrument()
+    keeper.admin.command("createUser", f"late_{side.name}", pwd="early", roles=["root"])
+    connections = Connections()
+    options: dict[str, Any] = {"username": f"late_{side.name}", "event_listeners": [connections]}
+    client = client_of(side, replica_set, "right", **options)
+    refused(side, client)
+    refused(side, client)
+    keeper.admin.command("updateUser", f"late_{side.name}", pwd="right")
+
+    def answered() -> bool:
+        try:
+            side.do(client.db.coll.find_one)
+        except OperationFailure as error:
+            if error.code != AUTHENTICATION_FAILED:
+                raise
+            return False
+        return True
+
+    began = time.monotonic()
+    wait_until(answered)
+    # For a second after the refusal nobody tries again; then one does, who waits for a check.
+    assert 0.8 < time.monotonic() - began < SOON
+    assert connections.opened == 2
+
+
+def test_many_at_once_are_all_refused_at_once(
+    side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    connections = Connections()
+    client = client_of(side, replica_set, "wrong", event_listeners=[connections])
+    refused(side, client)
+    began = time.monotonic()
+    errors = _together(side, client)
+    assert time.monotonic() - began < SOON
+    assert [getattr(error, "code", error) for error in errors] == [AUTHENTICATION_FAILED] * MANY
+    assert connections.opened == 1
+
+
+def _together(side: Side, client: Any) -> list[BaseException | None]:
+    if side.runner is not None:
+
+        async def tasks() -> Any:
+            operations = (client.db.coll.find_one() for _ in range(MANY))
+            return await asyncio.gather(*operations, return_exceptions=True)
+
+        errors: list[BaseException | None] = side.do(tasks)
+        return errors
+    with ThreadPoolExecutor(MANY) as threads:
+        results = [threads.submit(client.db.coll.find_one) for _ in range(MANY)]
+        return [each.exception() for each in results]
+
+
+def test_not_authorized_is_the_matter_of_the_operation(
+    side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    sent = SentCommands()
+    client = side.client(replica_set.uri, **STREAMING, event_listeners=[sent])
+    for _ in range(2):
+        with pytest.raises(OperationFailure) as caught:
+            side.do(client.db.coll.find_one)
+        assert caught.value.code == UNAUTHORIZED
+    assert len(sent.named("find")) == 2, "the server was asked, each time"
+    (description,) = client.topology_description.server_descriptions().values()
+    assert description.server_type_name == "RSPrimary"
+    assert [each.reason for each in telemetry.decisions.events] == [RetryReason.ACCESS_ERROR] * 2
+
+
+@pytest.mark.parametrize("strategy", ["best_effort", "mongodb", "driver"])
+def test_other_strategies_wait_as_pymongo_does(
+    strategy: str, side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument(config_strategy=strategy)
+    client = client_of(side, replica_set, "wrong", serverSelectionTimeoutMS=300)
+    refused(side, client)
+    with pytest.raises(pymongo.errors.ServerSelectionTimeoutError):
+        side.do(client.db.coll.find_one)

@@ -1,0 +1,256 @@
+"""Which errors are hopeless, by texts that were seen; and when a selection has seen enough."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pymongo.errors import (
+    AutoReconnect,
+    ConfigurationError,
+    ConnectionFailure,
+    NetworkTimeout,
+    NotPrimaryError,
+    OperationFailure,
+    ServerSelectionTimeoutError,
+)
+from pymongo.hello import Hello
+from pymongo.server_description import ServerDescription
+from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
+from pymongo_resilience_instrumentation import failures, hopeless
+from pymongo_resilience_instrumentation.fast_fail import PROBE_EVERY, Patience, Probes
+from pymongo_resilience_instrumentation.hopeless import Cause
+
+from pymongo_resilience.failure import RetryReason
+
+pytestmark = pytest.mark.oldest
+
+A, B, C = ("a", 1), ("b", 2), ("c", 3)
+NOT_SENT = failures.Attempt(
+    reached_connection=False, carried_txn_number=False, server=None, min_rtt=0.0
+)
+SECONDS = "(configured timeouts: socketTimeoutMS: 20000.0ms, connectTimeoutMS: 20000.0ms)"
+VERIFY = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+REFUSED = AutoReconnect(f"a:1: [Errno 111] Connection refused {SECONDS}")
+UNTRUSTED = AutoReconnect(f"a:1: {VERIFY}self-signed certificate (_ssl.c:1006) {SECONDS}")
+NO_TLS = AutoReconnect(
+    "SSL handshake failed: a:1: [SSL: WRONG_VERSION_NUMBER] wrong version number"
+)
+WRONG = OperationFailure("no", 18, {"ok": 0.0, "errmsg": "authentication failed", "code": 18})
+OTHER_SET = "client is configured to connect to a replica set named 'x' but this node belongs to "
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (UNTRUSTED, Cause.CERTIFICATE),
+        (AutoReconnect(f"{VERIFY}certificate has expired"), Cause.CERTIFICATE),
+        (AutoReconnect(f"{VERIFY}Hostname mismatch, not valid for 'a'"), Cause.CERTIFICATE),
+        # PyOpenSSL 26.4 with service-identity 26.1.
+        (AutoReconnect("[('SSL routines', '', 'certificate verify failed')]"), Cause.CERTIFICATE),
+        (AutoReconnect('("VerificationError(errors=[IPAddressMismatch(…)])",)'), Cause.CERTIFICATE),
+        (NO_TLS, Cause.PLAIN_PORT),
+        (AutoReconnect("[('SSL routines', '', 'wrong version number')]"), Cause.PLAIN_PORT),
+        (ConfigurationError(f"{OTHER_SET}a set named 'rs0'"), Cause.SET_NAME),
+        (WRONG, Cause.PASSWORD),
+    ],
+)  # fmt: skip
+def test_hopeless(error: Exception, cause: Cause) -> None:
+    assert hopeless.cause_of(error) is cause
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        REFUSED,
+        AutoReconnect("a:1: [Errno -2] Name or service not known"),
+        AutoReconnect("SSL handshake failed: a:1: [Errno 104] Connection reset by peer"),
+        AutoReconnect("SSL handshake failed: a:1: EOF occurred in violation of protocol"),
+        AutoReconnect("SSL handshake failed: a:1: (-1, 'Unexpected EOF')"),
+        NetworkTimeout("SSL handshake failed: a:1: _ssl.c:989: The handshake operation timed out"),
+        ConnectionFailure("connection pool paused"),
+        # A clock that goes wrong, or a certificate that was rolled out early.
+        AutoReconnect(f"{VERIFY}certificate is not yet valid (_ssl.c:1006)"),
+        # A server that is down, where the client is connected to it directly (pymongo 4.20).
+        ConfigurationError(f"{OTHER_SET}a set named 'None'"),
+        OperationFailure("not authorized", 13, {"ok": 0.0, "code": 13}),
+        # The text of a server, whatever it says.
+        OperationFailure("certificate verify failed", 8000, {"ok": 0.0}),
+        NotPrimaryError("wrong version number", {"ok": 0.0}),
+    ],
+)
+def test_not_hopeless(error: Exception | None) -> None:
+    assert hopeless.cause_of(error) is None
+
+
+@pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
+def test_the_error_is_pymongos_and_says_the_cause_the_servers_and_what_to_check(
+    cause: Cause,
+) -> None:
+    error = hopeless.selection_error(cause, {A: UNTRUSTED, B: None}, "orders")
+    assert type(error) is ServerSelectionTimeoutError
+    row = hopeless.TABLE[cause]
+    for said in (row.says, row.check, "a:1 (a:1: [SSL", "; b:2"):
+        assert said in str(error)
+    assert ('replicaSet="orders"' in str(error)) == (cause is Cause.SET_NAME)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - what was pickled here
+    assert (again.hopeless, str(again)) == (cause.value, str(error))
+
+
+@pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
+def test_the_error_is_classified_as_the_table_has_it(cause: Cause) -> None:
+    error = hopeless.selection_error(cause, {A: UNTRUSTED}, None)
+    failure = failures.describe(error, NOT_SENT)
+    assert failure.reason is hopeless.TABLE[cause].reason
+    assert (failure.selection, failure.hopeless, failure.timed_out) == (True, True, False)
+    assert not failures.expired(error)
+
+
+@pytest.mark.parametrize("said", ["nothing of ours", None, ["certificate"], 1])
+def test_an_attribute_of_somebody_elses_says_nothing(said: Any) -> None:
+    error = ServerSelectionTimeoutError("none")
+    error.hopeless = said
+    failure = failures.describe(error, NOT_SENT)
+    assert (failure.reason, failure.hopeless) == (RetryReason.NODE_NOT_AVAILABLE, False)
+
+
+def test_a_refusal_that_is_told_again_is_another_error_of_the_same_type() -> None:
+    again = hopeless.refused_again(WRONG, A, 0.25)
+    assert type(again) is OperationFailure
+    assert again is not WRONG
+    assert (again.code, again.details) == (18, WRONG.details)
+    assert "authentication failed (by a:1 0.2 s ago" in str(again)
+    assert hopeless.TABLE[Cause.PASSWORD].check in str(again)
+
+
+def down(address: tuple[str, int], error: Exception | None) -> ServerDescription:
+    return ServerDescription(address, error=error)
+
+
+def up(address: tuple[str, int], *, primary: tuple[str, int] | None = None) -> ServerDescription:
+    said = {"ok": 1, "setName": "x", "hosts": ["a:1", "b:2", "c:3"], "secondary": True}
+    if primary is not None:
+        said["primary"] = f"{primary[0]}:{primary[1]}"
+    return ServerDescription(address, Hello(said | {"maxWireVersion": 21}), 0.001)
+
+
+SETTINGS: Any = SimpleNamespace(_topology_id="one", seeds=[A])
+
+
+def topology(*servers: ServerDescription, of: str = "Unknown") -> TopologyDescription:
+    known = {server.address: server for server in servers}
+    kind = getattr(TOPOLOGY_TYPE, of)
+    return TopologyDescription(kind, known, "x", None, None, SETTINGS)
+
+
+def looks(*topologies: TopologyDescription) -> list[Cause | None]:
+    patience = Patience(applies=True)
+    return [patience.look(each) for each in topologies]
+
+
+def test_two_checks_in_a_row() -> None:
+    first, second = topology(down(A, UNTRUSTED)), topology(down(A, UNTRUSTED))
+    assert looks(first, first, first, second) == [None, None, None, Cause.CERTIFICATE]
+
+
+def test_a_check_in_between_that_found_something_else_begins_anew() -> None:
+    found = [UNTRUSTED, REFUSED, UNTRUSTED, NO_TLS, UNTRUSTED, UNTRUSTED]
+    seen = looks(*(topology(down(A, error)) for error in found))
+    assert seen == [None] * 5 + [Cause.CERTIFICATE]
+
+
+def test_a_server_that_was_known_in_between_begins_anew() -> None:
+    hopeless_one, known = down(A, UNTRUSTED), up(A, primary=A)
+    seen = looks(*map(topology, (hopeless_one, known, down(A, UNTRUSTED))))
+    assert seen == [None, None, None]
+
+
+def test_every_server_and_for_the_same_cause() -> None:
+    def twice(*errors: Exception) -> Cause | None:
+        pairs = list(zip((A, B), errors, strict=False))
+        return looks(*(topology(*(down(*pair) for pair in pairs)) for _ in range(2)))[-1]
+
+    assert twice(UNTRUSTED, UNTRUSTED) is Cause.CERTIFICATE
+    assert twice(UNTRUSTED, NO_TLS) is None
+    assert twice(UNTRUSTED, REFUSED) is None
+    assert twice(REFUSED, UNTRUSTED) is None
+
+
+def test_the_last_server_to_qualify_counts() -> None:
+    late = [down(B, UNTRUSTED), down(B, UNTRUSTED)]
+    early = down(A, UNTRUSTED), down(A, UNTRUSTED)
+    assert looks(
+        topology(early[0], down(B, None)),
+        topology(early[1], down(B, None)),
+        topology(early[1], late[0]),
+        topology(early[1], late[1]),
+    ) == [None, None, None, Cause.CERTIFICATE]
+
+
+def test_a_password_is_refused_the_first_time() -> None:
+    assert looks(topology(down(A, WRONG))) == [Cause.PASSWORD]
+    assert looks(topology(down(A, WRONG), down(B, None))) == [None]
+
+
+def test_a_set_without_a_server_is_another_set() -> None:
+    assert looks(topology(of="ReplicaSetNoPrimary")) == [Cause.SET_NAME]
+    # An SRV record may bring servers here.
+    assert looks(topology(of="Sharded")) == [None]
+    assert looks(topology()) == [None]
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [((A, A), Cause.CERTIFICATE), ((None, None), None), ((A, None), None), ((C, C), None)],
+    ids=["both name the hopeless one", "neither knows one", "one knows none", "one of them"],
+)
+def test_members_that_are_reached_may_elect_a_primary(
+    said: tuple[Any, Any], cause: Cause | None
+) -> None:
+    members = [up(address, primary=each) for address, each in zip((B, C), said, strict=True)]
+
+    def once() -> TopologyDescription:
+        return topology(down(A, UNTRUSTED), *members, of="ReplicaSetNoPrimary")
+
+    assert looks(once(), once()) == [None, cause]
+
+
+def test_with_a_primary_the_other_members_have_their_roles() -> None:
+    """A read from secondaries, of which none can be used."""
+    hello = {"ok": 1, "setName": "x", "hosts": ["a:1", "b:2"], "isWritablePrimary": True}
+    primary = ServerDescription(B, Hello(hello | {"maxWireVersion": 21}), 0.001)
+
+    def once() -> TopologyDescription:
+        return topology(down(A, UNTRUSTED), primary, of="ReplicaSetWithPrimary")
+
+    assert looks(once(), once()) == [None, Cause.CERTIFICATE]
+
+
+def test_where_every_server_is_known_it_is_the_selector_that_waits() -> None:
+    assert looks(topology(up(A), up(B), of="ReplicaSetWithPrimary")) == [None]
+
+
+def test_one_probe_a_second() -> None:
+    probes = Probes()
+    refusal, other = (OperationFailure("no", 18) for _ in range(2))
+    taken = [probes.take(refusal, 10.0, 10.0 + passed / 4) for passed in range(13)]
+    assert [passed / 4 for passed in range(13) if taken[passed]] == [1.0, 2.0, 3.0]
+    assert probes.take(other, 10.0, 13.0), "each refusal has its own"
+
+
+def test_a_probe_is_under_way_for_as_long_as_nobody_else_may_begin_one() -> None:
+    probes, refusal = Probes(), OperationFailure("no", 18)
+    assert not probes.under_way(refusal, 0.0)
+    assert probes.take(refusal, 0.0, PROBE_EVERY)
+    assert probes.under_way(refusal, 1.5 * PROBE_EVERY)
+    assert not probes.under_way(refusal, 2 * PROBE_EVERY)
+
+
+def test_a_refusal_that_is_over_leaves_nothing_behind() -> None:
+    probes, refusal = Probes(), OperationFailure("no", 18)
+    assert probes.take(refusal, 0.0, PROBE_EVERY)
+    del refusal
+    assert len(probes._begun) == 0
