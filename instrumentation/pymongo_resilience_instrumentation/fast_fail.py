@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 CHECKS = 2
 """In a row, that must find a server hopeless. A password is refused for good the first time."""
+STANDS = 0.5
+"""Seconds. A hello that is streamed says at once what changes, and nothing for as long as nothing
+does: what a server says of its set and does not take back in this time counts as checked twice."""
 PROBE_EVERY = 1.0
 """Seconds between two tries of a password that was refused."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
@@ -45,10 +48,15 @@ class Found:
     cause: Cause | None
     times: int
     """For how many checks in a row."""
+    since: float
+    """When the last of them was seen first, in seconds."""
 
-    @property
-    def is_hopeless(self) -> bool:
-        return self.cause is Cause.PASSWORD or (self.cause is not None and self.times >= CHECKS)
+    def is_hopeless(self, now: float) -> bool:
+        if self.cause is Cause.PASSWORD:
+            return True
+        if self.cause is Cause.SET_NAME and now - self.since >= STANDS:
+            return True
+        return self.cause is not None and self.times >= CHECKS
 
 
 class Patience:
@@ -64,31 +72,34 @@ class Patience:
         self.probing: Exception | None = None
         """The refusal that this selection is to try anew."""
 
-    def look(self, topology: Any) -> Cause | None:
-        """The one cause for which every server that could serve is hopeless; else None."""
+    def look(self, topology: Any, now: float) -> Cause | None:
+        """The one cause for which every server that could serve is hopeless; else None.
+
+        ``now``: in seconds.
+        """
         servers = topology.server_descriptions()
         self.found = {
-            address: self._look_at(address, description)
+            address: self._look_at(address, description, now)
             for address, description in servers.items()
             if not description.is_server_type_known
         }
         if not servers and topology.topology_type_name == NO_PRIMARY:
             # pymongo has dropped every server for being none of the set, and checks none any more.
             return Cause.SET_NAME
-        if not all(each.is_hopeless for each in self.found.values()):
+        if not all(each.is_hopeless(now) for each in self.found.values()):
             return None
         causes = {each.cause for each in self.found.values()}
         if len(causes) != 1 or self._election_may_help(topology):
             return None
         return causes.pop()
 
-    def _look_at(self, address: Address, description: Any) -> Found:
+    def _look_at(self, address: Address, description: Any, now: float) -> Found:
         before = self.found.get(address)
         if before is not None and before.description is description:
             return before
         cause = hopeless.cause_of(description.error)
-        same = before is not None and before.cause is cause
-        return Found(description, cause, before.times + 1 if before is not None and same else 1)
+        times = 1 if before is None or before.cause is not cause else before.times + 1
+        return Found(description, cause, times, now)
 
     def _election_may_help(self, topology: Any) -> bool:
         """Any member that is reached may become primary, unless it says that a hopeless one is."""
@@ -161,11 +172,12 @@ def _verdict(call: Call, condition: Any, rules: NamespaceRules, probes: Probes) 
     if not patience.applies:
         return None
     topology = client.topology_description
-    cause = patience.look(topology)
+    now = driver.now()
+    cause = patience.look(topology, now)
     if cause is None:
         return None
     error = (
-        _refusal(client, patience, probes)
+        _refusal(client, patience, probes, now)
         if cause is Cause.PASSWORD
         else hopeless.selection_error(
             cause,
@@ -179,14 +191,13 @@ def _verdict(call: Call, condition: Any, rules: NamespaceRules, probes: Probes) 
     return error
 
 
-def _refusal(client: Any, patience: Patience, probes: Probes) -> Exception | None:
+def _refusal(client: Any, patience: Patience, probes: Probes, now: float) -> Exception | None:
     """The newest refusal once more; None for who is to try the password anew, and waits."""
     newest = max(
         (each.description for each in patience.found.values()),
         key=lambda description: description.last_update_time,
     )
     refusal: OperationFailure = newest.error
-    now = driver.now()
     if patience.probing is refusal and probes.under_way(refusal, now):
         return None
     if patience.probing is not refusal and probes.take(refusal, newest.last_update_time, now):

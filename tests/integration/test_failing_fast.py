@@ -8,24 +8,36 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import logging
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import peers
 import pymongo
 import pytest
 import trustme
 from conftest import Instrument, Side
-from peers import Peer, with_tls
 from pymongo.errors import ServerSelectionTimeoutError
-from pymongo_resilience_instrumentation import hopeless
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
+from pymongo_resilience_instrumentation import calls, hopeless
+from pymongo_resilience_instrumentation.testbed import (
+    CutBefore,
+    EmbeddedServer,
+    ReplicaSet,
+    peers,
+)
+from pymongo_resilience_instrumentation.testbed.peers import Peer, with_tls
 from waiting import NOBODY, PLENTY_MS
 
-from pymongo_resilience import BestEffort, OperationTimeoutError, Policy, RetryReason, override
+from pymongo_resilience import (
+    BestEffort,
+    FastFailOnTerminalError,
+    OperationTimeoutError,
+    Policy,
+    RetryReason,
+    override,
+)
 from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
@@ -84,8 +96,13 @@ class World:
 
     @contextlib.contextmanager
     def shows(self, certificate: trustme.LeafCert) -> Iterator[Trouble]:
-        with self.meets(with_tls(self.server, certificate)) as trouble:
+        with self.meets(self.behind(certificate)) as trouble:
             yield trouble
+
+    def behind(self, certificate: trustme.LeafCert) -> peers.Meet:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate.configure_cert(context)
+        return with_tls(self.server, context)
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +114,10 @@ def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> W
 
 
 @contextlib.contextmanager
-def another_set(world: World, *, more: str = "") -> Iterator[Trouble]:
+def another_set(world: World, **options: Any) -> Iterator[Trouble]:
     with ReplicaSet(world.server) as running:
         host, port = running.address
-        yield Trouble(f"mongodb://{host}:{port}/?replicaSet=other{more}")
+        yield Trouble(f"mongodb://{host}:{port}/?replicaSet=other", options)
 
 
 def known_to(world: World, **more: Any) -> trustme.LeafCert:
@@ -128,10 +145,17 @@ HOPELESS: dict[str, tuple[Made, str, RetryReason, str, int]] = {
         lambda world: world.meets(peers.answers_in_plain_text),
         "plain_port", RetryReason.TLS_ERROR, "the server's TLS mode", 2,
     ),
-    # pymongo takes such a server for a good one that has no place here: it does not look again.
+    # Such a server answers, and no check of it fails.
     "another set": (another_set, "set_name", RetryReason.NODE_NOT_AVAILABLE, '"other"', 0),
     "another set, directly": (
-        lambda world: another_set(world, more="&directConnection=true"),
+        lambda world: another_set(world, directConnection=True),
+        "set_name", RetryReason.NODE_NOT_AVAILABLE, "'rs0'", 0,
+    ),
+    "another set, streamed": (
+        lambda world: another_set(
+            world, directConnection=True,
+            serverMonitoringMode="stream", heartbeatFrequencyMS=10_000,
+        ),
         "set_name", RetryReason.NODE_NOT_AVAILABLE, "'rs0'", 0,
     ),
 }  # fmt: skip
@@ -259,7 +283,7 @@ def test_a_server_that_recovers_is_used_at_once(
     for _ in range(2):
         assert hasattr(_fails(side, coll)[0], "hopeless")
     assert untrusted.peer is not None
-    untrusted.peer.meet = with_tls(world.server, known_to(world))
+    untrusted.peer.meet = world.behind(known_to(world))
     assert side.do(coll.find_one) is None
     side.do(coll.database.client.close)
 
@@ -349,3 +373,30 @@ def test_a_fault_of_ours_waits_as_ever(
     assert took >= SHORT_MS / 1000
     assert not hasattr(error, "hopeless")
     assert "a fault of pymongo-resilience while a server was waited for" in caplog.text
+
+
+class Watching(FastFailOnTerminalError):  # noqa: N818 - a strategy, though its base is named so
+    """Notes what the selection of each attempt that failed has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def retry_after(self, operation: Any, failure: Any, /) -> Any:
+        call = calls.current()
+        assert call is not None
+        self.seen.append(call.patience)
+        return super().retry_after(operation, failure)
+
+
+def test_each_selection_looks_for_itself(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """What an earlier one of the same operation has seen may have passed since."""
+    strategy = Watching()
+    instrument(strategy=strategy, timeout_ms=PLENTY_MS)
+    proxy.inject(CutBefore("find", times=2))
+    side.do(side.client(proxy.uri)[database].coll.find_one)
+    first, second = strategy.seen
+    assert first is not None, "a client that is new waits for its first server"
+    assert second is not first

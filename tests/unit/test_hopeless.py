@@ -20,7 +20,7 @@ from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 from pymongo_resilience_instrumentation import failures, hopeless
-from pymongo_resilience_instrumentation.fast_fail import PROBE_EVERY, Patience, Probes
+from pymongo_resilience_instrumentation.fast_fail import PROBE_EVERY, STANDS, Patience, Probes
 from pymongo_resilience_instrumentation.hopeless import Cause
 
 from pymongo_resilience.failure import RetryReason
@@ -148,7 +148,7 @@ def topology(*servers: ServerDescription, of: str = "Unknown") -> TopologyDescri
 
 def looks(*topologies: TopologyDescription) -> list[Cause | None]:
     patience = Patience(applies=True)
-    return [patience.look(each) for each in topologies]
+    return [patience.look(each, 0.0) for each in topologies]
 
 
 def test_two_checks_in_a_row() -> None:
@@ -193,6 +193,20 @@ def test_the_last_server_to_qualify_counts() -> None:
 def test_a_password_is_refused_the_first_time() -> None:
     assert looks(topology(down(A, WRONG))) == [Cause.PASSWORD]
     assert looks(topology(down(A, WRONG), down(B, None))) == [None]
+
+
+def test_the_name_of_another_set_that_stands_while_no_check_comes_back() -> None:
+    """As of a hello that is streamed."""
+    patience = Patience(applies=True)
+    other = ConfigurationError(f"{OTHER_SET}a set named 'rs0'")
+    first, second = (topology(down(A, other), of="Single") for _ in range(2))
+    assert patience.look(first, 10.0) is None
+    assert patience.look(first, 10.0 + 0.9 * STANDS) is None
+    assert patience.look(first, 10.0 + STANDS) is Cause.SET_NAME
+    again = Patience(applies=True)
+    assert [again.look(each, 10.0) for each in (first, second)] == [None, Cause.SET_NAME]
+    certificate, patience = topology(down(A, UNTRUSTED)), Patience(applies=True)
+    assert {patience.look(certificate, now) for now in (0.0, 60.0)} == {None}
 
 
 def test_a_set_without_a_server_is_another_set() -> None:

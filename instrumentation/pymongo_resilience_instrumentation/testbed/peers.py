@@ -1,16 +1,21 @@
-"""What may answer a client of pymongo's on a port, other than a server that it can use."""
+"""What may answer a client of pymongo's on a port, other than a server that it can use.
+
+Not thread-safe but for ``meet``: a peer is started and stopped by one thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import struct
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import trustme
 from pymongo_resilience_instrumentation.testbed.running import Running
+
+if TYPE_CHECKING:
+    import ssl
 
 Meet = Callable[["Peer", socket.socket], None]
 CHUNK = 65536
@@ -60,10 +65,8 @@ class Peer(Running):
             self.meet(self, self.keep(connection))
 
 
-def with_tls(server: tuple[str, int], certificate: trustme.LeafCert) -> Meet:
-    """The server, behind this certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    certificate.configure_cert(context)
+def with_tls(server: tuple[str, int], context: ssl.SSLContext) -> Meet:
+    """The server, behind the certificate that the context has."""
 
     def meet(peer: Peer, connection: socket.socket) -> None:
         client = peer.keep(context.wrap_socket(connection, server_side=True))
