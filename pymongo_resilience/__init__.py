@@ -40,7 +40,7 @@ from pymongo_resilience.strategy import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
@@ -88,6 +88,9 @@ def instrument(
     listeners: Sequence[Listener] = (),
     tracer_provider: Any = None,
     meter_provider: Any = None,
+    request_hook: Callable[[Any, Any], object] | None = None,
+    response_hook: Callable[[Any, Any], object] | None = None,
+    failed_hook: Callable[[Any, Any], object] | None = None,
 ) -> None:
     """Make every MongoClient and AsyncMongoClient of the process resilient and visible.
 
@@ -97,6 +100,9 @@ def instrument(
     ``listeners`` hear every retry decision, and every circuit breaker that opens or closes. The
     providers default to OpenTelemetry's global ones, looked up when they are needed, so that the
     SDK may be set up before or after.
+
+    The hooks are called with each command's span and pymongo's event of it: when it starts, once it
+    has succeeded, once it has failed. What one raises is logged once.
 
     Clients that exist already get retries and operation spans; one warning says what needs a new
     client. A second call warns and changes nothing. Raises :class:`ConfigurationError`, and
@@ -116,6 +122,14 @@ def instrument(
             raise TypeError(
                 f"listeners: an object of type {type(listener).__name__} has no on_event(event)"
             )
+    hooks = {
+        "request_hook": request_hook,
+        "response_hook": response_hook,
+        "failed_hook": failed_hook,
+    }
+    for name, hook in hooks.items():
+        if hook is not None and not callable(hook):
+            raise TypeError(f"{name} is of type {type(hook).__name__}: expected a function")
     _instrumentor().instrument(
         config=Config.from_env() if config is None else config,
         policies=policies,
@@ -123,6 +137,7 @@ def instrument(
         listeners=listeners,
         tracer_provider=tracer_provider,
         meter_provider=meter_provider,
+        **hooks,
     )
 
 

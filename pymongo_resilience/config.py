@@ -150,6 +150,12 @@ class Config:
         "How long a circuit breaker stays open before it lets three probes through.",
     )
     traces: bool = _option(True, BOOLEAN, "Whether operations and commands are drawn as spans.")
+    command_comment: bool = _option(
+        False,
+        BOOLEAN,
+        "Whether commands carry a comment with their operation's trace, for the server's profiler "
+        "and slow-query log.",
+    )
     metrics: bool = _option(
         True, BOOLEAN, "Whether durations, retries, servers and pools are measured."
     )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
     from pymongo_resilience_instrumentation.selection_waits import SelectionWait
     from pymongo_resilience_instrumentation.sessions import TransactionDeadline
+    from pymongo_resilience_instrumentation.transaction_spans import TransactionSpan
 
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 
@@ -62,7 +63,7 @@ class Call:
 
     __slots__ = (
         "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "cursor",
-        "database", "deadline", "declined_by", "driver_connection_id", "ended", "judged",
+        "database", "deadline", "declined_by", "driver_connection_id", "ended", "ends", "judged",
         "namespace", "only_reads", "operation", "otel_token", "outer_context", "patience", "public",
         "reasons", "selected", "selecting", "selection_waits", "server", "span", "started",
         "timeout", "token", "transaction", "waits_until",
@@ -92,6 +93,8 @@ class Call:
         """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
         self.transaction: TransactionDeadline | None = None
         """That of the with_transaction in whose callback the call's session is."""
+        self.ends: TransactionSpan | None = None
+        """That of the transaction which this commit or abort ends."""
         self.only_reads = False
         """A command runner was given a command that can only read."""
         self.ended = False
@@ -102,8 +105,9 @@ class Call:
         self.deadline = NO_DEADLINE
         """Puts the timeout in force, where that is ours to do."""
         self.span: Span | None = None
-        self.command_spans: dict[int, Span] = {}
-        """Spans of commands in flight, by request id: ended with the call at the latest."""
+        self.command_spans: dict[int, tuple[Span, int | None]] = {}
+        """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
+        ended with the call at the latest."""
         self.waits_until = float("inf")
         """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
         connection may pass it."""

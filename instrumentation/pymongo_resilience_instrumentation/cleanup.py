@@ -35,7 +35,7 @@ END_SESSIONS_WINDOW = 0.5
 
 
 class CleanupCall(Call):
-    """A killCursors or endSessions in progress: none of the public API, no operation span."""
+    """A killCursors or endSessions in progress: none of the public API, though it has a span."""
 
     has_operations = False
     __slots__ = ("address", "swallowed")

@@ -11,20 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from bson.binary import Binary
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes, namespace_text
+from pymongo_resilience_instrumentation.query_text import text_of
+from pymongo_resilience_instrumentation.span_hooks import NO_HOOKS
 from pymongo_resilience_instrumentation.spans import KNOWN_NAMES, record_error
+from pymongo_resilience_instrumentation.suppression import is_suppressed
+from pymongo_resilience_instrumentation.tracing import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import Tracer
     from pymongo.monitoring import CommandFailedEvent, CommandStartedEvent, CommandSucceededEvent
 
     from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.span_hooks import SpanHooks
+    from pymongo_resilience_instrumentation.tracing import Tracing
 
 SENSITIVE = frozenset({
     "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
@@ -38,6 +44,9 @@ NAMING_A_COLLECTION = frozenset({
     "updateSearchIndex", "validate",
 })  # fmt: skip
 """Others begin with a value: ``usersInfo`` with a user's name."""
+InFlight = dict[int, tuple[Span, "int | None"]]
+"""By request id: the span, and the cursor that the command uses."""
+NOTHING = (None, None)
 AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
 
 
@@ -62,15 +71,17 @@ def _attributes(
 class CommandSpans:
     """Thread- and task-safe: a span in flight is kept on its call, or for its thread or task."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, hooks: SpanHooks = NO_HOOKS) -> None:
         self._tracer = tracer
-        self._without_call: dict[tuple[str, int], dict[int, Span]] = {}
+        self._hooks = hooks
+        self._without_call: dict[tuple[str, int], InFlight] = {}
 
-    def start(self, event: CommandStartedEvent) -> None:
+    def start(self, event: CommandStartedEvent, tracing: Tracing = DEFAULT) -> None:
+        """``tracing``: of the client that sends it."""
         call = calls.current()
-        if call is not None:
-            call.server = event.connection_id
         if _is_sensitive(event):
+            return
+        if (call is None or call.span is None) and is_suppressed():
             return
         name = event.command_name
         database = "admin" if name in AGAINST_ADMIN else event.database_name
@@ -85,27 +96,37 @@ class CommandSpans:
         in_flight = self._spans(call)
         unfinished = in_flight.pop(event.request_id, None)
         if unfinished is not None:
-            unfinished.end()
-        in_flight[event.request_id] = span
+            unfinished[0].end()
+        in_flight[event.request_id] = span, _used_cursor(event)
         if span.is_recording():
             span.set_attributes(_of_this_command(event, call))
+            if tracing.quotes:
+                text = text_of(event.command, tracing.query_text_max_length)
+                span.set_attribute(semconv.DB_QUERY_TEXT, text)
+        if self._hooks.request is not None:
+            self._hooks.request(span, event)
 
     def succeed(self, event: CommandSucceededEvent) -> None:
-        span = self._taken(event.request_id)
+        span, used_cursor = self._taken(event.request_id)
         if span is None:
             return
         if span.is_recording():
-            cursor_id = _open_cursor(event.reply)
+            cursor_id = _open_cursor(event.reply) or used_cursor
             if cursor_id:
                 span.set_attribute(semconv.CURSOR_ID, cursor_id)
+            if self._hooks.response is not None:
+                self._hooks.response(span, event)
         span.end()
 
-    def fail(self, event: CommandFailedEvent) -> None:
-        span = self._taken(event.request_id)
+    def fail(self, event: CommandFailedEvent, tracing: Tracing = DEFAULT) -> None:
+        """``tracing``: of the client that sent it."""
+        span, _ = self._taken(event.request_id)
         if span is None:
             return
         if span.is_recording():
-            _record_failure(span, event)
+            _record_failure(span, event, quotes=tracing.quotes)
+            if self._hooks.failed is not None:
+                self._hooks.failed(span, event)
         span.end()
 
     def leave_connection(self) -> None:
@@ -114,7 +135,7 @@ class CommandSpans:
         if not self._without_call or calls.current() is not None:
             return
         error = sys.exc_info()[1]
-        for span in self._without_call.pop(_thread_or_task(), {}).values():
+        for span, _ in self._without_call.pop(_thread_or_task(), {}).values():
             if error is not None:
                 record_error(span, error)
             span.end()
@@ -123,14 +144,14 @@ class CommandSpans:
         """In a forked child: what is in flight without a call is the parent's, which ends it."""
         self._without_call.clear()
 
-    def _taken(self, request_id: int) -> Span | None:
-        """The span of a command that ends; None for one whose start drew none."""
+    def _taken(self, request_id: int) -> tuple[Span | None, int | None]:
+        """The span of a command that ends, None for one whose start drew none; and its cursor."""
         call = calls.current()
         if call is not None:
-            return call.command_spans.pop(request_id, None)
-        return self._without_call.get(_thread_or_task(), {}).pop(request_id, None)
+            return call.command_spans.pop(request_id, NOTHING)
+        return self._without_call.get(_thread_or_task(), {}).pop(request_id, NOTHING)
 
-    def _spans(self, call: calls.Call | None) -> dict[int, Span]:
+    def _spans(self, call: calls.Call | None) -> InFlight:
         if call is not None:
             return call.command_spans
         return self._without_call.setdefault(_thread_or_task(), {})
@@ -175,10 +196,17 @@ def _of_this_command(event: CommandStartedEvent, call: calls.Call | None) -> dic
     txn_number = _number(command.get("txnNumber"))
     if txn_number is not None:
         attributes[semconv.TXN_NUMBER] = txn_number
-    cursor_id = _number(command.get("getMore"))
-    if cursor_id is not None:
-        attributes[semconv.CURSOR_ID] = cursor_id
     return attributes
+
+
+def _used_cursor(event: CommandStartedEvent) -> int | None:
+    """The one cursor that it reads on or closes; an attribute once it has succeeded."""
+    if event.command_name == "getMore":
+        return _number(event.command.get("getMore"))
+    if event.command_name == "killCursors":
+        ids = event.command.get("cursors")
+        return _number(ids[0]) if isinstance(ids, list) and len(ids) == 1 else None
+    return None
 
 
 def _number(value: Any) -> int | None:
@@ -200,12 +228,12 @@ def _open_cursor(reply: Any) -> int | None:
     return _number(cursor.get("id")) if hasattr(cursor, "get") else None
 
 
-def _record_failure(span: Span, event: CommandFailedEvent) -> None:
+def _record_failure(span: Span, event: CommandFailedEvent, *, quotes: bool) -> None:
     # The driver reports the failure while it handles the exception, and so do we an interruption.
     error = sys.exc_info()[1]
     is_an_interruption = not isinstance(error, Exception)
     if error is not None and (is_an_interruption or isinstance(error, PyMongoError | OSError)):
-        record_error(span, error)
+        record_error(span, error, quotes=quotes)
     else:
         span.set_status(Status(StatusCode.ERROR))
     code = _number(event.failure.get("code")) if hasattr(event.failure, "get") else None

@@ -40,7 +40,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
             name,
             (operation.db, operation.coll),
             bound=bound,
-            transaction=sessions.transaction_of(operation.session),
+            session=operation.session,
         )
         try:
             if cursor is not None and call.transaction is None:

@@ -88,6 +88,7 @@ def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
             call, runtime.rules, runtime.executor.clock, runtime.budgets.of(call.client)
         )
         runtime.enter(call)
+        runtime.draw(call)
     except Exception:
         logger.exception("a fault of pymongo-resilience before %s", END_SESSIONS)
         return None
@@ -95,7 +96,7 @@ def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
 
 
 def _finish_end_sessions(runtime: Runtime, work: EndSessions) -> None:
-    runtime.end(work.call, None)
+    runtime.end(work.call, work.call.swallowed)
     # Nothing may keep the closed client alive: neither the closure nor the error's frames.
     del work.send
     work.call.swallowed = None

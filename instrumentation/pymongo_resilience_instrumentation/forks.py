@@ -58,6 +58,8 @@ def _in_child() -> None:
         steps.append(runtime.breakers.start_afresh)
     if runtime.command_spans is not None:
         steps.append(runtime.command_spans.start_afresh)
+    if runtime.transaction_spans is not None:
+        steps.append(runtime.transaction_spans.start_afresh)
     for step in steps:
         try:
             step()

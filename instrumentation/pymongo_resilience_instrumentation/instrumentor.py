@@ -30,6 +30,7 @@ from pymongo_resilience_instrumentation import (
     monkey_patching,
     self_check,
     statuses,
+    tracing,
 )
 from pymongo_resilience_instrumentation.breakers import Breakers
 from pymongo_resilience_instrumentation.budgets import Budgets
@@ -42,11 +43,14 @@ from pymongo_resilience_instrumentation.metrics import (
     ServerMetrics,
     server_metrics,
 )
+from pymongo_resilience_instrumentation.other_tracers import OtherTracers
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
 from pymongo_resilience_instrumentation.selector import Selectors
 from pymongo_resilience_instrumentation.self_check import Feature
+from pymongo_resilience_instrumentation.span_hooks import SpanHooks
 from pymongo_resilience_instrumentation.spans import OperationSpans
+from pymongo_resilience_instrumentation.transaction_spans import TransactionSpans
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
 
 SCOPE = "pymongo_resilience"
 SUPPORTED = ("pymongo >= 4.17, < 5",)
+HOOKS = ("request_hook", "response_hook", "failed_hook")
 ANY_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
@@ -68,9 +73,9 @@ logger = logging.getLogger("pymongo_resilience")
 class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped upstream
     """One for the process. Thread-safe where OpenTelemetry's base class is: call it at start-up."""
 
+    _runtime: Runtime | None = None
     _patches: Patches | None = None
     _gauges: ServerMetrics | None = None
-    _runtime: Runtime | None = None
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return SUPPORTED
@@ -108,6 +113,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             listeners=kwargs.get("listeners") or (),
             tracer_provider=kwargs.get("tracer_provider"),
             meter_provider=kwargs.get("meter_provider"),
+            hooks=SpanHooks(*(kwargs.get(name) for name in HOOKS)),
             knows_timeouts=Feature.TIMEOUT not in lacking,
             judges=Feature.RETRIES not in without,
             breaks=not {Feature.RETRIES, Feature.BREAKERS} & without,
@@ -141,6 +147,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     def _uninstrument(self, **_: Any) -> None:
         switch.current.on = False
         forks.watch(None)
+        if self._runtime is not None and self._runtime.transaction_spans is not None:
+            self._runtime.transaction_spans.close()
         self._runtime = None
         if self._gauges is not None:
             self._gauges.show(None)
@@ -195,6 +203,7 @@ def _runtime(
     listeners: Sequence[Listener],
     tracer_provider: Any,
     meter_provider: Any,
+    hooks: SpanHooks,
     knows_timeouts: bool,
     judges: bool,
     breaks: bool,
@@ -202,11 +211,12 @@ def _runtime(
 ) -> Runtime:
     ours = switch.Switch()
     clients = Clients()
-    operation_spans = command_spans = operation_metrics = None
+    operation_spans = command_spans = transaction_spans = operation_metrics = None
     hearing: list[Listener] = [CallLog(), DecisionLog(), BreakerLog()]
     if config.traces:
         tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
-        operation_spans, command_spans = OperationSpans(tracer), CommandSpans(tracer)
+        operation_spans, command_spans = OperationSpans(tracer), CommandSpans(tracer, hooks)
+        transaction_spans = TransactionSpans(tracer)
         hearing.append(operation_spans)
     if config.metrics:
         operation_metrics = OperationMetrics(_meter(meter_provider))
@@ -237,6 +247,8 @@ def _runtime(
         switch=ours,
         operation_spans=operation_spans,
         command_spans=command_spans,
+        transaction_spans=transaction_spans,
+        tracers=OtherTracers(),
         operation_metrics=operation_metrics,
         knows_timeouts=knows_timeouts,
         judges=judges,
@@ -287,6 +299,7 @@ def _tell_of_existing_clients(runtime: Runtime, *, retried: bool) -> None:
     for client in clients:
         runtime.coroutines.meet(client)
         runtime.deprecated.meet(client)
+        tracing.keep_for_existing(client)
     if count:
         logger.warning(
             "%d client%s made before instrument(): covered by %soperation spans and durations; "

@@ -11,7 +11,7 @@ from opentelemetry import context
 from opentelemetry.context import Context
 
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import calls, driver, transaction_spans
 from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CleanupCall, CloseNow
 from pymongo_resilience_instrumentation.cleanup_in_background import (
     BackgroundCall,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
+
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -103,6 +104,8 @@ class _Kills:
         runtime.enter(call, anew=refreshed)
         if not refreshed and call.transaction is None:
             call.deadline = calls.NO_DEADLINE
+        if executor is self.now:
+            runtime.draw(call, None if session is None else transaction_spans.parent_of(session))
         return work, executor
 
 

@@ -14,6 +14,7 @@ from pymongo import monitoring
 
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients import IDLE, USED
+from pymongo_resilience_instrumentation.tracing import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.clients import ClientState
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
+    from pymongo_resilience_instrumentation.tracing import Tracing
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -63,15 +65,30 @@ class _OfOneClient(OurListener):
 
 
 class Commands(OurListener, monitoring.CommandListener):
-    """Draws one span for each command sent."""
+    """Draws one span for each command sent, unless somebody else does.
 
-    def __init__(self, spans: CommandSpans, switch: Switch) -> None:
+    ``drawn_elsewhere``: asked for each command, where the client was made while that was so.
+    """
+
+    def __init__(
+        self,
+        spans: CommandSpans,
+        switch: Switch,
+        tracing: Tracing = DEFAULT,
+        drawn_elsewhere: Callable[[], bool] | None = None,
+    ) -> None:
         super().__init__(switch)
         self._spans = spans
+        self._tracing = tracing
+        self._drawn_elsewhere = drawn_elsewhere
 
     @_harmless
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        self._spans.start(event)
+        call = calls.current()
+        if call is not None:
+            call.server = event.connection_id
+        if self._drawn_elsewhere is None or not self._drawn_elsewhere():
+            self._spans.start(event, self._tracing)
 
     @_harmless
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
@@ -79,7 +96,7 @@ class Commands(OurListener, monitoring.CommandListener):
 
     @_harmless
     def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        self._spans.fail(event)
+        self._spans.fail(event, self._tracing)
 
 
 class LastServer(OurListener, monitoring.CommandListener):
@@ -168,7 +185,13 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
 
 
 def listeners_of(
-    client: ClientState, spans: CommandSpans | None, switch: Switch, *, metrics: bool
+    client: ClientState,
+    spans: CommandSpans | None,
+    switch: Switch,
+    *,
+    metrics: bool,
+    tracing: Tracing = DEFAULT,
+    drawn_elsewhere: Callable[[], bool] | None = None,
 ) -> list[Any]:
     """What one new client is given: nothing that nobody consumes, since each listener costs.
 
@@ -177,7 +200,7 @@ def listeners_of(
     of a running event loop. The client itself says the same when it is asked.
     """
     if spans is not None:
-        chosen: list[Any] = [Commands(spans, switch)]
+        chosen: list[Any] = [Commands(spans, switch, tracing, drawn_elsewhere)]
     elif metrics:
         chosen = [LastServer(switch)]
     else:

@@ -16,6 +16,7 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience_instrumentation import (
+    command_comments,
     cursor_makers,
     cursor_wrappers,
     deprioritized,
@@ -183,6 +184,12 @@ def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
         yield owner, "apply_timeout", time_limits.limit(runtime)
 
 
+def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
+    if runtime.config.command_comment:
+        for owner in driver.commanded_connections():
+            yield owner, driver.PASSED, command_comments.comment(runtime)
+
+
 def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.topology_classes():
         yield owner, "handle_error", wrappers.connection_error(runtime)
@@ -218,6 +225,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), gridfs_wrappers.of_gridfs),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
+    ((Feature.COMMENTS,), _of_comments),
 )
 """What is wrapped where the installed pymongo can have all of the features."""
 

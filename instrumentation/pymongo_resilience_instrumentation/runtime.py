@@ -25,10 +25,13 @@ from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
 from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.origins import state_origin
+from pymongo_resilience_instrumentation.other_tracers import contrib_is_active
 from pymongo_resilience_instrumentation.sessions import transaction_of
+from pymongo_resilience_instrumentation.tracing import keep
+from pymongo_resilience_instrumentation.transaction_spans import parent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.config import Config
@@ -46,9 +49,13 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
     from pymongo_resilience_instrumentation.operation_counts import OperationCounts
     from pymongo_resilience_instrumentation.operations import Target
+    from pymongo_resilience_instrumentation.other_tracers import OtherTracers
     from pymongo_resilience_instrumentation.selector import Selectors
-    from pymongo_resilience_instrumentation.sessions import TransactionDeadline
     from pymongo_resilience_instrumentation.spans import OperationSpans
+    from pymongo_resilience_instrumentation.transaction_spans import (
+        TransactionSpan,
+        TransactionSpans,
+    )
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -86,6 +93,8 @@ class Runtime:
     switch: Switch
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
+    transaction_spans: TransactionSpans | None
+    tracers: OtherTracers
     operation_metrics: OperationMetrics | None
     knows_timeouts: bool
     """Whether the driver says which timeout is in force; without that we set none."""
@@ -105,22 +114,29 @@ class Runtime:
         *,
         acknowledged: bool = True,
         bound: Policy = NOTHING,
-        transaction: TransactionDeadline | None = None,
+        session: Any = None,
     ) -> Call:
         """Enter a call of the public API; ``bound`` is the policy that its object carries.
 
         Raises InvalidOperation (pymongo's) for a timeout of its own inside of with_transaction.
         """
         call = Call(client, operation, *target, acknowledged=acknowledged)
-        call.bound, call.transaction = bound, transaction
+        call.bound = bound
+        if session is not None:
+            call.transaction = transaction_of(session)
         self.enter(call)
+        self.draw(call, None if session is None else parent_of(session))
+        return call
+
+    def draw(self, call: Call, transaction: TransactionSpan | None = None) -> None:
+        """Start the operation span of a call that was entered; left again where that fails."""
+        if self.operation_spans is None:
+            return
         try:
-            if self.operation_spans is not None:
-                self.operation_spans.start(call)
+            self.operation_spans.start(call, None if transaction is None else transaction.span)
         except Exception:
             calls.leave(call)
             raise
-        return call
 
     def end(self, call: Call, error: BaseException | None) -> BaseException | None:
         """Leave it: the spans end, the duration is recorded, whatever happened.
@@ -146,6 +162,8 @@ class Runtime:
         try:
             if self.operation_spans is not None:
                 self.operation_spans.end(call, error)
+            if call.ends is not None:
+                call.ends.end(error)
         except Exception:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
         calls.leave(call)
@@ -310,10 +328,16 @@ class Runtime:
         if self.selectors is not None and self.switch.on and (own is None or callable(own)):
             kwargs[name] = self.selectors.of_new_client(client, own)
 
-    def equip(self, client: Any, listeners: Sequence[Any], adaptive: bool | None) -> list[Any]:
+    def equip(
+        self,
+        client: Any,
+        listeners: Sequence[Any],
+        adaptive: bool | None,
+        said_of_tracing: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
         """The listeners of a client that is being made: its own, and ours once.
 
-        ``adaptive``: what the client says of its retry budget.
+        ``adaptive``, ``said_of_tracing``: what the client says of its retry budget and its spans.
         """
         own = [each for each in listeners if not isinstance(each, OurListener)]
         if not self._may_act():
@@ -321,5 +345,16 @@ class Runtime:
         self.budgets.open(client, adaptive)
         self.coroutines.meet(client)
         state = self.clients.add(client)
-        metrics = self.operation_metrics is not None
-        return own + listeners_of(state, self.command_spans, self.switch, metrics=metrics)
+        tracing = self.tracers.settle(said_of_tracing)
+        keep(client, tracing)
+        draws = self.command_spans is not None and tracing.enabled
+        return own + listeners_of(
+            state,
+            self.command_spans if draws else None,
+            self.switch,
+            metrics=self.operation_metrics is not None,
+            tracing=tracing,
+            drawn_elsewhere=(
+                contrib_is_active if draws and self.tracers.drawn_by_contrib() else None
+            ),
+        )

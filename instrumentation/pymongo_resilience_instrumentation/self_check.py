@@ -31,6 +31,7 @@ class Feature(enum.Enum):
     BREAKERS = "circuit breakers"
     REPR = "a client's repr and options without what is ours"
     INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
+    COMMENTS = "comments on commands that lead to their traces"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 

@@ -9,7 +9,7 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience import policy
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience_instrumentation import driver, failures, sessions
+from pymongo_resilience_instrumentation import driver, failures, sessions, transaction_spans
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.sessions import TransactionDeadline
 from pymongo_resilience_instrumentation.timeouts import timed_out
@@ -32,6 +32,7 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wr
 
     end_session is not there: it waits for nothing but the abort_transaction that it calls.
     """
+    yield "start_transaction", transaction_spans.start_transaction(runtime, asynchronous)
     yield "with_transaction", (_async_whole if asynchronous else _whole)(runtime)
     yield "commit_transaction", _end(runtime, "commitTransaction", asynchronous, anew=False)
     yield "abort_transaction", _end(runtime, "abortTransaction", asynchronous, anew=True)
@@ -64,10 +65,12 @@ def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) ->
         client = session.client
         if runtime.nested(client):
             return None
-        call = Call(client, operation, *NOWHERE, acknowledged=False, public=False)
+        call = Call(client, operation, *NOWHERE, acknowledged=False)
         call.bound = sessions.default_of(session)
         call.transaction = sessions.transaction_of(session)
+        call.ends = transaction_spans.span_of(session)
         runtime.enter(call, anew=anew)
+        runtime.draw(call, call.ends)
         if call.timeout is not None and not anew:
             runtime.deprecated.of_commit(call, session)
         return call

@@ -92,19 +92,23 @@ def transaction_of(session: Any) -> TransactionDeadline | None:
     return getattr(session, "__dict__", {}).get(_TRANSACTION)
 
 
-def transaction_of_call(
+def session_of_call(
     args: tuple[Any, ...], kwargs: dict[str, Any], session_at: int | None, asynchronous: bool
-) -> TransactionDeadline | None:
-    """The same for the session that a method is called with, or that is bound around it."""
+) -> Any:
+    """The session that a method is called with, or that is bound around it; None for none."""
     session = kwargs.get("session")
     if session is None and session_at is not None and len(args) > session_at:
         session = args[session_at]
-    return transaction_of_any(session, asynchronous)
+    return _or_bound(session, asynchronous)
 
 
 def transaction_of_any(session: Any, asynchronous: bool) -> TransactionDeadline | None:
-    """The same for ``session``, or where that is None for the one that is bound around."""
-    return transaction_of(driver.bound_session(asynchronous) if session is None else session)
+    """The deadline of the with_transaction of ``session``, or of the one that is bound around."""
+    return transaction_of(_or_bound(session, asynchronous))
+
+
+def _or_bound(session: Any, asynchronous: bool) -> Any:
+    return driver.bound_session(asynchronous) if session is None else session
 
 
 def position(method: Callable[..., Any] | None) -> int | None:

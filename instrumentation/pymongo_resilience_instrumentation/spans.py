@@ -14,6 +14,8 @@ from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures import attribute
 from pymongo_resilience_instrumentation.outcomes import outcome_of
+from pymongo_resilience_instrumentation.suppression import is_suppressed
+from pymongo_resilience_instrumentation.tracing import tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,16 +57,30 @@ class OperationSpans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def start(self, call: Call) -> None:
-        name, attributes = _operation_attributes(call.operation, call.database, call.collection)
-        span = self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes)
+    def start(self, call: Call, transaction: Span | None = None) -> None:
+        """``transaction``: the span of the one that it is in."""
+        outer = context.get_current()
+        if is_suppressed(outer) or not tracing_of(call.client).enabled:
+            return
+        name, attributes = _operation_attributes(
+            # A transaction's end has no database of its own.
+            call.operation,
+            call.database or "admin",
+            call.collection,
+        )
+        span = self._tracer.start_span(
+            name,
+            outer if transaction is None else trace.set_span_in_context(transaction, outer),
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+        )
         call.span = span
-        call.outer_context = context.get_current()
-        call.otel_token = context.attach(trace.set_span_in_context(span, call.outer_context))
+        call.outer_context = outer
+        call.otel_token = context.attach(trace.set_span_in_context(span, outer))
 
     def end(self, call: Call, error: BaseException | None) -> None:
         # A cancelled task or an interrupted thread leaves a command without its end.
-        for command_span in call.command_spans.values():
+        for command_span, _ in call.command_spans.values():
             if error is not None:
                 record_error(command_span, error)
             command_span.end()
@@ -75,7 +91,7 @@ class OperationSpans:
         if span.is_recording():
             span.set_attributes(_result_attributes(call, error))
             if error is not None:
-                record_error(span, error)
+                record_error(span, error, quotes=tracing_of(call.client).quotes)
         span.end()
 
     def add_waits(self, call: Call) -> None:
@@ -119,12 +135,15 @@ def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any
     return attributes
 
 
-def record_error(span: Span, error: BaseException) -> None:
-    """The exception as attributes. The server's text carries document values, so it stays here:
-    class, code and code name go out, and the frames without their source."""
+def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> None:
+    """The exception as attributes, and the frames without their source.
+
+    The server's text carries document values, so it stays here, and class, code and code name go
+    out. ``quotes``: the client shows the text of its commands, and of its errors as well.
+    """
     if not span.is_recording():
         return
-    message = safe_message(error)
+    message = _text(error) if quotes else safe_message(error)
     span.set_attributes(
         {
             semconv.EXCEPTION_TYPE: qualified_name(error),
@@ -133,6 +152,13 @@ def record_error(span: Span, error: BaseException) -> None:
         }
     )
     span.set_status(Status(StatusCode.ERROR, message))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a reply may be such that the driver's error stumbles over it
+        return safe_message(error)
 
 
 def qualified_name(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from pymongo_resilience_instrumentation import (
     driver,
     operations,
     sessions,
+    tracing,
 )
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 from pymongo_resilience_instrumentation.selection_wrappers import counted
@@ -58,7 +59,7 @@ def public(
             target,
             acknowledged=acknowledged,
             bound=policy_of(instance),
-            transaction=sessions.transaction_of_call(args, kwargs, session_at, asynchronous),
+            session=sessions.session_of_call(args, kwargs, session_at, asynchronous),
         )
         call.only_reads = only_reads
         if call.timeout is not None and (kwargs or (concern and not concern.is_server_default)):
@@ -160,6 +161,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
     ) -> Any:
         # Also while it is switched off: an application that gives the option has to start.
         (args, kwargs), adaptive = client_options.take(args, kwargs)
+        kwargs, said_of_tracing = tracing.take(kwargs)
         given = kwargs.get("event_listeners")
         selector = client_options.server_selector(kwargs)
         # What is no sequence, None included, is the driver's to refuse.
@@ -168,7 +170,9 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
             return wrapped(*args, **kwargs)
         client_options.refuse_negative_timeout(args, kwargs)
         try:
-            kwargs["event_listeners"] = runtime.equip(client, given or (), adaptive)
+            kwargs["event_listeners"] = runtime.equip(
+                client, given or (), adaptive, said_of_tracing
+            )
             runtime.select_for(client, selector, kwargs)
         except Exception:
             logger.exception("a fault of pymongo-resilience before a client was made")

@@ -8,10 +8,16 @@ from pymongo_resilience_instrumentation.driver.clients import (
     kill_interval,
     kill_later,
     kills_no_more,
+    knows_tracing,
     max_retries,
     retargets_on_overload,
     show_listeners,
     topology_description,
+)
+from pymongo_resilience_instrumentation.driver.commands import (
+    PASSED,
+    commanded_connections,
+    passing_command,
 )
 from pymongo_resilience_instrumentation.driver.cursors import (
     batch,
@@ -141,6 +147,7 @@ __all__ = [
     "ASYNC_HALF",
     "ERROR_MESSAGE",
     "HANDSHAKE",
+    "PASSED",
     "SELECT",
     "SELECTION_TIMEOUT",
     "SELECTOR",
@@ -160,6 +167,7 @@ __all__ = [
     "choices",
     "client",
     "client_of_stream",
+    "commanded_connections",
     "connects_with_tls",
     "cursor_address",
     "cursor_classes",
@@ -190,6 +198,7 @@ __all__ = [
     "kills_no_more",
     "kind",
     "known_addresses",
+    "knows_tracing",
     "lift_limits",
     "limited_command",
     "limited_connections",
@@ -205,6 +214,7 @@ __all__ = [
     "operation_name",
     "operations_in_progress",
     "parts",
+    "passing_command",
     "prepare_retry",
     "refuse_without_end",
     "remaining",

@@ -21,6 +21,11 @@ def existing_clients() -> list[Any]:
     return [client for client in clients if not client._closed]
 
 
+def knows_tracing() -> bool:
+    """Whether this pymongo draws spans itself, and so has a ``tracing`` option: none to 4.20."""
+    return "tracing" in getattr(common, "VALIDATORS", ())
+
+
 def show_listeners(client: Any, given: Any) -> None:
     """Where the client lists its options, show the listeners it was given; None for none."""
     options = client._options._options

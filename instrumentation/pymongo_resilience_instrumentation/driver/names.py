@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pymongo_resilience_instrumentation.driver.commands import PASSED
 from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
 from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
 from pymongo_resilience_instrumentation.driver.selected import SELECT
@@ -109,6 +110,7 @@ def parts() -> Iterator[Part]:
     yield Part(Feature.TIME_LIMITS, "pymongo._csot", ("get_timeout", "remaining"))
     for connection in CONNECTIONS:
         yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))
+        yield Part(Feature.COMMENTS, connection, (PASSED, "max_wire_version"))
 
 
 def _of_waits() -> Iterator[Part]:

@@ -1,0 +1,154 @@
+"""What holds for the spans of one client: read once, when it is made.
+
+``tracing={"enabled": ..., "query_text_max_length": ...}`` among the client's keywords wins over the
+two variables of MongoDB's specification.
+Source: OpenTelemetry (MongoDB driver specifications), "Tracing" and "MongoClient Options".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo.errors import ConfigurationError
+
+from pymongo_resilience.kinds import BOOLEAN, integer, shown
+from pymongo_resilience_instrumentation import driver
+
+OPTION = "tracing"
+ENABLED_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED"
+LENGTH_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH"
+LENGTH = integer(0, 16 * 1024 * 1024)
+"""Characters; 0 is no text at all."""
+_KINDS: dict[Any, tuple[Any, str]] = {
+    "enabled": (BOOLEAN.legal, "True or False"),
+    "query_text_max_length": (LENGTH.legal, LENGTH.allowed),
+}
+_TRUE = frozenset({"1", "true", "yes"})
+_FALSE = frozenset({"0", "false", "no"})
+_CLIENTS = "_pymongo_resilience_tracing"
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """Immutable, so thread- and task-safe."""
+
+    enabled: bool = True
+    query_text_max_length: int = 0
+    """Characters; 0 is no text at all."""
+
+    @property
+    def quotes(self) -> bool:
+        """Whether texts may leave that hold values of documents: of commands, and of errors."""
+        return self.query_text_max_length > 0
+
+
+DEFAULT = Tracing()
+
+
+def tracing_of(client: Any) -> Tracing:
+    found: Tracing = getattr(client, "__dict__", {}).get(_CLIENTS, DEFAULT)
+    return found
+
+
+def keep(client: Any, tracing: Tracing) -> None:
+    if tracing != DEFAULT:
+        vars(client)[_CLIENTS] = tracing
+
+
+def keep_for_existing(client: Any) -> None:
+    """One that was made without the instrumentation goes by the variables as they are now."""
+    if _CLIENTS not in vars(client):
+        keep(client, settled(None))
+
+
+def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """A client's keywords without ``tracing``, and what it said; None where it did not.
+
+    A driver that knows the option gets it, and judges it. Else raises ConfigurationError
+    (pymongo's) that names every bad value.
+    """
+    if OPTION not in kwargs:
+        return kwargs, None
+    if driver.knows_tracing():
+        said = kwargs[OPTION]
+        return kwargs, said if isinstance(said, Mapping) else None
+    rest = kwargs.copy()
+    said = rest.pop(OPTION)
+    if said is None:
+        return rest, None
+    check(said)
+    return rest, said
+
+
+def check(said: Any) -> None:
+    """Raises ConfigurationError (pymongo's) that names every bad value."""
+    if isinstance(said, Mapping):
+        problems = [f"unknown key {shown(each)}" for each in said if each not in _KINDS]
+        problems += [
+            f"{name}={shown(said[name])}: expected {allowed}"
+            for name, (legal, allowed) in _KINDS.items()
+            if name in said and not legal(said[name])
+        ]
+    else:
+        problems = [f"it is of type {type(said).__name__}"]
+    if problems:
+        raise ConfigurationError(
+            f"{OPTION}: expected a dict with enabled, query_text_max_length or both; "
+            + "; ".join(problems)
+        )
+
+
+def settled(said: Mapping[str, Any] | None, environ: Mapping[str, str] = os.environ) -> Tracing:
+    """What holds for a client that said this of itself, under the variables as they are now.
+
+    A bad variable is logged, and counts as the value that shows less: telemetry must not keep an
+    application from making its client.
+    """
+    said = said or {}
+    enabled, length = said.get("enabled"), said.get("query_text_max_length")
+    if enabled is None:
+        enabled = _enabled(environ.get(ENABLED_VARIABLE, "").strip())
+    if length is None:
+        length = _length(environ.get(LENGTH_VARIABLE, "").strip())
+    return Tracing(enabled, length)
+
+
+def says_enabled(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the variable asks for tracing by name: unset, a driver's own tracing is off."""
+    return environ.get(ENABLED_VARIABLE, "").strip().lower() in _TRUE
+
+
+def _enabled(text: str) -> bool:
+    if not text or text.lower() in _TRUE:
+        return True
+    if text.lower() not in _FALSE:
+        logger.error(
+            "%s=%r: expected 1, true, yes, 0, false or no; no spans are drawn",
+            ENABLED_VARIABLE,
+            text,
+        )
+    return False
+
+
+def _length(text: str) -> int:
+    if not text:
+        return 0
+    try:
+        length = int(text)
+    except ValueError:
+        length = -1
+    if not LENGTH.legal(length):
+        logger.error(
+            "%s=%r: expected %s; no text of commands is shown",
+            LENGTH_VARIABLE,
+            text,
+            LENGTH.allowed,
+        )
+        return 0
+    return length

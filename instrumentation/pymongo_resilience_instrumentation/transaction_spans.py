@@ -1,0 +1,138 @@
+"""The span of a transaction: from ``start_transaction`` to the end of its commit or abort.
+
+A commit whose result is unknown may be called again and leaves it open; what ends it then is that
+call, the session's next transaction, the end of the session object, or the end of the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.trace import SpanKind
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation.spans import record_error
+from pymongo_resilience_instrumentation.suppression import is_suppressed
+from pymongo_resilience_instrumentation.tracing import tracing_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.trace import Span, Tracer
+
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+# A private attribute of the session: it must live exactly as long.
+_SPAN = "_pymongo_resilience_transaction_span"
+UNKNOWN_RESULT = "UnknownTransactionCommitResult"
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+class TransactionSpan:
+    """One transaction's. Ended once, whoever comes first."""
+
+    __slots__ = ("_open", "_quotes", "span")
+
+    def __init__(self, span: Span, quotes: bool, still_open: set[TransactionSpan]) -> None:
+        self.span = span
+        self._quotes = quotes
+        self._open = still_open
+        still_open.add(self)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """After a commit or an abort, with what that ended with."""
+        if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
+            return
+        if self not in self._open:
+            return
+        self._open.discard(self)
+        if error is not None:
+            record_error(self.span, error, quotes=self._quotes)
+        self.span.end()
+
+
+class TransactionSpans:
+    """Thread- and task-safe: a session is used by one at a time, and a set's methods are atomic."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: set[TransactionSpan] = set()
+        self._ends_at_exit = False
+
+    def start(self, session: Any) -> None:
+        before = vars(session).pop(_SPAN, None)
+        if before is not None:
+            before.end()
+        tracing = tracing_of(session.client)
+        if not tracing.enabled or is_suppressed():
+            return
+        span = self._tracer.start_span(
+            "transaction",
+            kind=SpanKind.CLIENT,
+            attributes={semconv.DB_SYSTEM_NAME: semconv.MONGODB},
+        )
+        made = TransactionSpan(span, tracing.quotes, self._open)
+        vars(session)[_SPAN] = made
+        weakref.finalize(session, made.end).atexit = False
+        if not self._ends_at_exit:
+            # As late as can be: what is registered last runs first, so before an SDK shuts down.
+            self._ends_at_exit = True
+            atexit.register(self.end_all)
+
+    def end_all(self) -> None:
+        """No span stays open: the process exits, or the instrumentation ends."""
+        for each in list(self._open):
+            each.end()
+
+    def close(self) -> None:
+        self.end_all()
+        atexit.unregister(self.end_all)
+
+    def start_afresh(self) -> None:
+        """In a forked child: a transaction in progress is the parent's, which ends its span."""
+        self._open.clear()
+
+
+def span_of(session: Any) -> TransactionSpan | None:
+    """That of the transaction which the session is in, or whose commit is called again."""
+    found: TransactionSpan | None = getattr(session, "__dict__", {}).get(_SPAN)
+    return found
+
+
+def parent_of(session: Any) -> TransactionSpan | None:
+    """What an operation with the session is in, where that is a transaction."""
+    found = span_of(session)
+    return found if found is not None and session.in_transaction else None
+
+
+def start_transaction(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """Nothing is sent, and nothing may fail but what fails in the driver."""
+
+    def start(session: Any) -> None:
+        if runtime.switch.on and runtime.transaction_spans is not None:
+            try:
+                runtime.transaction_spans.start(session)
+            except Exception:
+                logger.exception("a fault of pymongo-resilience after start_transaction")
+
+    def sync_wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = wrapped(*args, **kwargs)
+        start(session)
+        return result
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = await wrapped(*args, **kwargs)
+        start(session)
+        return result
+
+    return async_wrapper if asynchronous else sync_wrapper
