@@ -35,15 +35,19 @@ logger = logging.getLogger("pymongo_resilience")
 
 
 class TransactionSpan:
-    """One transaction's. Ended once, whoever comes first."""
+    """One transaction's. Ended once, whoever comes first; kept alive by being open."""
 
-    __slots__ = ("_open", "_quotes", "span")
+    __slots__ = ("_open", "_quotes", "_session", "span")
 
-    def __init__(self, span: Span, quotes: bool, still_open: set[TransactionSpan]) -> None:
+    def __init__(
+        self, span: Span, session: Any, quotes: bool, still_open: set[TransactionSpan]
+    ) -> None:
         self.span = span
+        self._session = weakref.ref(session, lambda _: self.end())
         self._quotes = quotes
         self._open = still_open
         still_open.add(self)
+        vars(session)[_SPAN] = self
 
     def end(self, error: BaseException | None = None) -> None:
         """After a commit or an abort, with what that ended with."""
@@ -52,6 +56,9 @@ class TransactionSpan:
         if self not in self._open:
             return
         self._open.discard(self)
+        session = self._session()
+        if session is not None:
+            vars(session).pop(_SPAN, None)
         if error is not None:
             record_error(self.span, error, quotes=self._quotes)
         self.span.end()
@@ -66,7 +73,7 @@ class TransactionSpans:
         self._ends_at_exit = False
 
     def start(self, session: Any) -> None:
-        before = vars(session).pop(_SPAN, None)
+        before = span_of(session)
         if before is not None:
             before.end()
         tracing = tracing_of(session.client)
@@ -77,9 +84,7 @@ class TransactionSpans:
             kind=SpanKind.CLIENT,
             attributes={semconv.DB_SYSTEM_NAME: semconv.MONGODB},
         )
-        made = TransactionSpan(span, tracing.quotes, self._open)
-        vars(session)[_SPAN] = made
-        weakref.finalize(session, made.end).atexit = False
+        TransactionSpan(span, session, tracing.quotes, self._open)
         if not self._ends_at_exit:
             # As late as can be: what is registered last runs first, so before an SDK shuts down.
             self._ends_at_exit = True

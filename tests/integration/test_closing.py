@@ -111,7 +111,9 @@ def test_an_overloaded_server_is_asked_again_until_the_cursor_is_gone(
         if attributes["db.operation.name"] == "killCursors"
     )
     assert point.value == 3
-    assert [span.name for span in telemetry.spans()] == ["killCursors"] * 4
+    (operation,) = telemetry.operations()
+    assert operation.name == f"killCursors {documents}.coll"
+    assert [span.name for span in telemetry.commands_of(operation)] == ["killCursors"] * 4
 
 
 def test_five_times_and_no_more_then_the_background_has_it(
@@ -268,7 +270,8 @@ def test_what_is_closed_inside_of_a_call_has_the_time_of_the_call_and_its_own_re
     commands = sent.named("killCursors")
     assert len(commands) == 3
     assert all(command["maxTimeMS"] <= (TIMEOUT - 0.1) * 1000 for command in commands)
-    (insert,) = telemetry.operations()
+    kill, insert = telemetry.operations()
+    assert kill.attributes["pymongo_resilience.attempts"] == 3
     assert insert.attributes["pymongo_resilience.attempts"] == 1
     assert insert.attributes["pymongo_resilience.outcome"] == "ok"
 

@@ -224,7 +224,10 @@ def test_an_async_client_may_be_made_outside_of_an_event_loop(
         await client.close()
 
     asyncio.run(use())
-    assert [span.name for span in telemetry.operations()] == [f"insert {database}.coll"]
+    assert [span.name for span in telemetry.operations()] == [
+        f"insert {database}.coll",
+        "endSessions admin",
+    ]
 
 
 def test_existing_clients_and_bound_methods_get_retries_and_one_warning_says_the_rest(

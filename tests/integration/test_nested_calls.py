@@ -104,4 +104,8 @@ def test_what_a_listener_runs_inside_of_a_close_is_an_operation(
         telemetry.clear()
         inside.act = client[database].audit.find_one
         cursor.close()
-    assert [span.name for span in telemetry.operations()] == [f"find {database}.audit"]
+    assert [span.name for span in telemetry.operations()] == [
+        f"find {database}.audit",
+        f"killCursors {database}.coll",
+        "endSessions admin",
+    ]

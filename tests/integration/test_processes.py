@@ -126,7 +126,10 @@ def test_a_command_in_flight_without_a_call_is_the_parents_to_end(
     assert of_child != of_parent
 
 
-@pytest.mark.parametrize("failing", ["clients", "budgets", "calls", "runtime", "command spans"])
+STEPS = ["clients", "budgets", "calls", "runtime", "command spans", "transaction spans"]
+
+
+@pytest.mark.parametrize("failing", STEPS)
 def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
     failing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,11 +149,12 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
         budgets=SimpleNamespace(start_afresh=step("budgets")),
         disinherit=step("runtime"),
         command_spans=SimpleNamespace(start_afresh=step("command spans")),
+        transaction_spans=SimpleNamespace(start_afresh=step("transaction spans")),
     )
     monkeypatch.setattr("pymongo_resilience_instrumentation.calls.abandon", step("calls"))
     monkeypatch.setattr(forks, "_watched", runtime)
     forks._in_child()
-    assert sorted(ran) == ["budgets", "calls", "clients", "command spans", "runtime"]
+    assert sorted(ran) == sorted(STEPS)
     (record,) = caplog.records
     assert record.exc_info is not None
     assert repr(record.exc_info[1]) == repr(LookupError(failing))
@@ -214,7 +218,7 @@ def test_gevent_that_is_only_imported_is_none_of_our_business(
     server: EmbeddedServer, database: str
 ) -> None:
     answer, stderr = _run("monkey_patched", server.uri, database, "never")
-    assert answer == {"error": None, "inserted": 2, "instrumented": True, "spans": 10}
+    assert answer == {"error": None, "inserted": 2, "instrumented": True, "spans": 12}
     assert stderr == ""
 
 

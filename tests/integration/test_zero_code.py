@@ -50,6 +50,8 @@ def _run(application: Path, server: EmbeddedServer, **environ: str) -> Any:
         "OTEL_TRACES_EXPORTER": "console",
         "OTEL_METRICS_EXPORTER": "none",
         "OTEL_LOGS_EXPORTER": "none",
+        # Its own instrumentation of pymongo may be installed, and would draw the commands.
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "pymongo",
     }
     inherited = {
         name: value

@@ -37,11 +37,15 @@ DEFAULTS: dict[str, Any] = {
     "circuit_breaker_minimum_calls": 20,
     "circuit_breaker_open_s": 5.0,
     "traces": True,
+    "command_comment": False,
     "metrics": True,
 }
+BOOLEANS = (
+    "enabled", "adaptive_retries", "overload_retargeting", "traces", "command_comment", "metrics",
+)  # fmt: skip
 GOOD: list[tuple[str, str, Any]] = [
     *((name, text, value)
-      for name in ("enabled", "adaptive_retries", "overload_retargeting", "traces", "metrics")
+      for name in BOOLEANS
       for text, value in (("1", True), ("true", True), ("YES", True), ("On", True), (" on ", True),
                           ("0", False), ("false", False), ("No", False), ("OFF", False))),
     *(("strategy", name, name) for name in ("fast_fail", "best_effort", "mongodb", "driver")),
@@ -60,7 +64,7 @@ GOOD: list[tuple[str, str, Any]] = [
 ]  # fmt: skip
 BAD: list[tuple[str, str, str]] = [
     *((name, text, "true, false, 1, 0, yes, no, on or off")
-      for name in ("enabled", "adaptive_retries", "overload_retargeting", "traces", "metrics")
+      for name in BOOLEANS
       for text in ("2", "ture", "None", "y")),
     *(("strategy", text, "one of fast_fail, best_effort, mongodb, driver")
       for text in ("fastfail", "FAST_FAIL", "fast_fail,mongodb")),
@@ -84,7 +88,7 @@ BAD: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 WRONG_TYPES: list[tuple[str, Any]] = [
     *((name, value)
-      for name in ("enabled", "adaptive_retries", "overload_retargeting", "traces", "metrics")
+      for name in BOOLEANS
       for value in (1, 0, "true", None)),
     *(("strategy", value) for value in (None, 1, ["mongodb"], "none")),
     *(("timeout_ms", value) for value in (True, 1.0, "1", -1)),

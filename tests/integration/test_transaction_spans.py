@@ -1,0 +1,244 @@
+"""The span of a transaction: what is below it, when it ends, and that it always does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, Telemetry
+from opentelemetry.trace import StatusCode
+from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import Fail
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from span_trees import command, failed, operation, transaction, trees
+
+TXN = "txn_number"
+
+
+@pytest.fixture
+def telemetry(instrument: Instrument) -> Telemetry:
+    return instrument()
+
+
+@pytest.fixture
+def client(side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry) -> Any:
+    made = side.client(proxy.uri)
+    side.do(made[database].coll.insert_one, {"_id": 0})
+    telemetry.clear()
+    return made
+
+
+def _end(name: str, port: int) -> Any:
+    return operation(name, "admin", None, command(name, "admin", None, port, TXN))
+
+
+@pytest.mark.parametrize("end", ["commitTransaction", "abortTransaction"])
+def test_operations_and_the_end_are_its_children(
+    end: str, side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    coll, port = client[database].coll, proxy.address[1]
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(coll.insert_one, {"_id": 1}, session=session)
+    side.documents(coll.find(session=session, batch_size=1))
+    side.do(session.commit_transaction if end[0] == "c" else session.abort_transaction)
+    side.do(coll.insert_one, {"_id": 2}, session=session)
+
+    def one(name: str, *ids: str) -> Any:
+        below = command(name, database, "coll", port, *ids)
+        return operation(name, database, "coll", below)
+
+    assert trees(telemetry.spans()) == [
+        transaction(
+            one("insert", TXN),
+            one("find", TXN, "cursor_id"),
+            *[one("getMore", TXN, "cursor_id")] * 2,
+            _end(end, port),
+        ),
+        one("insert", TXN),
+    ]
+    ends = {span.name: span.end_time or 0 for span in telemetry.spans()}
+    assert ends["transaction"] >= ends[f"{end} admin"]
+
+
+def test_a_block_that_raises_and_a_session_that_ends_abort_it(
+    side: Side, client: Any, database: str, telemetry: Telemetry
+) -> None:
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    side.do(session.end_session)
+    ((name, _, below),) = trees(telemetry.spans())
+    assert (name, below[-1][0]) == ("transaction", "abortTransaction admin")
+
+
+def test_each_try_of_with_transaction_is_one(
+    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    coll = client[database].coll
+    proxy.inject(Fail("insert", code=112, labels=["TransientTransactionError"]))
+    session = client.start_session()
+    side.do(session.with_transaction, _inserting(side, coll))
+    drawn = trees(telemetry.spans())
+    assert [(name, [each[0].partition(" ")[0] for each in below]) for name, _, below in drawn] == [
+        ("transaction", ["insert", "abortTransaction"]),
+        ("transaction", ["insert", "commitTransaction"]),
+    ]
+
+
+def _inserting(side: Side, coll: Any) -> Callable[[Any], Any]:
+    def callback(session: Any) -> Any:
+        return coll.insert_one({"_id": 1}, session=session)
+
+    async def awaiting(session: Any) -> Any:
+        return await callback(session)
+
+    return awaiting if side.runner else callback
+
+
+def test_a_commit_whose_result_is_unknown_may_be_called_again(
+    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    proxy.inject(CutAfter("commitTransaction", times=2))
+    with pytest.raises(AutoReconnect):
+        side.do(session.commit_transaction)
+    assert "transaction" not in {span.name for span in telemetry.spans()}
+    side.do(session.commit_transaction)
+    ((_, facts, below),) = trees(telemetry.spans())
+    assert facts["status"] is StatusCode.UNSET
+    assert [(each[0], each[1]["status"]) for each in below[1:]] == [
+        ("commitTransaction admin", StatusCode.ERROR),
+        ("commitTransaction admin", StatusCode.UNSET),
+    ]
+
+
+def test_a_commit_that_fails_for_good_is_its_error(
+    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    proxy.inject(Fail("commitTransaction", code=8000))
+    with pytest.raises(OperationFailure):
+        side.do(session.commit_transaction)
+    ((_, facts, _),) = trees(telemetry.spans())
+    message = facts["exception.message"]
+    assert message.startswith("OperationFailure, code 8000")
+    expected = failed(transaction(), "pymongo.errors.OperationFailure", message)
+    assert facts == expected[1]
+
+
+def test_one_that_is_never_ended_ends_with_its_session(
+    side: Side, client: Any, database: str, telemetry: Telemetry
+) -> None:
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    assert "transaction" not in {span.name for span in telemetry.spans()}
+    del session
+    gc.collect()
+    assert [span.name for span in telemetry.spans()].count("transaction") == 1
+
+
+def test_the_next_one_of_the_session_ends_one_that_is_open(
+    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    proxy.inject(CutAfter("commitTransaction", times=2))
+    with suppress(AutoReconnect):
+        side.do(session.commit_transaction)
+    side.do(session.start_transaction)
+    assert [span.name for span in telemetry.spans()].count("transaction") == 1
+    side.do(session.abort_transaction)
+    assert [span.name for span in telemetry.spans()].count("transaction") == 2
+
+
+EXITING = """
+import sys, pymongo, pymongo_resilience
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter()))
+trace.set_tracer_provider(provider)
+pymongo_resilience.instrument()
+client = pymongo.MongoClient(sys.argv[1])
+session = client.start_session()
+session.start_transaction()
+client[sys.argv[2]].coll.insert_one({}, session=session)
+"""
+
+
+def test_one_that_is_open_when_the_process_exits_is_exported(
+    server: EmbeddedServer, database: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXITING, server.uri, database],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.count('"name": "transaction"') == 1, done.stderr
+
+
+def test_each_has_its_own_operations_under_200_tasks(
+    server: EmbeddedServer, database: str, telemetry: Telemetry
+) -> None:
+    async def work(client: Any, number: int) -> None:
+        async with client.start_session() as session, await session.start_transaction():
+            for step in range(2):
+                await client[database][f"coll{number}"].find_one({"_id": step}, session=session)
+                await client[database].other.find_one({"_id": number})
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(server.uri) as client:
+            await asyncio.gather(*(work(client, number) for number in range(200)))
+
+    asyncio.run(main())
+    _check_each(telemetry, database, 200)
+
+
+def test_each_has_its_own_operations_under_16_threads(
+    server: EmbeddedServer, database: str, telemetry: Telemetry
+) -> None:
+    def work(client: Any, number: int) -> None:
+        with client.start_session() as session, session.start_transaction():
+            for step in range(2):
+                client[database][f"coll{number}"].find_one({"_id": step}, session=session)
+                client[database].other.find_one({"_id": number})
+
+    with pymongo.MongoClient(server.uri) as client:
+        threads = [threading.Thread(target=work, args=(client, n)) for n in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    _check_each(telemetry, database, 16)
+
+
+def _check_each(telemetry: Telemetry, database: str, count: int) -> None:
+    drawn = trees(telemetry.spans())
+    below = [[each[0] for each in below] for name, _, below in drawn if name == "transaction"]
+    expected = [
+        [f"find {database}.coll{number}"] * 2 + ["commitTransaction admin"]
+        for number in range(count)
+    ]
+    assert sorted(below) == sorted(expected)
+    alone = [name for name, _, _ in drawn if name != "transaction"]
+    assert (
+        sorted(alone)
+        == ["endSessions admin"] * (count > 0) + [f"find {database}.other"] * 2 * count
+    )
