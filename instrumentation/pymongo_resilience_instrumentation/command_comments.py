@@ -53,7 +53,9 @@ def comment(runtime: Runtime) -> Wrapper:
 
 def _add(connection: Any, command: Any, client: Any) -> None:
     # Without a client it is a handshake, an authentication or a monitor's.
-    if client is None or next(iter(command)) not in COMMENTED or "comment" in command:
+    if client is None or next(iter(command)) not in COMMENTED:
+        return
+    if command.get("comment") is not None:
         return
     call = calls.current()
     if call is not None and call.operation == "runCommand":

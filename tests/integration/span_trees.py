@@ -38,21 +38,20 @@ OK = {"status": StatusCode.UNSET, "kind": SpanKind.CLIENT, "events": []}
 
 def trees(spans: Iterable[ReadableSpan]) -> list[Tree]:
     """Each span that has no parent among them, with all that is below it."""
+    below: dict[int | None, list[ReadableSpan]] = {}
     spans = sorted(spans, key=lambda span: span.start_time or 0)
     known = {span.context.span_id for span in spans}
+    for span in spans:
+        parent = None if span.parent is None else span.parent.span_id
+        below.setdefault(parent if parent in known else None, []).append(span)
 
     def tree(span: ReadableSpan) -> Tree:
         assert span.end_time is not None
-        below = [
-            tree(each) for each in spans
-            if each.parent is not None and each.parent.span_id == span.context.span_id
-        ]  # fmt: skip
-        for each in spans:
-            if each.parent is not None and each.parent.span_id == span.context.span_id:
-                assert each.context.trace_id == span.context.trace_id
-        return span.name, _facts(span), below
+        children = below.get(span.context.span_id, [])
+        assert {each.context.trace_id for each in children} <= {span.context.trace_id}
+        return span.name, _facts(span), [tree(each) for each in children]
 
-    return [tree(span) for span in spans if span.parent is None or span.parent.span_id not in known]
+    return [tree(span) for span in below.get(None, [])]
 
 
 def _facts(span: ReadableSpan) -> dict[str, Any]:

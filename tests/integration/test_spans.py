@@ -469,10 +469,10 @@ def test_a_fault_of_ours_inside_of_a_call_leaves_the_call_as_it_was(
     telemetry = instrument()
     start = OperationSpans.start
 
-    def broken_for_inserts(self: OperationSpans, call: Any) -> None:
+    def broken_for_inserts(self: OperationSpans, call: Any, *more: Any) -> None:
         if call.operation == "insert":
             raise RuntimeError("broken")
-        start(self, call)
+        start(self, call, *more)
 
     monkeypatch.setattr(OperationSpans, "start", broken_for_inserts)
     _find_with_an_audit_log(server.uri, database)

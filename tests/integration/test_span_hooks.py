@@ -1,0 +1,93 @@
+"""Hooks on command spans, with the signature of opentelemetry-instrumentation-pymongo's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Side
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pymongo import monitoring
+from pymongo.errors import OperationFailure
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import Config, instrument, uninstrument
+
+
+def _hooked(exporter: InMemorySpanExporter, **hooks: Any) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    instrument(Config(metrics=False), tracer_provider=provider, **hooks)
+
+
+@pytest.fixture
+def exporter() -> Any:
+    yield InMemorySpanExporter()
+    uninstrument()
+
+
+def test_each_is_called_with_its_span_and_event(
+    side: Side, server: EmbeddedServer, database: str, exporter: InMemorySpanExporter
+) -> None:
+    heard: list[tuple[str, type, str, int]] = []
+
+    def hook(name: str) -> Any:
+        def call(span: Any, event: Any) -> None:
+            span.set_attribute(name, event.command_name)
+            heard.append((name, type(event), event.command_name, span.context.span_id))
+
+        return call
+
+    names = ("request_hook", "response_hook", "failed_hook")
+    _hooked(exporter, **{name: hook(name) for name in names})
+    client = side.do(side.client, server.uri)
+    side.do(client[database].coll.find_one)
+    with pytest.raises(OperationFailure):
+        side.do(client[database].command, "nonsense")
+    side.do(client[database].command, "createUser", "ada", pwd="secret", roles=["read"])
+    find, nonsense = (span for span in exporter.get_finished_spans() if not _is_operation(span))
+    assert heard == [
+        ("request_hook", monitoring.CommandStartedEvent, "find", find.context.span_id),
+        ("response_hook", monitoring.CommandSucceededEvent, "find", find.context.span_id),
+        ("request_hook", monitoring.CommandStartedEvent, "nonsense", nonsense.context.span_id),
+        ("failed_hook", monitoring.CommandFailedEvent, "nonsense", nonsense.context.span_id),
+    ]
+    assert find.attributes["response_hook"] == "find"
+    assert nonsense.attributes["failed_hook"] == "nonsense"
+
+
+def _is_operation(span: Any) -> bool:
+    return "db.operation.name" in span.attributes
+
+
+@pytest.mark.parametrize("name", ["request_hook", "response_hook", "failed_hook"])
+def test_one_that_raises_is_logged_once_and_hurts_nothing(
+    name: str, side: Side, server: EmbeddedServer, database: str, exporter: InMemorySpanExporter,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    calls: list[Any] = []
+
+    def broken(span: Any, event: Any) -> None:
+        calls.append(event)
+        raise LookupError("of the hook")
+
+    _hooked(exporter, **{name: broken})
+    client = side.do(side.client, server.uri)
+    for _ in range(3):
+        side.do(client[database].coll.find_one)
+        with pytest.raises(OperationFailure):
+            side.do(client[database].command, "nonsense")
+    assert len(calls) == (6 if name == "request_hook" else 3)
+    assert len(exporter.get_finished_spans()) == 12
+    (record,) = [each for each in caplog.records if "raised" in each.message]
+    assert record.message == f"the {name} raised; later errors of it are not logged"
+    assert repr(record.exc_info[1] if record.exc_info else None) == "LookupError('of the hook')"
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="request_hook is of type str: expected a function"):
+        instrument(request_hook="print")  # type: ignore[arg-type]  # what is refused
+    assert not pymongo_resilience.is_instrumented()

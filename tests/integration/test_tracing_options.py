@@ -1,0 +1,214 @@
+"""What switches the spans of a client: two variables, its own option, and suppression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, Telemetry
+from opentelemetry.instrumentation.utils import suppress_instrumentation
+from opentelemetry.trace import StatusCode
+from pymongo.errors import ConfigurationError, DuplicateKeyError
+from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
+
+from pymongo_resilience.testing import set_active
+
+CANARY = "canary-4711"
+Set = Callable[[str, str], None]
+
+
+@pytest.fixture
+def telemetry(instrument: Instrument) -> Telemetry:
+    return instrument(timeout_ms=20_000)
+
+
+def _names(telemetry: Telemetry) -> list[str]:
+    return [span.name.partition(" ")[0] for span in telemetry.spans()]
+
+
+def _insert(side: Side, client: Any, database: str, **document: Any) -> None:
+    side.do(client[database].coll.insert_one, {"text": CANARY, **document})
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [("1", True), ("true", True), ("YES", True), ("", True), (" ", True),
+     ("0", False), ("false", False), ("No", False), ("maybe", False)],
+)  # fmt: skip
+def test_the_variable_is_read_when_a_client_is_made(
+    text: str, drawn: bool, side: Side, server: EmbeddedServer, database: str,
+    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(ENABLED_VARIABLE, text)
+    client = side.do(side.client, server.uri)
+    monkeypatch.setenv(ENABLED_VARIABLE, "false" if drawn else "true")
+    _insert(side, client, database)
+    assert _names(telemetry) == (["insert", "insert"] if drawn else [])
+    complaints = [each for each in caplog.messages if ENABLED_VARIABLE in each]
+    assert len(complaints) == (text == "maybe")
+
+
+def test_a_client_that_existed_goes_by_the_variable_as_well(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    client = side.do(side.client, server.uri)
+    monkeypatch.setenv(ENABLED_VARIABLE, "false")
+    telemetry = instrument()
+    _insert(side, client, database)
+    assert _names(telemetry) == []
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_clients_own_option_wins(
+    enabled: bool, side: Side, server: EmbeddedServer, database: str, telemetry: Telemetry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(ENABLED_VARIABLE, "false" if enabled else "true")
+    monkeypatch.setenv(LENGTH_VARIABLE, "10")
+    tracing = {"enabled": enabled, "query_text_max_length": 0}
+    _insert(side, side.do(side.client, server.uri, tracing=tracing), database)
+    assert _names(telemetry) == (["insert", "insert"] if enabled else [])
+    assert all("db.query.text" not in (span.attributes or {}) for span in telemetry.spans())
+
+
+def test_a_client_without_spans_is_retried_and_measured(
+    side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    client = side.do(side.client, proxy.uri, tracing={"enabled": False})
+    side.do(client.admin.command, "ping")
+    proxy.inject(CutAfter("insert", times=2))
+    _insert(side, client, database)
+    with client.start_session() if side.runner is None else _session(side, client) as session:
+        side.do(session.start_transaction)
+        side.do(client[database].coll.find_one, session=session)
+        side.do(session.abort_transaction)
+    assert telemetry.spans() == []
+    assert len(telemetry.decisions.events) == 2
+    (point,) = (
+        point
+        for attributes, point in telemetry.points("db.client.operation.duration")
+        if attributes["db.operation.name"] == "insert"
+    )
+    assert point.count == 1
+
+
+class _session:  # noqa: N801 - stands in for a with block
+    """An async session as a block of a sync function."""
+
+    def __init__(self, side: Side, client: Any) -> None:
+        self._side, self._session = side, client.start_session()
+
+    def __enter__(self) -> Any:
+        return self._session
+
+    def __exit__(self, *_: object) -> None:
+        self._side.do(self._session.end_session)
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        (True, "it is of type bool"),
+        ({"enabled": 1}, "enabled=1: expected True or False"),
+        ({"query_text_max_length": -1}, "query_text_max_length=-1: expected an integer from 0"),
+        ({"query_text_max_length": True}, "query_text_max_length=True: expected an integer"),
+        ({"enable": True}, "unknown key 'enable'"),
+        (
+            {"enable": 1, "enabled": "x", "query_text_max_length": "1"},
+            "enabled='x': .*length='1'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("on", [True, False])
+def test_a_bad_value_is_one_clear_error(
+    said: Any, complaint: str, on: bool, instrument: Instrument
+) -> None:
+    instrument()
+    for cls in (pymongo.MongoClient, pymongo.AsyncMongoClient):
+        with (
+            set_active(on),
+            pytest.raises(ConfigurationError, match=f"^tracing: expected a dict.*{complaint}"),
+        ):
+            cls(tracing=said)
+
+
+def test_the_option_is_no_longer_known_without_the_library(server: EmbeddedServer) -> None:
+    with pytest.raises(ConfigurationError, match="tracing"):
+        pymongo.MongoClient(server.uri, tracing={"enabled": True})
+
+
+@pytest.mark.parametrize("way", ["variable", "option"])
+def test_text_of_commands_and_of_errors_goes_out_where_it_is_asked_for(
+    way: str, side: Side, server: EmbeddedServer, database: str, telemetry: Telemetry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    options: dict[str, Any] = {}
+    if way == "variable":
+        monkeypatch.setenv(LENGTH_VARIABLE, "1000")
+    else:
+        options["tracing"] = {"query_text_max_length": 1000}
+    client = side.do(side.client, server.uri, **options)
+    monkeypatch.delenv(LENGTH_VARIABLE, raising=False)
+    _insert(side, client, database, _id=1)
+    (insert,) = [span for span in telemetry.spans() if span.name == "insert"]
+    text = (insert.attributes or {})["db.query.text"]
+    head, _, tail = str(text).partition(', "txnNumber": ')
+    assert head == '{"insert": "coll", "ordered": true'
+    assert tail.endswith(f'"documents": [{{"text": "{CANARY}", "_id": 1}}]}}')
+    telemetry.clear()
+    with pytest.raises(DuplicateKeyError) as caught:
+        _insert(side, client, database, _id=1)
+    operation = telemetry.operations()[0]
+    attributes = operation.attributes or {}
+    assert operation.status.status_code is StatusCode.ERROR
+    assert attributes["exception.message"] == str(caught.value)
+    assert str(attributes["exception.stacktrace"]).endswith(str(caught.value))
+    side.do(client[database].command, "createUser", "ada", pwd=CANARY, roles=["read"])
+    assert "createUser" not in "".join(span.to_json() for span in telemetry.spans())
+
+
+def test_the_text_is_cut(
+    side: Side, server: EmbeddedServer, database: str, telemetry: Telemetry
+) -> None:
+    client = side.do(side.client, server.uri, tracing={"query_text_max_length": 11})
+    _insert(side, client, database)
+    (text,) = [(s.attributes or {}).get("db.query.text") for s in telemetry.spans()][:1]
+    assert text == '{"insert": '
+
+
+def test_a_bad_length_is_told_and_shows_nothing(
+    side: Side, server: EmbeddedServer, database: str, telemetry: Telemetry,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(LENGTH_VARIABLE, "lots")
+    _insert(side, side.do(side.client, server.uri), database)
+    assert CANARY not in "".join(span.to_json() for span in telemetry.spans())
+    (complaint,) = [each for each in caplog.messages if LENGTH_VARIABLE in each]
+    assert complaint.startswith(f"{LENGTH_VARIABLE}='lots': expected an integer from 0 to 16777216")
+
+
+def test_suppressed_operations_draw_nothing_and_are_retried(
+    side: Side, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    client = side.do(side.client, proxy.uri)
+    side.do(client.admin.command, "ping")
+    telemetry.clear()
+    session = client.start_session()
+    proxy.inject(CutAfter("insert", times=2))
+    with suppress_instrumentation():
+        _insert(side, client, database)
+        cursor = client[database].coll.find(batch_size=1)
+        side.do(cursor.to_list)
+        side.do(session.start_transaction)
+        side.do(client[database].coll.find_one, session=session)
+        side.do(session.commit_transaction)
+        side.do(session.end_session)
+    assert telemetry.spans() == []
+    assert len(telemetry.decisions.events) == 2
+    side.do(client[database].coll.find_one)
+    assert _names(telemetry) == ["find", "find"]
