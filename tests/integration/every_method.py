@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+import every_method_of_encryption
 import gridfs
 from every_operation import BY_CLASS, FILE, Scene
 from gridfs.asynchronous import grid_file as async_grid_file
@@ -34,6 +35,7 @@ from pymongo.asynchronous import (
 from pymongo.asynchronous import (
     database as async_database,
 )
+from pymongo.asynchronous import encryption as async_encryption
 from pymongo.asynchronous import (
     mongo_client as async_mongo_client,
 )
@@ -46,6 +48,7 @@ from pymongo.synchronous import (
     command_cursor,
     cursor,
     database,
+    encryption,
     mongo_client,
 )
 
@@ -62,6 +65,7 @@ CLASSES: dict[str, tuple[type, type]] = {
     "GridIn": (grid_file.GridIn, async_grid_file.AsyncGridIn),
     "GridOut": (grid_file.GridOut, async_grid_file.AsyncGridOut),
     "GridOutCursor": (grid_file.GridOutCursor, async_grid_file.AsyncGridOutCursor),
+    "ClientEncryption": (encryption.ClientEncryption, async_encryption.AsyncClientEncryption),
 }
 OPERATORS = frozenset({"__getitem__", "__iter__", "__next__", "__exit__", "__del__", "__call__"})
 """The special methods that may send something; in the async half with an ``a`` before the name."""
@@ -238,6 +242,7 @@ _AGAIN: dict[str, dict[str, Call]] = {
 }
 SENDING: dict[str, dict[str, Call]] = {
     **_AGAIN,
+    "ClientEncryption": every_method_of_encryption.SENDING,
     "MongoClient": _AGAIN["MongoClient"] | {
         "aclose": lambda s: _close_a_client(s, "aclose"),
         "__exit__": lambda s: _close_a_client(s, "__exit__"),
@@ -348,6 +353,7 @@ def _operator(make: Call, name: str) -> Call:
 
 
 QUIET: dict[str, dict[str, Call]] = {
+    "ClientEncryption": every_method_of_encryption.QUIET,
     "Collection": {
         "with_options": lambda s: s.coll.with_options(),
         "next": _refused(lambda s: s.coll.next()),
