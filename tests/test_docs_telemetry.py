@@ -1,0 +1,54 @@
+"""docs/telemetry.md: every operation and every attribute that there is stands in it, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from operations_table import rows, section
+from pymongo_resilience_instrumentation import operations, semconv
+from pymongo_resilience_instrumentation.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "telemetry.md").read_text()
+WITHOUT_A_METHOD = {
+    "getMore",
+    "killCursors",
+    "endSessions",
+    "commitTransaction",
+    "abortTransaction",
+}
+
+
+def _named(cells: list[str]) -> set[str]:
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_the_operations_are_those_of_the_methods() -> None:
+    listed = _named(
+        [row[0] for row in rows(section(DOCUMENT, "Operations").split("| attribute")[0])]
+    )
+    tables = (operations.COLLECTION, operations.DATABASE, operations.CLIENT)
+    assert listed == {each.name for table in tables for each in table.values()} | WITHOUT_A_METHOD
+
+
+@pytest.mark.parametrize("layer", ["Operations", "Commands"])
+def test_the_attributes_have_the_names_of_the_contract(layer: str) -> None:
+    table = "| attribute" + section(DOCUMENT, layer).split("| attribute")[1]
+    listed = _named([row[0] for row in rows(table)])
+    known = {value for value in vars(semconv).values() if isinstance(value, str)}
+    assert listed <= known
+    of_this_layer = {
+        name for name in known
+        if name.startswith(("db.operation.", "db.mongodb.", "db.query.", "db.command.", "exception."))
+        and name != semconv.OPERATION_DURATION
+    }  # fmt: skip
+    other = (
+        ("db.operation.",) if layer == "Commands" else ("db.mongodb.", "db.query.", "db.command.")
+    )
+    assert {name for name in of_this_layer if not name.startswith(other)} <= listed
+
+
+def test_the_variables_are_named() -> None:
+    assert f"`{ENABLED_VARIABLE}`" in DOCUMENT
+    assert f"`{LENGTH_VARIABLE}`" in DOCUMENT
