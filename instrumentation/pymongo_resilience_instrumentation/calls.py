@@ -66,7 +66,7 @@ class Call:
         "database", "deadline", "declined_by", "driver_connection_id", "ended", "ends", "judged",
         "namespace", "only_reads", "operation", "otel_token", "outer_context", "patience", "public",
         "reasons", "selected", "selecting", "selection_waits", "server", "span", "started",
-        "timeout", "token", "transaction", "waits_until",
+        "timeout", "token", "transaction", "waits_until", "withholds",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +95,8 @@ class Call:
         """That of the with_transaction in whose callback the call's session is."""
         self.ends: TransactionSpan | None = None
         """That of the transaction which this commit or abort ends."""
+        self.withholds = False
+        """A command with credentials was sent: no text of an error may leave."""
         self.only_reads = False
         """A command runner was given a command that can only read."""
         self.ended = False

@@ -80,6 +80,8 @@ class CommandSpans:
         """``tracing``: of the client that sends it."""
         call = calls.current()
         if _is_sensitive(event):
+            if call is not None:
+                call.withholds = True
             return
         if (call is None or call.span is None) and is_suppressed():
             return

@@ -64,7 +64,7 @@ class OperationMetrics:
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
         attributes: dict[str, Any] = {
             semconv.DB_SYSTEM_NAME: semconv.MONGODB,
-            semconv.DB_NAMESPACE: call.database,
+            semconv.DB_NAMESPACE: call.database or "admin",
             semconv.DB_OPERATION_NAME: call.operation,
         }
         if call.collection is not None:

@@ -163,7 +163,7 @@ class Runtime:
             if self.operation_spans is not None:
                 self.operation_spans.end(call, error)
             if call.ends is not None:
-                call.ends.end(error)
+                call.ends.end(error, withholds=call.withholds)
         except Exception:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
         calls.leave(call)

@@ -91,7 +91,8 @@ class OperationSpans:
         if span.is_recording():
             span.set_attributes(_result_attributes(call, error))
             if error is not None:
-                record_error(span, error, quotes=tracing_of(call.client).quotes)
+                quotes = not call.withholds and tracing_of(call.client).quotes
+                record_error(span, error, quotes=quotes)
         span.end()
 
     def add_waits(self, call: Call) -> None:

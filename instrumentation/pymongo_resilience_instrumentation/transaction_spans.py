@@ -49,7 +49,7 @@ class TransactionSpan:
         still_open.add(self)
         vars(session)[_SPAN] = self
 
-    def end(self, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | None = None, *, withholds: bool = False) -> None:
         """After a commit or an abort, with what that ended with."""
         if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
             return
@@ -60,7 +60,7 @@ class TransactionSpan:
         if session is not None:
             vars(session).pop(_SPAN, None)
         if error is not None:
-            record_error(self.span, error, quotes=self._quotes)
+            record_error(self.span, error, quotes=self._quotes and not withholds)
         self.span.end()
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import Instrument, Side, Telemetry
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.trace import StatusCode
-from pymongo.errors import ConfigurationError, DuplicateKeyError
+from pymongo.errors import ConfigurationError, DuplicateKeyError, OperationFailure
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from pymongo_resilience_instrumentation.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
@@ -168,8 +168,21 @@ def test_text_of_commands_and_of_errors_goes_out_where_it_is_asked_for(
     assert operation.status.status_code is StatusCode.ERROR
     assert attributes["exception.message"] == str(caught.value)
     assert str(attributes["exception.stacktrace"]).endswith(str(caught.value))
-    side.do(client[database].command, "createUser", "ada", pwd=CANARY, roles=["read"])
-    assert "createUser" not in "".join(span.to_json() for span in telemetry.spans())
+
+
+def test_neither_a_command_with_credentials_nor_its_error_is_shown(
+    side: Side, server: EmbeddedServer, database: str, telemetry: Telemetry
+) -> None:
+    client = side.do(side.client, server.uri, tracing={"query_text_max_length": 1000})
+    create = ("createUser", CANARY)
+    side.do(client[database].command, *create, pwd=CANARY, roles=["read"])
+    with pytest.raises(OperationFailure, match=CANARY):
+        side.do(client[database].command, *create, pwd=CANARY, roles=["read"])
+    assert _names(telemetry) == ["runCommand", "runCommand"]
+    shown = "".join(span.to_json() for span in telemetry.spans())
+    assert CANARY not in shown
+    assert "OperationFailure, code 51003" in shown
+    side.do(client[database].command, "dropUser", CANARY)
 
 
 def test_the_text_is_cut(

@@ -66,6 +66,12 @@ def test_operations_and_the_end_are_its_children(
         ),
         one("insert", TXN),
     ]
+    measured = [
+        attributes["db.namespace"]
+        for attributes, _ in telemetry.points("db.client.operation.duration")
+        if attributes["db.operation.name"] == end
+    ]
+    assert measured == ["admin"]
     ends = {span.name: span.end_time or 0 for span in telemetry.spans()}
     assert ends["transaction"] >= ends[f"{end} admin"]
 
