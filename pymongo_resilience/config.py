@@ -159,6 +159,12 @@ class Config:
     metrics: bool = _option(
         True, BOOLEAN, "Whether durations, retries, servers and pools are measured."
     )
+    metrics_by_collection: bool = _option(
+        True,
+        BOOLEAN,
+        "Whether durations are told apart by collection; off where their names are without "
+        "number, one for each customer or day, say.",
+    )
     policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 

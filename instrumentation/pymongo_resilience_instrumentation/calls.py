@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
+    from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
     from pymongo_resilience_instrumentation.fast_fail import Patience
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
@@ -55,19 +56,57 @@ class Timeout(AbstractContextManager[None]):
 
 
 class Call:
-    """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it."""
+    """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
+
+    What most calls never set is an attribute of the class until they do.
+    """
 
     has_operations = True
     """The driver calls its own public operations inside; where it does not, an application's
     listener does, and those are calls of their own."""
 
-    __slots__ = (
-        "acknowledged", "backoff", "bound", "client", "collection", "command_spans", "cursor",
-        "database", "deadline", "declined_by", "driver_connection_id", "ended", "ends", "judged",
-        "namespace", "only_reads", "operation", "otel_token", "outer_context", "patience", "public",
-        "reasons", "selected", "selecting", "selection_waits", "server", "span", "started",
-        "timeout", "token", "transaction", "waits_until", "withholds",
-    )  # fmt: skip
+    bound: Policy = NOTHING
+    """The policy that the collection, database or session carries."""
+    cursor: CursorTimeout | None = None
+    """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
+    transaction: TransactionDeadline | None = None
+    """That of the with_transaction in whose callback the call's session is."""
+    ends: TransactionSpan | None = None
+    """That of the transaction which this commit or abort ends."""
+    withholds = False
+    """A command with credentials was sent: no text of an error may leave."""
+    only_reads = False
+    """A command runner was given a command that can only read."""
+    ended = False
+    started = 0.0
+    timeout: float | None = None
+    """Seconds the whole call has; 0 is without end, None is no deadline."""
+    deadline = NO_DEADLINE
+    """Puts the timeout in force, where that is ours to do."""
+    span: Span | None = None
+    waits_until = float("inf")
+    """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
+    connection may pass it."""
+    selecting: AttemptCount | None = None
+    """That of the attempt whose server the driver is selecting, where anybody counts."""
+    selection_waits: Sequence[SelectionWait] = ()
+    patience: Patience | None = None
+    """What the selection in progress has seen of the servers that it waits for."""
+    waiting: set[Call] | None = None
+    """Those who wait for a connection of the pool that this one waits for."""
+    selected: Any = None
+    """The driver's server of the last run of its loop."""
+    server: tuple[str, int | None] | None = None
+    """Of the last command sent."""
+    driver_connection_id: int | None = None
+    backoff = 0.0
+    declined_by: Rule | None = None
+    judged: Exception | None = None
+    """What the rules let through as it is: if it is a timeout, then not the deadline's."""
+    token: Token[Call | None] | None = None
+    otel_token: Token[Context] | None = None
+    outer_context: Context | None = None
+    """OpenTelemetry's context around the call."""
 
     def __init__(
         self,
@@ -87,52 +126,12 @@ class Call:
         """False where the write concern asks for no answer, or nobody knows."""
         self.public = public
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
-        self.bound = NOTHING
-        """The policy that the collection, database or session carries."""
-        self.cursor: CursorTimeout | None = None
-        """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
-        self.transaction: TransactionDeadline | None = None
-        """That of the with_transaction in whose callback the call's session is."""
-        self.ends: TransactionSpan | None = None
-        """That of the transaction which this commit or abort ends."""
-        self.withholds = False
-        """A command with credentials was sent: no text of an error may leave."""
-        self.only_reads = False
-        """A command runner was given a command that can only read."""
-        self.ended = False
         self.namespace = namespace_text(database, collection)
-        self.started = 0.0
-        self.timeout: float | None = None
-        """Seconds the whole call has; 0 is without end, None is no deadline."""
-        self.deadline = NO_DEADLINE
-        """Puts the timeout in force, where that is ours to do."""
-        self.span: Span | None = None
         self.command_spans: dict[int, tuple[Span, int | None]] = {}
         """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
         ended with the call at the latest."""
-        self.waits_until = float("inf")
-        """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
-        connection may pass it."""
-        self.selecting: AttemptCount | None = None
-        """That of the attempt whose server the driver is selecting, where anybody counts."""
-        self.selection_waits: Sequence[SelectionWait] = ()
-        self.patience: Patience | None = None
-        """What the selection in progress has seen of the servers that it waits for."""
-        self.selected: Any = None
-        """The driver's server of the last run of its loop."""
-        self.server: tuple[str, int | None] | None = None
-        """Of the last command sent."""
-        self.driver_connection_id: int | None = None
         self.reasons: list[RetryReason] = []
         """One for each retry."""
-        self.backoff = 0.0
-        self.declined_by: Rule | None = None
-        self.judged: Exception | None = None
-        """What the rules let through as it is: if it is a timeout, then not the deadline's."""
-        self.token: Token[Call | None] | None = None
-        self.otel_token: Token[Context] | None = None
-        self.outer_context: Context | None = None
-        """OpenTelemetry's context around the call."""
 
     def elapsed(self) -> float:
         """Seconds since it was entered."""
@@ -165,6 +164,9 @@ def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
     call.client = call.selected = call.judged = None
+    if call.waiting is not None:
+        # Interrupted while it waited for a connection: the driver does not tell (pymongo 4.20).
+        call.waiting.discard(call)
     if _current.get() is not call:
         # A coroutine that was never finished ends wherever it is collected: nothing to restore.
         return

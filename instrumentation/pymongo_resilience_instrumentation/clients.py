@@ -5,39 +5,50 @@ Written by the driver's monitor and application threads, read when metrics are c
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.rtt import RoundTripTime
 from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.pools import IDLE, USED, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience_instrumentation.addresses import Address
 
-IDLE = "idle"
-USED = "used"
+
+class PoolSizes(NamedTuple):
+    """How many connections each pool of a client may have."""
+
+    least: int
+    most: int | None
+    """None for no limit."""
 
 
 class Server:
     """One server of one client."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool_name: str) -> None:
         self.type = "Unknown"
         self.rtt = RoundTripTime()
-        self.connections: dict[int, str] = {}
-        """State by the driver's connection id; a connection being made counts as used."""
+        self.pool = Pool(pool_name)
 
 
 class ClientState:
     """One client. Thread-safe."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, clients: Clients, budget: TokenBucket | None) -> None:
         self.topology_type = "Unknown"
+        self.budget = budget
+        self.number: int | None = None
+        """Which of the process's clients it is: the smallest number that none had when its first
+        pool was opened, so that numbers stay few. None before, and once its pools are closed."""
         self._client = weakref.ref(client)
+        self._clients = clients
         self._servers: dict[Address, Server] = {}
         self._lock = threading.Lock()
 
@@ -45,6 +56,12 @@ class ClientState:
         """In a forked child: pymongo opens the client anew, and tells which servers it has."""
         self._lock = threading.Lock()
         self._servers = {}
+        self.number = None
+
+    @property
+    def open(self) -> bool:
+        """Whether it has pools: neither closed nor collected, nor inherited and not used yet."""
+        return self.number is not None and self._client() is not None
 
     def refresh(self) -> None:
         """Ask the client for the types of its servers: nothing tells when they change."""
@@ -60,14 +77,29 @@ class ClientState:
             if server.type == "Unknown":
                 server.rtt.reset()
 
+    def pool_sizes(self) -> PoolSizes:
+        client = self._client()
+        if client is None:
+            return PoolSizes(0, None)
+        options = client.options.pool_options
+        return PoolSizes(options.min_pool_size, options.max_pool_size or None)
+
     def server(self, address: Address) -> Server:
         """The server at ``address``, known from now on."""
         with self._lock:
-            return self._servers.setdefault(address, Server())
+            known = self._servers.get(address)
+            if known is None:
+                if self.number is None:
+                    self._clients.give_number(self)
+                known = Server(f"{address_text(address)}#{self.number}")
+                self._servers[address] = known
+            return known
 
     def forget(self, address: Address) -> None:
         with self._lock:
             self._servers.pop(address, None)
+            if not self._servers:
+                self.number = None
 
     def servers(self) -> dict[Address, Server]:
         """A copy: the dictionary may change while it is walked."""
@@ -85,24 +117,13 @@ class ClientState:
         else:
             server.rtt.add(seconds)
 
-    def connection(self, address: Address, connection_id: int, state: str | None) -> None:
-        """A connection's new state; None once it is closed."""
-        with self._lock:
-            server = self._servers.get(address)
-            if server is None:
-                return
-            if state is None:
-                server.connections.pop(connection_id, None)
-            else:
-                server.connections[connection_id] = state
+    def pool(self, address: Address) -> Pool | None:
+        """The pool of a server that is known."""
+        server = self._servers.get(address)
+        return None if server is None else server.pool
 
-    def pools(self) -> dict[str, Counter[str]]:
-        """Connections by pool and state."""
-        with self._lock:
-            return {
-                address_text(address): Counter(server.connections.values())
-                for address, server in self._servers.items()
-            }
+    def pools(self) -> list[Pool]:
+        return [server.pool for server in self.servers().values()]
 
 
 class Clients:
@@ -115,26 +136,36 @@ class Clients:
     def start_afresh(self) -> None:
         """In a forked child: a thread that is no more may have held the lock."""
         self._lock = threading.Lock()
-        for client in self.alive():
+        for client in self._all():
             client.start_afresh()
 
-    def add(self, client: Any) -> ClientState:
-        state = ClientState(client)
+    def add(self, client: Any, budget: TokenBucket | None = None) -> ClientState:
+        """A client that is being made, with its retry budget where it has one."""
+        state = ClientState(client, self, budget)
         with self._lock:
             self._clients.add(state)
         return state
 
     def alive(self) -> list[ClientState]:
+        """Those that have pools; what was closed or collected is gone."""
+        return [client for client in self._all() if client.open]
+
+    def give_number(self, client: ClientState) -> None:
+        """The smallest that no other client has."""
+        with self._lock:
+            taken = {each.number for each in self._clients if each.open}
+            client.number = next(n for n in itertools.count(1) if n not in taken)
+
+    def _all(self) -> list[ClientState]:
         with self._lock:
             return list(self._clients)
 
 
 def pools_of(clients: Iterable[ClientState]) -> dict[str, dict[str, int]]:
-    """Connections by pool and state, summed over the clients."""
-    total: dict[str, dict[str, int]] = {}
+    """Connections by pool and state."""
+    found: dict[str, dict[str, int]] = {}
     for client in clients:
-        for name, states in client.pools().items():
-            pool = total.setdefault(name, {IDLE: 0, USED: 0})
-            for state in pool:
-                pool[state] += states[state]
-    return total
+        for pool in client.pools():
+            states = pool.states()
+            found[pool.name] = {IDLE: states[IDLE], USED: states[USED]}
+    return found

@@ -38,6 +38,7 @@ from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
 from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
+from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.metrics import (
     OperationMetrics,
     ServerMetrics,
@@ -211,7 +212,8 @@ def _runtime(
 ) -> Runtime:
     ours = switch.Switch()
     clients = Clients()
-    operation_spans = command_spans = transaction_spans = operation_metrics = None
+    operation_spans = command_spans = transaction_spans = None
+    operation_metrics = driver_metrics = None
     hearing: list[Listener] = [CallLog(), DecisionLog(), BreakerLog()]
     if config.traces:
         tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
@@ -219,7 +221,9 @@ def _runtime(
         transaction_spans = TransactionSpans(tracer)
         hearing.append(operation_spans)
     if config.metrics:
-        operation_metrics = OperationMetrics(_meter(meter_provider))
+        meter = _meter(meter_provider)
+        operation_metrics = OperationMetrics(meter, by_collection=config.metrics_by_collection)
+        driver_metrics = DriverMetrics(meter)
         hearing.append(operation_metrics)
     rules = _rules(config, strategy)
     clock, listener = MonotonicClock(), Broadcast([*hearing, *listeners])
@@ -250,6 +254,7 @@ def _runtime(
         transaction_spans=transaction_spans,
         tracers=OtherTracers(),
         operation_metrics=operation_metrics,
+        driver_metrics=driver_metrics,
         knows_timeouts=knows_timeouts,
         judges=judges,
     )

@@ -1,7 +1,8 @@
 """What pymongo tells its listeners, turned into command spans and into the state of clients.
 
-Each is a no-op while the library is switched off: a client keeps its listeners for life. A fault
-of ours is logged once and never reaches the driver, which would print it for every event.
+Each is a no-op while the library is switched off, since a client keeps its listeners for life; but
+connections are counted nevertheless, or the count would be wrong once it is on again. A fault of
+ours is logged once and never reaches the driver, which would print it for every event.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymongo import monitoring
 
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.clients import IDLE, USED
 from pymongo_resilience_instrumentation.tracing import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.switch import Switch
+    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import ClientState
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
+    from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
     from pymongo_resilience_instrumentation.tracing import Tracing
 
 logger = logging.getLogger("pymongo_resilience")
@@ -39,21 +41,31 @@ class OurListener:
 _L = TypeVar("_L", bound=OurListener)
 
 
-def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
-    """The callback, while the library is on; what it raises is logged once."""
+def _safely(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
+    """The callback; what it raises is logged once."""
     logged = False
 
     @functools.wraps(method)
     def callback(self: _L, event: _E) -> None:
         nonlocal logged
-        if not self.switch.on:
-            return
         try:
             method(self, event)
         except Exception:
             if not logged:
                 logged = True
                 logger.exception("a fault of pymongo-resilience in %s", method.__qualname__)
+
+    return callback
+
+
+def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
+    """The same, while the library is on."""
+    safe = _safely(method)
+
+    @functools.wraps(method)
+    def callback(self: _L, event: _E) -> None:
+        if self.switch.on:
+            safe(self, event)
 
     return callback
 
@@ -116,16 +128,26 @@ class LastServer(OurListener, monitoring.CommandListener):
 class Heartbeats(_OfOneClient, monitoring.ServerHeartbeatListener):
     """Round-trip times. An awaited heartbeat lasts as long as the server likes: not one."""
 
+    def __init__(self, client: ClientState, metrics: DriverMetrics, switch: Switch) -> None:
+        super().__init__(client, switch)
+        self._metrics = metrics
+
     def started(self, event: monitoring.ServerHeartbeatStartedEvent) -> None: ...
 
     @_harmless
     def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
         if not event.awaited:
             self._client.round_trip(event.connection_id, event.duration)
+        self._metrics.heartbeat(
+            event.connection_id, event.duration, awaited=event.awaited, failed=False
+        )
 
     @_harmless
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
         self._client.round_trip(event.connection_id, None)
+        self._metrics.heartbeat(
+            event.connection_id, event.duration, awaited=event.awaited, failed=True
+        )
 
 
 class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
@@ -134,62 +156,107 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     A server has a pool as long as the client knows it, so its pool tells when it comes and goes.
     """
 
-    def __init__(self, client: ClientState, spans: CommandSpans | None, switch: Switch) -> None:
+    def __init__(
+        self,
+        client: ClientState,
+        spans: CommandSpans | None,
+        metrics: DriverMetrics | None,
+        switch: Switch,
+    ) -> None:
         super().__init__(client, switch)
         self._spans = spans
+        self._metrics = metrics
 
-    @_harmless
+    @_safely
     def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
         self._client.server(event.address)
 
-    @_harmless
+    @_safely
     def pool_closed(self, event: monitoring.PoolClosedEvent) -> None:
         self._client.forget(event.address)
 
-    @_harmless
+    @_safely
     def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
-        self._client.connection(event.address, event.connection_id, USED)
+        pool = self._client.pool(event.address)
+        if pool is not None:
+            pool.created(event.connection_id)
 
-    @_harmless
+    @_safely
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
-        self._client.connection(event.address, event.connection_id, IDLE)
+        pool = self._client.pool(event.address)
+        if pool is None:
+            return
+        pool.ready(event.connection_id)
+        if self._metrics is not None and self.switch.on:
+            self._metrics.connected(pool, event.duration)
 
     @_harmless
+    def connection_check_out_started(
+        self, event: monitoring.ConnectionCheckOutStartedEvent
+    ) -> None:
+        call = calls.current()
+        pool = self._client.pool(event.address)
+        if self._metrics is not None and call is not None and pool is not None:
+            call.waiting = pool.waiting
+            pool.waiting.add(call)
+
+    @_safely
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
-        self._client.connection(event.address, event.connection_id, USED)
+        pool = self._client.pool(event.address)
+        if pool is not None:
+            pool.checked_out(event.connection_id)
+        if not self.switch.on:
+            return
         call = calls.current()
         if call is not None:
+            _waits_no_more(call)
             call.driver_connection_id = event.connection_id
+        if self._metrics is not None and pool is not None:
+            self._metrics.waited(pool, event.duration)
 
     @_harmless
+    def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
+        call = calls.current()
+        if call is not None:
+            _waits_no_more(call)
+        pool = self._client.pool(event.address)
+        if self._metrics is not None and pool is not None:
+            self._metrics.refused(pool, event.reason)
+
+    @_safely
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
-        self._client.connection(event.address, event.connection_id, IDLE)
+        pool = self._client.pool(event.address)
+        seconds = None if pool is None else pool.checked_in(event.connection_id)
+        if not self.switch.on:
+            return
+        if self._metrics is not None and pool is not None:
+            self._metrics.used(pool, seconds)
         if self._spans is not None:
             self._spans.leave_connection()
 
-    @_harmless
+    @_safely
     def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
-        self._client.connection(event.address, event.connection_id, None)
+        pool = self._client.pool(event.address)
+        if pool is not None:
+            pool.closed(event.connection_id)
 
     def pool_ready(self, event: monitoring.PoolReadyEvent) -> None: ...
 
     def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
 
-    def connection_check_out_started(
-        self, event: monitoring.ConnectionCheckOutStartedEvent
-    ) -> None: ...
 
-    def connection_check_out_failed(
-        self, event: monitoring.ConnectionCheckOutFailedEvent
-    ) -> None: ...
+def _waits_no_more(call: Call) -> None:
+    if call.waiting is not None:
+        call.waiting.discard(call)
+        call.waiting = None
 
 
 def listeners_of(
     client: ClientState,
     spans: CommandSpans | None,
+    metrics: DriverMetrics | None,
     switch: Switch,
     *,
-    metrics: bool,
     tracing: Tracing = DEFAULT,
     drawn_elsewhere: Callable[[], bool] | None = None,
 ) -> list[Any]:
@@ -201,12 +268,12 @@ def listeners_of(
     """
     if spans is not None:
         chosen: list[Any] = [Commands(spans, switch, tracing, drawn_elsewhere)]
-    elif metrics:
+    elif metrics is not None:
         chosen = [LastServer(switch)]
     else:
         return []
-    if metrics:
-        chosen.append(Heartbeats(client, switch))
+    if metrics is not None:
+        chosen.append(Heartbeats(client, metrics, switch))
     # The pool tells which connection a command went over, so spans need it too.
-    chosen.append(Pools(client, spans, switch))
+    chosen.append(Pools(client, spans, metrics, switch))
     return chosen

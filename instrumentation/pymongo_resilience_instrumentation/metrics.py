@@ -10,8 +10,8 @@ from opentelemetry.metrics import Observation
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes
-from pymongo_resilience_instrumentation.clients import pools_of
 from pymongo_resilience_instrumentation.outcomes import outcome_of
+from pymongo_resilience_instrumentation.pool_gauges import PoolGauges
 from pymongo_resilience_instrumentation.spans import code_name, qualified_name
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class OperationMetrics:
     """Records what one call did; as a listener, counts the decisions. Thread- and task-safe."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, *, by_collection: bool = True) -> None:
+        self._by_collection = by_collection
         self._duration = meter.create_histogram(
             semconv.OPERATION_DURATION,
             unit="s",
@@ -52,6 +53,12 @@ class OperationMetrics:
             description="Time that an attempt waited for a server, where it had to.",
             explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
         )
+        self._backoff = meter.create_histogram(
+            semconv.BACKOFF,
+            unit="s",
+            description="Delay before an attempt is repeated.",
+            explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
+        )
 
     def record_waits(self, call: Call) -> None:
         """Of a call that had to wait for a server."""
@@ -67,7 +74,7 @@ class OperationMetrics:
             semconv.DB_NAMESPACE: call.database or "admin",
             semconv.DB_OPERATION_NAME: call.operation,
         }
-        if call.collection is not None:
+        if call.collection is not None and self._by_collection:
             attributes[semconv.DB_COLLECTION_NAME] = call.collection
         if call.server is not None:
             attributes.update(address_attributes(call.server))
@@ -86,7 +93,11 @@ class OperationMetrics:
         if isinstance(event, BreakerEvent):
             return
         call = calls.current()
-        decision = "scheduled" if isinstance(event, RetryScheduled) else event.rule.value
+        if isinstance(event, RetryScheduled):
+            decision = "scheduled"
+            self._backoff.record(event.delay, {semconv.REASON: event.reason.value})
+        else:
+            decision = event.rule.value
         self._retries.add(
             1,
             {
@@ -127,21 +138,16 @@ class ServerMetrics:
         meter.create_observable_gauge(
             semconv.SERVER_STATE,
             callbacks=[self._state],
-            unit="1",
+            unit="{server}",  # for "1" exporters to Prometheus end the name in "_ratio"
             description="1 for the current type of a server and of its topology.",
         )
         meter.create_observable_gauge(
             semconv.BREAKER_STATE,
             callbacks=[self._breaker_state],
-            unit="1",
+            unit="{server}",  # as above
             description="1 for the current state of a server's circuit breaker.",
         )
-        meter.create_observable_up_down_counter(
-            semconv.CONNECTION_COUNT,
-            callbacks=[self._connections],
-            unit="{connection}",
-            description="Connections of a pool by state.",
-        )
+        PoolGauges(meter, self._alive)
 
     def _rtt(self, _: CallbackOptions) -> Iterable[Observation]:
         return self._of_each_server(lambda server: server.rtt.average)
@@ -168,11 +174,6 @@ class ServerMetrics:
                     1, address_attributes(address) | {semconv.BREAKER_STATE: breaker.state.value}
                 )
 
-    def _connections(self, _: CallbackOptions) -> Iterable[Observation]:
-        for name, states in pools_of(self._clients()).items():
-            for state, count in states.items():
-                yield Observation(count, {semconv.POOL_NAME: name, semconv.CONNECTION_STATE: state})
-
     def _of_each_server(self, value: Callable[[Server], float | None]) -> Iterator[Observation]:
         for client in self._clients():
             for address, server in client.servers().items():
@@ -185,8 +186,11 @@ class ServerMetrics:
         self._shown = clients
         self._breakers = breakers
 
+    def _alive(self) -> list[ClientState]:
+        return [] if self._shown is None else self._shown.alive()
+
     def _clients(self) -> list[ClientState]:
-        clients = [] if self._shown is None else self._shown.alive()
+        clients = self._alive()
         for client in clients:
             client.refresh()
         return clients

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
+    from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
     from pymongo_resilience_instrumentation.operation_counts import OperationCounts
     from pymongo_resilience_instrumentation.operations import Target
@@ -96,6 +97,7 @@ class Runtime:
     transaction_spans: TransactionSpans | None
     tracers: OtherTracers
     operation_metrics: OperationMetrics | None
+    driver_metrics: DriverMetrics | None
     knows_timeouts: bool
     """Whether the driver says which timeout is in force; without that we set none."""
     judges: bool
@@ -342,17 +344,17 @@ class Runtime:
         own = [each for each in listeners if not isinstance(each, OurListener)]
         if not self._may_act():
             return own
-        self.budgets.open(client, adaptive)
+        budget = self.budgets.open(client, adaptive)
         self.coroutines.meet(client)
-        state = self.clients.add(client)
+        state = self.clients.add(client, budget)
         tracing = self.tracers.settle(said_of_tracing)
         keep(client, tracing)
         draws = self.command_spans is not None and tracing.enabled
         return own + listeners_of(
             state,
             self.command_spans if draws else None,
+            self.driver_metrics,
             self.switch,
-            metrics=self.operation_metrics is not None,
             tracing=tracing,
             drawn_elsewhere=(
                 contrib_is_active if draws and self.tracers.drawn_by_contrib() else None

@@ -6,6 +6,7 @@ import faulthandler
 import json
 import multiprocessing
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -123,4 +124,8 @@ class Telemetry:
         ]
 
     def by(self, attribute: str, metric: str) -> dict[str, Any]:
-        return {str(attributes[attribute]): value for attributes, value in self.points(metric)}
+        """The sum of the values for each of an attribute's."""
+        sums: Counter[str] = Counter()
+        for attributes, value in self.points(metric):
+            sums[str(attributes[attribute])] += value
+        return dict(sums)

@@ -39,10 +39,9 @@ DEFAULTS: dict[str, Any] = {
     "traces": True,
     "command_comment": False,
     "metrics": True,
+    "metrics_by_collection": True,
 }
-BOOLEANS = (
-    "enabled", "adaptive_retries", "overload_retargeting", "traces", "command_comment", "metrics",
-)  # fmt: skip
+BOOLEANS = tuple(name for name, default in DEFAULTS.items() if isinstance(default, bool))
 GOOD: list[tuple[str, str, Any]] = [
     *((name, text, value)
       for name in BOOLEANS

@@ -16,9 +16,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo import monitoring
+from pymongo.client_options import ClientOptions
+from pymongo.topology_description import TopologyDescription
 from pymongo_resilience_instrumentation import calls, listeners
 from pymongo_resilience_instrumentation.clients import Clients, pools_of
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.metrics import ServerMetrics
 from pymongo_resilience_instrumentation.spans import OperationSpans
 from strategies import bson_values, error_documents, examples, strange_floats
@@ -113,6 +116,13 @@ class Gone:
     """A client that is collected at once: what is kept of it must do without it."""
 
 
+class Alive:
+    """A client that knows no server but has pools."""
+
+    topology_description = TopologyDescription(0, {}, None, None, None, None)  # type: ignore[arg-type]  # asked for types alone
+    options = ClientOptions(None, None, None, {})
+
+
 @examples(40)
 @given(
     durations=st.lists(numbers, max_size=12),
@@ -125,7 +135,8 @@ def test_heartbeats_of_any_duration(
     client = Clients().add(Gone())
     if known:
         client.server(ADDRESSES[0])
-    listener = listeners.Heartbeats(client, Switch(on=True))
+    meter = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False).get_meter("test")
+    listener = listeners.Heartbeats(client, DriverMetrics(meter), Switch(on=True))
     with no_complaints():
         for duration in durations:
             listener.succeeded(
@@ -148,6 +159,13 @@ pool_events = st.one_of(
     _pool_event("pool_closed", monitoring.PoolClosedEvent),
     _pool_event("connection_created", monitoring.ConnectionCreatedEvent, connection_ids),
     _pool_event("connection_ready", monitoring.ConnectionReadyEvent, connection_ids, numbers),
+    _pool_event("connection_check_out_started", monitoring.ConnectionCheckOutStartedEvent),
+    _pool_event(
+        "connection_check_out_failed",
+        monitoring.ConnectionCheckOutFailedEvent,
+        st.sampled_from(["timeout", "connectionError", ""]) | st.none(),
+        numbers,
+    ),
     _pool_event(
         "connection_checked_out", monitoring.ConnectionCheckedOutEvent, connection_ids, numbers
     ),
@@ -162,11 +180,12 @@ pool_events = st.one_of(
 @given(events=st.lists(pool_events, max_size=20))
 def test_pools_in_any_order(events: list[Any]) -> None:
     """Never fewer connections than none, or more than were named; none once the pool is gone."""
-    clients = Clients()
-    state = clients.add(Gone())
-    listener = listeners.Pools(state, None, Switch(on=True))
+    clients, client = Clients(), Alive()
+    state = clients.add(client)
     reader = InMemoryMetricReader()
-    gauges = ServerMetrics(MeterProvider([reader], shutdown_on_exit=False).get_meter("test"))
+    meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("test")
+    listener = listeners.Pools(state, None, DriverMetrics(meter), Switch(on=True))
+    gauges = ServerMetrics(meter)
     gauges.show(clients)
     with no_complaints():
         for method, event in events:

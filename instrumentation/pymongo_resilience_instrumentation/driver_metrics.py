@@ -1,0 +1,98 @@
+"""What pools and monitors report as it happens: waits, uses, handshakes, timeouts, heartbeats."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.context import Context
+from pymongo.monitoring import ConnectionCheckOutFailedReason
+
+from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation.addresses import address_attributes
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Histogram, Meter
+
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.pools import Pool
+
+NO_CONTEXT = Context()
+"""Monitors and background tasks of async clients have inherited the context of the client's first
+operation: what they measure must not lead to its trace."""
+
+
+class DriverMetrics:
+    """Thread- and task-safe. Durations are seconds."""
+
+    def __init__(self, meter: Meter) -> None:
+        def histogram(name: str, description: str) -> Histogram:
+            return meter.create_histogram(
+                name,
+                unit="s",
+                description=description,
+                explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
+            )
+
+        self._wait_time = histogram(
+            semconv.CONNECTION_WAIT_TIME, "Time until the pool gave a connection."
+        )
+        self._use_time = histogram(
+            semconv.CONNECTION_USE_TIME, "Time from taking a connection to giving it back."
+        )
+        self._create_time = histogram(
+            semconv.CONNECTION_CREATE_TIME,
+            "Time to connect: TCP, TLS, hello and authentication.",
+        )
+        self._timeouts = meter.create_counter(
+            semconv.CONNECTION_TIMEOUTS,
+            unit="{timeout}",
+            description="Waits for a connection of the pool that ended without one, out of time.",
+        )
+        self._heartbeat = histogram(
+            semconv.HEARTBEAT_DURATION,
+            "Duration of a monitor's hello; an awaited one lasts as long as the server likes.",
+        )
+        self._heartbeat_failures = meter.create_counter(
+            semconv.HEARTBEAT_FAILURES,
+            unit="{failure}",
+            description="Hellos of a monitor that failed.",
+        )
+
+    def waited(self, pool: Pool, seconds: float | None) -> None:
+        """What makes no sense, here and below, is not recorded: None, or less than nothing."""
+        _record(self._wait_time, seconds, pool.attributes, _context())
+
+    def used(self, pool: Pool, seconds: float | None) -> None:
+        _record(self._use_time, seconds, pool.attributes, _context())
+
+    def connected(self, pool: Pool, seconds: float | None) -> None:
+        _record(self._create_time, seconds, pool.attributes, _context())
+
+    def refused(self, pool: Pool, reason: str) -> None:
+        """A check-out ended without a connection."""
+        if reason == ConnectionCheckOutFailedReason.TIMEOUT:
+            self._timeouts.add(1, pool.attributes, _context())
+
+    def heartbeat(
+        self, server: Address, seconds: float | None, *, awaited: bool, failed: bool
+    ) -> None:
+        attributes: dict[str, Any] = {**address_attributes(server), semconv.AWAITED: awaited}
+        _record(self._heartbeat, seconds, attributes, NO_CONTEXT)
+        if failed:
+            self._heartbeat_failures.add(1, attributes, NO_CONTEXT)
+
+
+def _record(
+    histogram: Histogram,
+    seconds: float | None,
+    attributes: dict[str, Any],
+    context: Context | None,
+) -> None:
+    if seconds is not None and 0 <= seconds < math.inf:
+        histogram.record(seconds, attributes, context)
+
+
+def _context() -> Context | None:
+    """None, which is the current one, inside of a call."""
+    return NO_CONTEXT if calls.current() is None else None
