@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import trace
 from opentelemetry.context import Context
 from pymongo.monitoring import ConnectionCheckOutFailedReason
 
-from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation import semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Histogram, Meter
 
     from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.pools import Pool
 
-NO_CONTEXT = Context()
+NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())
 """Monitors and background tasks of async clients have inherited the context of the client's first
-operation: what they measure must not lead to its trace."""
+operation: what they measure must not lead to its trace. The SDK takes an empty context for none
+(opentelemetry-sdk 1.45.2), so it says that there is no span."""
 
 
 class DriverMetrics:
@@ -59,40 +62,36 @@ class DriverMetrics:
             description="Hellos of a monitor that failed.",
         )
 
-    def waited(self, pool: Pool, seconds: float | None) -> None:
-        """What makes no sense, here and below, is not recorded: None, or less than nothing."""
-        _record(self._wait_time, seconds, pool.attributes, _context())
+    def waited(self, pool: Pool, seconds: float | None, call: Call | None) -> None:
+        """``call``, here and below: the one that it is measured in, which its exemplars lead to.
 
-    def used(self, pool: Pool, seconds: float | None) -> None:
-        _record(self._use_time, seconds, pool.attributes, _context())
+        What makes no sense is not recorded: None, or less than nothing.
+        """
+        if seconds is not None and 0 <= seconds < math.inf:
+            self._wait_time.record(seconds, pool.attributes, _context(call))
 
-    def connected(self, pool: Pool, seconds: float | None) -> None:
-        _record(self._create_time, seconds, pool.attributes, _context())
+    def used(self, pool: Pool, seconds: float, call: Call | None) -> None:
+        self._use_time.record(seconds, pool.attributes, _context(call))
 
-    def refused(self, pool: Pool, reason: str) -> None:
+    def connected(self, pool: Pool, seconds: float | None, call: Call | None) -> None:
+        if seconds is not None and 0 <= seconds < math.inf:
+            self._create_time.record(seconds, pool.attributes, _context(call))
+
+    def refused(self, pool: Pool, reason: str, call: Call | None) -> None:
         """A check-out ended without a connection."""
         if reason == ConnectionCheckOutFailedReason.TIMEOUT:
-            self._timeouts.add(1, pool.attributes, _context())
+            self._timeouts.add(1, pool.attributes, _context(call))
 
     def heartbeat(
         self, server: Address, seconds: float | None, *, awaited: bool, failed: bool
     ) -> None:
         attributes: dict[str, Any] = {**address_attributes(server), semconv.AWAITED: awaited}
-        _record(self._heartbeat, seconds, attributes, NO_CONTEXT)
+        if seconds is not None and 0 <= seconds < math.inf:
+            self._heartbeat.record(seconds, attributes, NO_CONTEXT)
         if failed:
             self._heartbeat_failures.add(1, attributes, NO_CONTEXT)
 
 
-def _record(
-    histogram: Histogram,
-    seconds: float | None,
-    attributes: dict[str, Any],
-    context: Context | None,
-) -> None:
-    if seconds is not None and 0 <= seconds < math.inf:
-        histogram.record(seconds, attributes, context)
-
-
-def _context() -> Context | None:
-    """None, which is the current one, inside of a call."""
-    return NO_CONTEXT if calls.current() is None else None
+def _context(call: Call | None) -> Context | None:
+    """None is the current one."""
+    return NO_CONTEXT if call is None else None

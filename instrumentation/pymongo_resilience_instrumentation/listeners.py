@@ -188,7 +188,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
             return
         pool.ready(event.connection_id)
         if self._metrics is not None and self.switch.on:
-            self._metrics.connected(pool, event.duration)
+            self._metrics.connected(pool, event.duration, calls.current())
 
     @_harmless
     def connection_check_out_started(
@@ -212,7 +212,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
             _waits_no_more(call)
             call.driver_connection_id = event.connection_id
         if self._metrics is not None and pool is not None:
-            self._metrics.waited(pool, event.duration)
+            self._metrics.waited(pool, event.duration, call)
 
     @_harmless
     def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
@@ -221,7 +221,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
             _waits_no_more(call)
         pool = self._client.pool(event.address)
         if self._metrics is not None and pool is not None:
-            self._metrics.refused(pool, event.reason)
+            self._metrics.refused(pool, event.reason, call)
 
     @_safely
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
@@ -229,8 +229,8 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         seconds = None if pool is None else pool.checked_in(event.connection_id)
         if not self.switch.on:
             return
-        if self._metrics is not None and pool is not None:
-            self._metrics.used(pool, seconds)
+        if self._metrics is not None and pool is not None and seconds is not None:
+            self._metrics.used(pool, seconds, calls.current())
         if self._spans is not None:
             self._spans.leave_connection()
 

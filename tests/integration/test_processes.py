@@ -105,6 +105,14 @@ def test_no_lock_of_the_library_stays_locked_in_a_forked_child(
     assert answer["child"] == {"finds": 3, "connections": {"idle": 2, "used": 0}}
 
 
+def test_a_forked_child_counts_the_sockets_that_it_opened_itself(
+    server: EmbeddedServer, database: str
+) -> None:
+    answer, _ = _run("fork_counting_sockets", server.uri, database)
+    own = {"idle": 2, "used": 0, "sockets": 2}
+    assert answer == {"child": own, "parent": own}
+
+
 @pytest.mark.parametrize("kind", ["MongoClient", "AsyncMongoClient"])
 def test_a_child_forked_inside_of_a_call_has_neither_its_span_nor_its_deadline(
     kind: str, server: EmbeddedServer, database: str

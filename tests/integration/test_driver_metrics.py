@@ -1,0 +1,294 @@
+"""What pools, monitors and retry budgets are measured by: points compared whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+from typing import Any
+
+import pymongo
+import pytest
+from busy_pools import the_only_connection_taken
+from conftest import Instrument, Side, Telemetry, wait_until
+from opentelemetry.sdk.metrics.export import HistogramDataPoint
+from pymongo.errors import AutoReconnect, PyMongoError, WaitQueueTimeoutError
+from pymongo_resilience_instrumentation.testbed import CutAfter, Overload, Refuse, ReplicaSet
+
+CONNECTION = "db.client.connection."
+POOL = CONNECTION + "pool.name"
+SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
+
+
+def shown(telemetry: Telemetry, *metrics: str) -> dict[str, Any]:
+    """Attributes and value of each metric's points; of a histogram, how much it has counted."""
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        found[metric] = []
+        for attributes, point in telemetry.points(metric):
+            value = getattr(point, "value", None)
+            if isinstance(point, HistogramDataPoint):
+                assert point.explicit_bounds == SECONDS
+                assert 0 <= point.min <= point.max < 10
+                value = point.count
+            found[metric].append((attributes, value))
+    return found
+
+
+def address_of(proxy: ReplicaSet) -> dict[str, Any]:
+    host, port = proxy.members[0].address
+    return {"server.address": host, "server.port": port}
+
+
+def pool_of(proxy: ReplicaSet, number: int = 1) -> dict[str, str]:
+    return {POOL: "{}:{}#{}".format(*proxy.members[0].address, number)}
+
+
+@pytest.fixture(autouse=True)
+def _no_client_is_left_to_be_collected() -> None:
+    gc.collect()
+
+
+def test_a_pools_connections_limits_and_times(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, proxy.uri, maxPoolSize=7)
+    for _ in range(3):
+        side.do(client[database].coll.find_one)
+    pool = pool_of(proxy)
+    of_a_pool = {
+        "count": [
+            (pool | {CONNECTION + "state": state}, n) for state, n in (("idle", 1), ("used", 0))
+        ],
+        "pending_requests": [(pool, 0)],
+        "max": [(pool, 7)],
+        "idle.max": [(pool, 7)],
+        "idle.min": [(pool, 0)],
+        "create_time": [(pool, 1)],
+        "wait_time": [(pool, 3)],
+        "use_time": [(pool, 3)],
+        "timeouts": [],
+    }
+    expected = {CONNECTION + name: points for name, points in of_a_pool.items()}
+    assert shown(telemetry, *expected) == expected
+
+
+def test_a_pool_without_a_limit_has_no_maximum(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, proxy.uri, maxPoolSize=0, minPoolSize=2)
+    side.do(client[database].coll.find_one)
+    expected = {
+        CONNECTION + "max": [],
+        CONNECTION + "idle.max": [],
+        CONNECTION + "idle.min": [(pool_of(proxy), 2)],
+    }
+    assert shown(telemetry, *expected) == expected
+
+
+def waiting(telemetry: Telemetry) -> list[int]:
+    return [point.value for _, point in telemetry.points(CONNECTION + "pending_requests")]
+
+
+def test_who_waits_is_pending_until_out_of_time(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(config_strategy="driver")
+    client = side.do(
+        side.client, proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=300, retryReads=False
+    )
+    with the_only_connection_taken(side, client, proxy):
+        coll = client[database].coll
+        if side.runner is None:
+            errors: list[Exception] = []
+
+            def find() -> None:
+                try:
+                    coll.find_one()
+                except PyMongoError as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=find)
+            thread.start()
+            wait_until(lambda: waiting(telemetry) == [1])
+            thread.join()
+        else:
+
+            async def find_and_look() -> list[Any]:
+                task = asyncio.create_task(coll.find_one())
+                await asyncio.to_thread(wait_until, lambda: waiting(telemetry) == [1])
+                return await asyncio.gather(task, return_exceptions=True)
+
+            errors = side.do(find_and_look)
+        assert [type(error) for error in errors] == [WaitQueueTimeoutError]
+        expected = {
+            CONNECTION + "pending_requests": [(pool_of(proxy), 0)],
+            CONNECTION + "timeouts": [(pool_of(proxy), 1)],
+        }
+        assert shown(telemetry, *expected) == expected
+        proxy.clear()
+
+
+def test_who_is_cancelled_is_not_pending_any_more(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    side = Side("async", asyncio.Runner())
+    client = side.do(side.client, proxy.uri, maxPoolSize=1)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(client[database].coll.find_one())
+        await asyncio.to_thread(wait_until, lambda: waiting(telemetry) == [1])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with the_only_connection_taken(side, client, proxy):
+        side.do(cancel)
+        assert waiting(telemetry) == [0]
+        proxy.clear()
+    side.close()
+
+
+def test_two_clients_of_one_server_are_told_apart_until_one_is_closed_or_collected(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(adaptive_retries=True, retry_token_capacity=9)
+
+    def client() -> Any:
+        made = side.do(side.client, proxy.uri)
+        side.do(made[database].coll.find_one)
+        return made
+
+    def numbers() -> tuple[list[str], list[str]]:
+        pools = [attributes[POOL] for attributes, _ in telemetry.points(CONNECTION + "max")]
+        tokens = telemetry.points("pymongo_resilience.retry_budget.tokens")
+        return (
+            [name.rpartition("#")[2] for name in pools],
+            [attributes["pymongo_resilience.client"] for attributes, _ in tokens],
+        )
+
+    first, second = client(), client()
+    assert sorted(numbers()[0]) == sorted(numbers()[1]) == ["1", "2"]
+    side.do(first.close)
+    assert numbers() == (["2"], ["2"])
+    third = client()
+    assert sorted(numbers()[0]) == ["1", "2"]
+    side.do(second.close)
+    side.do(third.close)
+    assert numbers() == ([], [])
+
+
+def test_a_client_that_is_collected_is_gone_from_the_gauges(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(adaptive_retries=True)
+    client: Any = pymongo.MongoClient(proxy.uri)
+    client[database].coll.find_one()
+    gauges = (
+        CONNECTION + "count", CONNECTION + "pending_requests", CONNECTION + "max",
+        CONNECTION + "idle.max", CONNECTION + "idle.min", "pymongo_resilience.server.state",
+        "pymongo_resilience.server.rtt", "pymongo_resilience.retry_budget.tokens",
+    )  # fmt: skip
+    assert all(shown(telemetry, *gauges).values())
+    del client
+
+    def gone() -> bool:
+        gc.collect()
+        return not any(shown(telemetry, *gauges).values())
+
+    wait_until(gone)
+
+
+def test_a_clients_retry_budget(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(adaptive_retries=True, retry_token_capacity=5, base_backoff_ms=1)
+    client = side.do(side.client, proxy.uri)
+    proxy.inject(Overload("find", times=2))
+    side.do(client[database].coll.find_one)
+    expected = {
+        # Two taken; the success gave back 1.1.
+        "pymongo_resilience.retry_budget.tokens": [({"pymongo_resilience.client": "1"}, 4.1)]
+    }
+    assert shown(telemetry, *expected) == expected
+
+
+def test_delays_before_retries_by_reason(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    coll = side.do(side.client, proxy.uri)[database].coll
+    proxy.inject(CutAfter("insert", times=3))
+    side.do(coll.insert_one, {})
+    reason = {"pymongo_resilience.reason": "socket_closed_while_in_flight"}
+    expected = {"pymongo_resilience.backoff": [(reason, 3)]}
+    assert shown(telemetry, *expected) == expected
+    ((_, point),) = telemetry.points("pymongo_resilience.backoff")
+    assert point.min == 0
+    assert point.sum == pytest.approx(
+        sum(getattr(event, "delay", 0) for event in telemetry.decisions.events)
+    )
+
+
+def test_heartbeats_that_succeed_and_fail(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, proxy.uri)
+    side.do(client[database].coll.find_one)
+    polled = address_of(proxy) | {"pymongo_resilience.awaited": False}
+    ((attributes, count),) = shown(telemetry, "pymongo_resilience.heartbeat.duration")[
+        "pymongo_resilience.heartbeat.duration"
+    ]
+    assert (attributes, count >= 1) == (polled, True)
+    assert telemetry.points("pymongo_resilience.heartbeat.failures") == []
+    proxy.inject(Refuse(0.3)).result()
+
+    def failed() -> list[Any]:
+        with contextlib.suppress(AutoReconnect):
+            side.do(client.admin.command, "ping")
+        return telemetry.points("pymongo_resilience.heartbeat.failures")
+
+    ((attributes, point),) = wait_until(failed)
+    assert (attributes, point.value >= 1) == (polled, True)
+
+
+def test_awaited_heartbeats_are_told_apart(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, proxy.uri, serverMonitoringMode="stream")
+
+    def kinds() -> set[bool]:
+        side.do(client[database].coll.find_one)
+        points = telemetry.points("pymongo_resilience.heartbeat.duration")
+        return {attributes["pymongo_resilience.awaited"] for attributes, _ in points}
+
+    wait_until(lambda: kinds() == {True, False})
+
+
+def test_durations_without_collections(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(metrics_by_collection=False)
+    client = side.do(side.client, proxy.uri)
+    for name in ("one", "two"):
+        side.do(client[database][name].find_one)
+    expected = {
+        "db.client.operation.duration": [
+            (
+                {
+                    "db.system.name": "mongodb",
+                    "db.namespace": database,
+                    "db.operation.name": "find",
+                    **address_of(proxy),
+                },
+                2,
+            )
+        ]
+    }
+    assert shown(telemetry, *expected) == expected
