@@ -1,4 +1,4 @@
-"""The command ``pymongo-resilience``: what the library does, a test bed, and the options."""
+"""The command ``pymongo-resilience``: a demo, a test bed, the options, and dashboards."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pymongo_resilience
 from pymongo_resilience.config import OPTIONS
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.strategy import NAMED
+from pymongo_resilience_instrumentation import dashboards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _config()
     if options.command == "testbed":
         return _testbed(options)
+    if options.command == "dashboards":
+        return _dashboards(options)
     return _demo(options)
 
 
@@ -113,6 +116,15 @@ def _parser() -> argparse.ArgumentParser:
     testbed.add_argument(
         "--seed", type=int, metavar="N", help="of the dice of --chaos (default: 1)"
     )
+    files = commands.add_parser(
+        "dashboards",
+        help="write a Grafana dashboard and Prometheus rules into a directory",
+        description="Writes " + " and ".join(dashboards.FILES) + " into a directory, which is made "
+        "if its parent is there, and prints their paths. Existing files of other content are left "
+        "alone, and that is exit status 1.",
+    )
+    files.add_argument("directory", type=Path, metavar="DIR")
+    files.add_argument("--force", action="store_true", help="overwrite existing files")
     commands.add_parser("config", help="show every option, its legal range and its present value")
     return parser
 
@@ -185,6 +197,19 @@ def _testbed(options: argparse.Namespace) -> int:
         return _complain(str(exc), USAGE)
     except (TestbedError, OSError) as exc:
         return _complain(str(exc), FAILURE)
+    return 0
+
+
+def _dashboards(options: argparse.Namespace) -> int:
+    try:
+        written = dashboards.write(options.directory, force=options.force)
+    except dashboards.ExistingFilesError as exc:
+        return _complain(f"{exc}: there, with other content; --force overwrites", FAILURE)
+    except (OSError, ValueError) as exc:  # a null character in a path is a ValueError
+        why = getattr(exc, "strerror", None) or exc
+        return _complain(f"cannot write into {str(options.directory)!r}: {why}", FAILURE)
+    for path in written:
+        print(path)
     return 0
 
 

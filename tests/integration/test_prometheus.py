@@ -1,0 +1,157 @@
+"""A real Prometheus scrapes a running program: every query of the dashboard has an answer there."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_until
+from free_ports import consecutive_free_ports
+from pymongo_resilience_instrumentation.dashboards import RULES, content
+from pymongo_resilience_instrumentation.dashboards.panels import ROWS
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+
+PENDING = {
+    # Metrics of the contract that are not there yet.
+    "Circuit breakers",
+    "Server selection (p95)",
+}
+"""Panels whose queries have no answer yet; empty once their metrics are recorded."""
+
+PROGRAM = Path(__file__).parent.parent / "programs" / "scraped.py"
+ALL = {"$client": ".*", "$server": ".*", "$namespace": ".*"}
+CHOSEN = {"$client": "(1|2)", "$server": r"127\\.0\\.0\\.1", "$namespace": "scraped"}
+"""As Grafana puts them into a query."""
+WITHIN = 30
+"""Seconds until the last query has an answer; it takes about five."""
+QUERIES = {
+    f"{panel.title}, {number}": query.expression
+    for panels in ROWS.values()
+    for panel in panels
+    if panel.title not in PENDING
+    for number, query in enumerate(panel.queries, 1)
+}
+
+EXECUTABLE = shutil.which("prometheus")
+
+pytestmark = pytest.mark.skipif(
+    EXECUTABLE is None,
+    reason="needs Prometheus: install it (Debian: apt-get install prometheus)",
+)
+
+
+class Prometheus:
+    def __init__(self, port: int) -> None:
+        self._api = f"http://127.0.0.1:{port}/api/v1/"
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        url = f"{self._api}{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - of our own
+            return json.load(answer)["data"]
+
+    def has_data(self, expression: str, variables: dict[str, str] = ALL) -> bool:
+        """Whether a query has an answer that is a number."""
+        for variable, value in {**variables, "$__rate_interval": "10s"}.items():
+            expression = expression.replace(variable, value)
+        found = self.ask("query", query=expression)["result"]
+        return any(not math.isnan(float(each["value"][1])) for each in found)
+
+    def is_ready(self) -> bool:
+        try:
+            self.ask("query", query="1")
+        except OSError:
+            return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    home = tmp_path_factory.mktemp("prometheus")
+    served, listening = (first := consecutive_free_ports(2)), first + 1
+    (home / RULES).write_text(content(RULES))
+    (home / "prometheus.yml").write_text(
+        f"""\
+global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms}}
+rule_files: [{RULES}]
+scrape_configs:
+  - job_name: shop
+    static_configs: [{{targets: ["127.0.0.1:{served}"]}}]
+"""
+    )
+    host, port = server.address
+    with (
+        subprocess.Popen(
+            [sys.executable, PROGRAM, host, str(port), "scraped", str(served)],
+            stdin=subprocess.PIPE,
+        ) as program,
+        (home / "log").open("w") as log,
+        subprocess.Popen(
+            [
+                str(EXECUTABLE),
+                f"--config.file={home / 'prometheus.yml'}",
+                f"--storage.tsdb.path={home / 'data'}",
+                f"--web.listen-address=127.0.0.1:{listening}",
+            ],
+            stderr=log,
+        ) as running,
+    ):
+        try:
+            one = Prometheus(listening)
+            wait_until(one.is_ready, timeout=WITHIN)
+            yield one
+        finally:
+            running.kill()  # a graceful end takes it five seconds
+            assert program.stdin is not None
+            program.stdin.close()
+            status = program.wait(timeout=WITHIN)
+    assert status == 0
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_query_of_the_dashboard_has_data(query: str, prometheus: Prometheus) -> None:
+    wait_until(lambda: prometheus.has_data(QUERIES[query], ALL), timeout=WITHIN)
+    assert prometheus.has_data(QUERIES[query], CHOSEN)
+
+
+@pytest.mark.parametrize("variable", ["$client", "$server", "$namespace"])
+def test_a_variable_chooses(variable: str, prometheus: Prometheus) -> None:
+    having = [query for query in QUERIES.values() if variable in query]
+    assert having
+    for query in having:
+        assert not prometheus.has_data(query, ALL | {variable: "none of them"})
+
+
+def test_every_rule_is_evaluated_and_every_record_has_data(prometheus: Prometheus) -> None:
+    def rules() -> list[dict[str, Any]]:
+        found = prometheus.ask("rules")["groups"]
+        return [rule for group in found for rule in group["rules"]]
+
+    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), timeout=WITHIN)
+    records = [rule["name"] for rule in rules() if rule["type"] == "recording"]
+    assert len(records) >= 5
+    for record in records:
+        wait_until(lambda record=record: prometheus.has_data(record), timeout=WITHIN)
+
+
+def test_no_panel_is_called_pending_whose_metrics_are_there(prometheus: Prometheus) -> None:
+    titles = {panel.title for panels in ROWS.values() for panel in panels}
+    assert titles >= PENDING
+    answered = [
+        panel.title
+        for panels in ROWS.values()
+        for panel in panels
+        if panel.title in PENDING
+        and any(prometheus.has_data(query.expression) for query in panel.queries)
+    ]
+    assert answered == []

@@ -1,0 +1,163 @@
+"""The files for Grafana and Prometheus: current, well-formed, and written out with care."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo_resilience_instrumentation import cli, semconv
+from pymongo_resilience_instrumentation.dashboards import DASHBOARD, FILES, RULES, content, grafana
+from pymongo_resilience_instrumentation.dashboards.panels import ROWS
+
+PROMTOOL = shutil.which("promtool")
+RULE_TESTS = Path(__file__).parent / "prometheus" / "rules_test.yml"
+NOT_THERE_YET = {
+    "pymongo_resilience.circuit_breaker.state",
+    "pymongo_resilience.server_selection.duration",
+    "pymongo_resilience.state",
+}
+"""Metrics and an attribute of the contract; empty once ``semconv`` names them."""
+
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None,
+    reason="needs promtool: install Prometheus (Debian: apt-get install prometheus)",
+)
+
+
+def promtool(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        [str(PROMTOOL), *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_promtool
+def test_the_rules_are_well_formed(tmp_path: Path) -> None:
+    (tmp_path / RULES).write_text(content(RULES))
+    assert "SUCCESS" in promtool("check", "rules", tmp_path / RULES)
+
+
+@needs_promtool
+def test_each_alert_fires_for_what_it_is_for_and_for_nothing_else() -> None:
+    assert "SUCCESS" in promtool("test", "rules", RULE_TESTS)
+
+
+def test_each_alert_has_a_test_a_severity_and_a_runbook() -> None:
+    _, *alerts = re.split(r"^      - alert: ", content(RULES), flags=re.MULTILINE)
+    names = [alert.partition("\n")[0] for alert in alerts]
+    assert sorted(names) == [
+        "PymongoCircuitBreakerOpen",
+        "PymongoDeadlineMisses",
+        "PymongoNoPrimary",
+        "PymongoPoolExhausted",
+        "PymongoRetryBudgetExhausted",
+        "PymongoRetryStorm",
+    ]
+    tests = RULE_TESTS.read_text()
+    for name, alert in zip(names, alerts, strict=True):
+        assert f'alertname="{name}"' in tests
+        for part in ("severity: ", "summary: ", "description: ", "runbook: "):
+            assert alert.count(part) == 1, (name, part)
+
+
+def test_the_dashboard_is_the_one_that_the_panels_describe() -> None:
+    command = "python -m pymongo_resilience_instrumentation.dashboards.grafana"
+    assert content(DASHBOARD) == grafana.text(), f"run: {command}"
+
+
+def test_the_dashboard_has_its_variables_and_panels_side_by_side() -> None:
+    drawn: dict[str, Any] = json.loads(content(DASHBOARD))
+    variables = [variable["name"] for variable in drawn["templating"]["list"]]
+    assert variables == ["datasource", "client", "server", "namespace"]
+    ids = [panel["id"] for panel in drawn["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken: set[tuple[int, int]] = set()
+    for panel in drawn["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < grafana.WIDTH
+        taken |= cells
+    expressions = [
+        target["expr"] for panel in drawn["panels"] for target in panel.get("targets", ())
+    ]
+    assert len(expressions) == sum(len(p.queries) for panels in ROWS.values() for p in panels)
+    used = {name for each in expressions for name in re.findall(r"\$([a-z]\w*)", each)}
+    assert used == {"client", "server", "namespace"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_metric_and_attribute_that_is_named_exists(name: str) -> None:
+    """As exporters to Prometheus name it: with underscores, a unit and a kind."""
+    known = {value for value in vars(semconv).values() if isinstance(value, str)} | NOT_THERE_YET
+    words = {each.replace(".", "_") for each in known}
+    ending = re.compile(r"(_seconds)?(_bucket|_count|_sum|_total)?$")
+    named = set(re.findall(r"\b(?:db|pymongo_resilience|server|error)_\w+", content(name)))
+    named -= {"server_address", "server_port"}
+    unknown = {each for each in named if not {each, ending.sub("", each)} & words}
+    assert unknown == set()
+    assert len(named) > 10
+
+
+def test_what_is_not_there_yet_is_not_there() -> None:
+    assert not NOT_THERE_YET & {value for value in vars(semconv).values() if isinstance(value, str)}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    status = cli.main(["dashboards", *map(str, arguments)])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_the_command_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "new"
+    for _ in range(2):  # the same again is nothing to complain of
+        status, told, errors = run(capsys, directory)
+        assert (status, errors) == (0, "")
+        assert told.splitlines() == [str(directory / name) for name in FILES]
+    assert {path.name: path.read_text() for path in directory.iterdir()} == {
+        name: content(name) for name in FILES
+    }
+
+
+def test_the_command_overwrites_nothing_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / RULES).write_text("mine\n")
+    status, told, errors = run(capsys, tmp_path)
+    assert (status, told) == (1, "")
+    assert str(tmp_path / RULES) in errors
+    assert "--force" in errors
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {RULES: "mine\n"}
+    assert run(capsys, tmp_path, "--force")[0] == 0
+    assert (tmp_path / RULES).read_text() == content(RULES)
+
+
+@pytest.mark.parametrize(
+    ("directory", "why"),
+    [
+        ("file", "not a directory"),
+        ("no/such", "No such file"),
+        ("nul\0", "null"),
+        ("x" * 300, "too long"),
+    ],
+)
+def test_a_directory_that_cannot_be_one_is_one_clear_line(
+    directory: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    status, told, errors = run(capsys, tmp_path / directory)
+    assert (status, told) == (1, "")
+    assert errors.startswith("pymongo-resilience: error: cannot write into ")
+    assert why in errors
+    assert errors.count("\n") == 1
