@@ -11,13 +11,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from deadline_requirements import SECTIONS
 from deadline_rows import document_tables
+from metrics_table import metrics_table
+from opentelemetry.metrics import NoOpMeter
 from otlp_collector import collecting
 from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
+from pymongo_resilience_instrumentation.metrics import OperationMetrics, ServerMetrics
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.reasons import ROWS
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
@@ -232,6 +236,43 @@ def test_every_outcome_and_metric_is_in_the_readme() -> None:
     assert shown == outcomes
     assert all(f"`{outcome}`" in text for outcome in outcomes)
     assert f"`{semconv.OPERATION_DURATION}`" in text
+
+
+class Instruments(NoOpMeter):
+    """Takes down the kind and unit of whatever is made, by name."""
+
+    def __init__(self) -> None:
+        super().__init__("test")
+        self.made: dict[str, str] = {}
+
+    def __getattribute__(self, name: str) -> Any:
+        method = object.__getattribute__(self, name)
+        kind = KINDS.get(name)
+        if kind is None:
+            return method
+
+        def create(name: str, unit: str = "", **kwargs: Any) -> Any:
+            self.made[name] = f"{kind}, {unit}"
+            return method(name, unit=unit, **kwargs)
+
+        return create
+
+
+KINDS = {
+    "create_histogram": "histogram",
+    "create_counter": "counter",
+    "create_observable_gauge": "gauge",
+    "create_observable_up_down_counter": "up-down counter",
+}
+
+
+def test_every_metric_is_documented_with_its_kind_and_unit() -> None:
+    meter = Instruments()
+    for make in (OperationMetrics, DriverMetrics, ServerMetrics):
+        make(meter)
+    rows = metrics_table()
+
+    assert {name: row.kind for name, row in rows.items()} == meter.made
 
 
 def test_every_rule_that_declines_is_explained() -> None:

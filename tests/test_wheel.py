@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import subprocess
 import sys
 import sysconfig
@@ -97,6 +98,16 @@ def test_command_line_shows_the_options() -> None:
 
     assert shown.returncode == 0, shown.stderr
     assert "PYMONGO_RESILIENCE_TIMEOUT_MS = unset" in shown.stdout
+
+
+def test_command_line_writes_the_dashboards(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("pymongo-resilience")
+    written = run(str(program), "dashboards", str(tmp_path))
+
+    assert written.returncode == 0, written.stderr
+    drawn = json.loads((tmp_path / "pymongo-resilience.grafana.json").read_text())
+    assert len(drawn["panels"]) > 20
+    assert "alert: PymongoNoPrimary" in (tmp_path / "pymongo-resilience.rules.yml").read_text()
 
 
 def test_demo_says_which_extra_it_lacks() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from conftest import wait_until
 from free_ports import consecutive_free_ports
+from metrics_table import metrics_table
 from pymongo_resilience_instrumentation.dashboards import RULES, content
 from pymongo_resilience_instrumentation.dashboards.panels import ROWS
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
@@ -130,6 +131,21 @@ def test_a_variable_chooses(variable: str, prometheus: Prometheus) -> None:
     assert having
     for query in having:
         assert not prometheus.has_data(query, ALL | {variable: "none of them"})
+
+
+@pytest.mark.parametrize("metric", metrics_table())
+def test_every_metric_has_the_name_and_the_labels_that_are_documented(
+    metric: str, prometheus: Prometheus
+) -> None:
+    row = metrics_table()[metric]
+    name = row.in_prometheus + ("_count" if row.kind.startswith("histogram") else "")
+
+    def labels() -> set[str]:
+        series = prometheus.ask("series", **{"match[]": name})
+        return {label for each in series for label in each if not label.startswith("otel_scope_")}
+
+    expected = {attribute.replace(".", "_") for attribute in row.attributes}
+    wait_until(lambda: labels() == expected | {"__name__", "job", "instance"}, timeout=WITHIN)
 
 
 def test_every_rule_is_evaluated_and_every_record_has_data(prometheus: Prometheus) -> None:
