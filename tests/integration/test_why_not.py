@@ -54,7 +54,7 @@ def by_address(text: str) -> dict[str, str]:
 def known(side: Side, bed: Any, **options: Any) -> Any:
     uri = "mongodb://" + ",".join(names(bed)) + "/"
     client = side.client(uri, **options)
-    side.do(client.admin.command, "ping")
+    wait_for_server(side, client)
     side.wait_for_members(client, len(bed.members))
     return client
 
@@ -163,16 +163,6 @@ def test_the_application_s_own_selector_is_not_asked_once_more(
     refused = "secondary, excluded: left out by the application's server selector"
     assert said == {one: "primary, excluded: mode secondary", two: refused, three: refused}
     open_.append(1)
-
-
-@pytest.mark.parametrize("option", ["driver", "least_loaded"])
-def test_a_selector_of_ours_has_left_nobody_out(
-    option: str, side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    instrument(server_selection=option)
-    client = known(side, replica_set, **SOON)
-    coll = client.get_database(database, read_preference=NOWHERE).coll
-    assert "server selector" not in why(unselected(side, coll.find_one))
 
 
 def test_a_timeout_says_it_too(side: Side, instrument: Instrument) -> None:
