@@ -101,7 +101,7 @@ def test_no_lock_of_the_library_stays_locked_in_a_forked_child(
     server: EmbeddedServer, database: str
 ) -> None:
     answer, _ = _run("fork_holding_every_lock", server.uri, database)
-    assert answer["locks"] >= 2
+    assert answer["locks"] >= 4
     assert answer["child"] == {"finds": 3, "connections": {"idle": 2, "used": 0}}
 
 
@@ -111,6 +111,13 @@ def test_a_forked_child_counts_the_sockets_that_it_opened_itself(
     answer, _ = _run("fork_counting_sockets", server.uri, database)
     own = {"idle": 2, "used": 0, "sockets": 2}
     assert answer == {"child": own, "parent": own}
+
+
+def test_every_circuit_breaker_is_closed_in_a_forked_child(
+    server: EmbeddedServer, database: str
+) -> None:
+    answer, _ = _run("fork_with_an_open_breaker", server.uri, database)
+    assert answer == {"child": "ok", "parent": ["CircuitBreakerOpenError"] * 2}
 
 
 @pytest.mark.parametrize("kind", ["MongoClient", "AsyncMongoClient"])
@@ -134,7 +141,16 @@ def test_a_command_in_flight_without_a_call_is_the_parents_to_end(
     assert of_child != of_parent
 
 
-STEPS = ["clients", "budgets", "calls", "runtime", "command spans", "transaction spans"]
+STEPS = [
+    "clients",
+    "budgets",
+    "breakers",
+    "selectors",
+    "calls",
+    "runtime",
+    "command spans",
+    "transaction spans",
+]
 
 
 @pytest.mark.parametrize("failing", STEPS)
@@ -155,6 +171,8 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
     runtime = SimpleNamespace(
         clients=SimpleNamespace(start_afresh=step("clients")),
         budgets=SimpleNamespace(start_afresh=step("budgets")),
+        breakers=SimpleNamespace(start_afresh=step("breakers")),
+        selectors=SimpleNamespace(start_afresh=step("selectors")),
         disinherit=step("runtime"),
         command_spans=SimpleNamespace(start_afresh=step("command spans")),
         transaction_spans=SimpleNamespace(start_afresh=step("transaction spans")),

@@ -12,6 +12,7 @@ from typing import Any
 from common import Child, Telemetry, client, say
 
 import pymongo_resilience
+from pymongo_resilience import Config
 
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 OURS = ("pymongo_resilience.", "pymongo_resilience_instrumentation.")
@@ -55,7 +56,7 @@ def child(inherited: Any, uri: str, database: str) -> dict[str, Any]:
 
 
 def main(uri: str, database: str) -> None:
-    pymongo_resilience.instrument()
+    pymongo_resilience.instrument(Config(circuit_breaker="always"))
     ours = client(uri)
     ours[database].coll.insert_one({})
     locks = locks_of_the_library()
