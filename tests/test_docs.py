@@ -1,7 +1,7 @@
 """What the documents say is true: their code runs, their names exist, their tables are current.
 
-``python tests/test_docs.py`` writes the tables of options (README), reasons (docs/retries.md) and
-requirements (docs/deadlines.md).
+``python tests/test_docs.py`` writes the tables of options (README), reasons, requirements and causes
+(docs).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from opentelemetry.metrics import NoOpMeter
 from otlp_collector import collecting
 from pymongo_resilience_instrumentation import semconv
 from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
+from pymongo_resilience_instrumentation.hopeless import TABLE as CAUSES
+from pymongo_resilience_instrumentation.hopeless import Cause
 from pymongo_resilience_instrumentation.metrics import OperationMetrics, ServerMetrics
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.reasons import ROWS
@@ -43,6 +45,7 @@ TIMEOUT = 60
 
 RETRIES = ROOT / "docs" / "retries.md"
 DEADLINES = ROOT / "docs" / "deadlines.md"
+FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
 
 def options_table() -> str:
@@ -97,9 +100,23 @@ def _yes_or_no(flag: bool) -> str:
     return "yes" if flag else "no"
 
 
+def causes_table() -> str:
+    rows = [
+        "| `hopeless` | what it is | check |",
+        "|---|---|---|",
+        *(f"| {_attribute(cause)} | {row.says} | {row.check} |" for cause, row in CAUSES.items()),
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _attribute(cause: Cause) -> str:
+    return "none, code 18" if cause is Cause.PASSWORD else f"`{cause.value}`"
+
+
 TABLES = {
     "options": (README, options_table),
     "reasons": (RETRIES, reasons_table),
+    "causes": (FAILING_FAST, causes_table),
     "requirements": (DEADLINES, lambda: document_tables(SECTIONS)),
 }
 """By the name in the marks around each."""

@@ -73,7 +73,7 @@ NODE_NOT_AVAILABLE = Row(
     "`NODE_NOT_AVAILABLE`, `SERVICE_NOT_AVAILABLE`: no server to send it to. Reported, never "
     "retried: the driver has waited for one already",
     errors=(ServerSelectionTimeoutError,),
-    when="before the command had a connection",
+    when="before the command had a connection, also where waiting for one was given up",
 )
 NOT_PRIMARY = Row(
     RetryReason.NOT_PRIMARY,
@@ -150,7 +150,8 @@ TLS_ERROR = Row(
     "`TLS_ERROR`: the same certificate will be as untrusted. A peer that hangs up or is slow "
     "during the handshake is no such case",
     errors=(ConnectionFailure,),
-    when="before the command had a connection, where the TLS library refused it",
+    when="before the command had a connection, where the TLS library refused it: to the operation, "
+    "or to the checks of every server that could serve",
 )
 ACCESS_ERROR = Row(
     RetryReason.ACCESS_ERROR,
