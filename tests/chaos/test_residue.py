@@ -118,7 +118,7 @@ def test_nothing_is_left_after_a_client_that_was_never_closed(
     assert spans.ended > 0
 
 
-GAUGES = r"^1 x (object: .*\.ServerMetrics|entry: .*\._by_provider)$"
+GAUGES = r"^1 x (object: .*\.(ServerMetrics|PoolGauges)|entry: .*\._by_provider)$"
 """An SDK keeps the callbacks of its gauges for good, so a provider that lives has them once."""
 
 

@@ -75,16 +75,23 @@ def test_a_pools_connections_limits_and_times(
     assert shown(telemetry, *expected) == expected
 
 
-def test_a_pool_without_a_limit_has_no_maximum(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+@pytest.mark.parametrize(("least", "most"), [(0, 0), (2, 9)])
+def test_a_pools_limits_are_those_of_its_options_and_zero_is_no_limit(
+    least: int,
+    most: int,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
 ) -> None:
     telemetry = instrument()
-    client = side.do(side.client, proxy.uri, maxPoolSize=0, minPoolSize=2)
+    client = side.do(side.client, proxy.uri, maxPoolSize=most, minPoolSize=least)
     side.do(client[database].coll.find_one)
+    limit = [(pool_of(proxy), most)] if most else []
     expected = {
-        CONNECTION + "max": [],
-        CONNECTION + "idle.max": [],
-        CONNECTION + "idle.min": [(pool_of(proxy), 2)],
+        CONNECTION + "max": limit,
+        CONNECTION + "idle.max": limit,
+        CONNECTION + "idle.min": [(pool_of(proxy), least)],
     }
     assert shown(telemetry, *expected) == expected
 

@@ -329,7 +329,8 @@ def test_a_fault_of_ours_never_reaches_the_application(
         "pymongo_resilience_instrumentation.spans.OperationSpans.end",
         "pymongo_resilience_instrumentation.metrics.OperationMetrics.record",
         "pymongo_resilience_instrumentation.command_spans.CommandSpans.start",
-        "pymongo_resilience_instrumentation.clients.ClientState.connection",
+        "pymongo_resilience_instrumentation.pools.Pool.checked_out",
+        "pymongo_resilience_instrumentation.driver_metrics.DriverMetrics.used",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, broken)

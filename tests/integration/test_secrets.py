@@ -49,6 +49,12 @@ LIVING_TOO_SHORT = {
     "_TimedOutError": "the same",
     "Postponed": "has no fields",
     "Dropped": "has no fields",
+    # made and dropped while metrics are collected
+    "PoolSizes": "two numbers",
+    # of the dashboard, which no operation makes
+    "Panel": "what the dashboard's file says",
+    "Query": "the same",
+    "ExistingFilesError": "paths that the command line was given",
     # of a cursor, a transaction or a stream, while one is under way
     "CursorTimeout": "numbers and a mode",
     "RunningTimeout": "two numbers",
