@@ -1,7 +1,7 @@
 """What the documents say is true: their code runs, their names exist, their tables are current.
 
-``python tests/test_docs.py`` writes the tables of options (README), reasons, requirements and causes
-(docs).
+``python tests/test_docs.py`` writes the tables of options (README), reasons, requirements and
+causes (docs).
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class ServerMetrics:
         for client in () if self._breakers is None else self._breakers.all():
             for address, breaker in client.snapshots().items():
                 yield Observation(
-                    1, address_attributes(address) | {semconv.BREAKER_STATE: breaker.state.value}
+                    1, address_attributes(address) | {semconv.STATE: breaker.state.value}
                 )
 
     def _of_each_server(self, value: Callable[[Server], float | None]) -> Iterator[Observation]:

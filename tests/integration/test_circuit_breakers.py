@@ -412,7 +412,7 @@ def test_the_state_of_every_breaker_is_a_metric(
     wait_until(lambda: side.do(coll.find_one) is None and breaker_events(telemetry))
     states = {
         attributes["server.port"]: (
-            attributes["pymongo_resilience.circuit_breaker.state"],
+            attributes["pymongo_resilience.state"],
             point.value,
         )
         for attributes, point in telemetry.points("pymongo_resilience.circuit_breaker.state")

@@ -80,6 +80,8 @@ def is_legal(variable: str, text: str) -> bool:
             return False
     if variable == "PYMONGO_RESILIENCE_CIRCUIT_BREAKER":
         return text in {"off", "on", "always"}
+    if variable == "PYMONGO_RESILIENCE_SERVER_SELECTION":
+        return text in {"driver", "least_loaded"}
     if variable == "PYMONGO_RESILIENCE_STRATEGY":
         return text in STRATEGIES
     return text.lower() in WORDS
