@@ -74,8 +74,13 @@ class ClientState:
         for address, server in self.servers().items():
             now = current.get(address)
             server.type = "Unknown" if now is None else now.server_type_name
-            if server.type == "Unknown":
+            if now is None or server.type == "Unknown":
                 server.rtt.reset()
+            elif now.min_round_trip_time:
+                # Heartbeats that stream are all awaited but for the first. The driver measures with
+                # hellos beside them, in the same way, and reports no event (pymongo 4.20).
+                server.rtt.average = now.round_trip_time
+                server.rtt.minimum = now.min_round_trip_time
 
     def pool_sizes(self) -> PoolSizes:
         client = self._client()

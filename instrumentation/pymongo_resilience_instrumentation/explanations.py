@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.eligibility import Criteria
 from pymongo_resilience.explanation import explain
+from pymongo_resilience.server_description import TopologyType
 from pymongo_resilience_instrumentation import descriptions, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.selector import applications_own
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 
+_WITHOUT_SELECTOR = frozenset({TopologyType.SINGLE.value, TopologyType.LOAD_BALANCED.value})
+"""Where there is one address the driver calls no selector."""
+
+
 def explain_selection(
     client: Any, read_preference: Any, *, writes: bool
 ) -> tuple[ServerVerdict, ...]:
@@ -30,6 +35,8 @@ def explain_selection(
     if not hasattr(asked, "mongos_mode"):
         raise TypeError(f"an object of type {type(asked).__name__} is no read preference")
     own = applications_own(client.options.server_selector)
+    if described.topology_type_name in _WITHOUT_SELECTOR:
+        own = None
     given = described.server_descriptions()
 
     def selector(servers: Servers) -> Servers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from typing import Any
@@ -140,6 +141,24 @@ def test_servers_have_a_state_and_a_round_trip_time(
     ((attributes, average),) = telemetry.points("pymongo_resilience.server.rtt")
     assert attributes == address
     assert 0 < minimum.value <= average.value < 1
+
+
+def test_round_trip_times_are_known_while_heartbeats_stream(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    """All heartbeats but the first are awaited then, and no round trips."""
+    telemetry = instrument()
+    client = side.client(proxy.uri, serverMonitoringMode="stream")
+    side.do(client.admin.command, "ping")
+
+    def minimum() -> list[Any]:
+        if side.runner is not None:
+            side.do(asyncio.sleep, 0.01)  # the monitors run on its loop
+        return telemetry.points("pymongo_resilience.server.rtt.min")
+
+    ((attributes, point),) = wait_until(minimum)
+    assert attributes["server.port"] == proxy.address[1]
+    assert 0 < point.value < 1
 
 
 def test_a_later_instrument_shows_its_clients_through_the_same_provider(
