@@ -102,6 +102,10 @@ scrape_configs:
         try:
             one = Prometheus(listening)
             wait_until(one.is_ready, timeout=WITHIN)
+            wait_until(
+                lambda: program.poll() is not None or one.has_data("up == 1"), timeout=WITHIN
+            )
+            assert program.poll() is None, "the program has ended"
             yield one
         finally:
             running.kill()  # a graceful end takes it five seconds
