@@ -11,6 +11,7 @@ counted as used for good. So in the child
   neither that span above it nor that deadline, even where the fork happened inside of the call (in
   a generator that ``insert_many`` reads from, say);
 - so is a command in flight without a call, as a ``close()`` sends it with the strategy ``driver``;
+- no attempt is counted as in progress on a server: those are the parent's;
 - retry budgets are full again and circuit breakers closed, with locks of their own. A permit that
   the parent's call holds does not count.
 
@@ -50,12 +51,13 @@ def _in_child() -> None:
     steps = [
         runtime.clients.start_afresh,
         runtime.budgets.start_afresh,
-        *([] if runtime.selectors is None else [runtime.selectors.start_afresh]),
         calls.abandon,
         runtime.disinherit,
     ]
     if runtime.breakers is not None:
         steps.append(runtime.breakers.start_afresh)
+    if runtime.selectors is not None:
+        steps.append(runtime.selectors.start_afresh)
     if runtime.command_spans is not None:
         steps.append(runtime.command_spans.start_afresh)
     if runtime.transaction_spans is not None:

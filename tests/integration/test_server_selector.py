@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pymongo
 import pytest
 from busy_pools import Silent
 from conftest import Instrument, SentCommands, Side, wait_until
@@ -187,6 +189,28 @@ def test_where_there_is_one_address_it_is_counted_as_well(
         (verdict,) = pymongo_resilience.explain_selection(client, writes=True)
         assert (verdict.eligible, in_flight(client), asked) == (True, {}, [])
         side.do(client.close)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
+def test_in_a_forked_child_nothing_is_in_progress(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(**BY_LOAD)
+    watching = Watching()
+    with pymongo.MongoClient[Any](proxy.uri, event_listeners=[watching]) as client:
+        client.admin.command("ping")
+        seen: list[tuple[dict[str, int | None], int]] = []
+
+        def fork() -> None:
+            child = os.fork()
+            if child == 0:
+                os._exit(len(in_flight(client)))
+            seen.append((in_flight(client), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+
+        watching.then = fork
+        client[database].coll.find_one()
+        watching.then = None
+        assert seen == [({proxy.members[0].host_and_port: 1}, 0)]
 
 
 def test_what_is_selected_outside_of_an_attempt_counts_nothing(
