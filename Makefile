@@ -4,6 +4,7 @@
 #   make test                       every check of the project
 #   make chaos SEED=7               ledger, failover, memory and hostile input at full length
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
+#   make bench                      what a sick server costs, with circuit breakers and without
 #   make clean                      remove what the other targets made
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ WHEEL := .venv-wheel
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos conformance clean
+.PHONY: help demo test chaos conformance bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -39,6 +40,10 @@ chaos: $(MAIN)/dev.stamp
 # The list of what did not pass: CONFORMANCE_JSON=list.json.
 conformance: $(MAIN)/dev.stamp
 	@$(MAIN)/bin/pytest tests/conformance
+
+# How long the server is sick, in seconds: ARGS=30.
+bench: $(MAIN)/demo.stamp
+	@$(MAIN)/bin/python bench/sick_server.py $(ARGS)
 
 clean:
 	rm -rf $(MAIN) $(OLDEST) $(WHEEL) build dist .hypothesis .import_linter_cache .mypy_cache \
