@@ -156,8 +156,9 @@ class Breakers(Generic[Server]):
         self._lock = threading.Lock()
         self._by_server: Mapping[Server, CircuitBreaker] = {}
 
-    def __contains__(self, server: Server) -> bool:
-        return server in self._by_server
+    def known(self, server: Server) -> CircuitBreaker | None:
+        """None for one that no call was meant for yet."""
+        return self._by_server.get(server)
 
     def of(self, server: Server) -> CircuitBreaker:
         known = self._by_server.get(server)
@@ -172,8 +173,13 @@ class Breakers(Generic[Server]):
     def refusing(self) -> dict[Server, float]:
         """The servers to which nothing may be sent now, with the seconds after which it is worth
         asking again; empty where all is well."""
-        waits = ((server, it.next_probe_in()) for server, it in self._by_server.items())
-        return {server: wait for server, wait in waits if wait > 0}
+        found = {}
+        # On the way of every selection: a comprehension takes half as long again.
+        for server, breaker in self._by_server.items():
+            wait = breaker.next_probe_in()
+            if wait > 0:
+                found[server] = wait
+        return found
 
     def snapshots(self) -> dict[Server, Snapshot]:
         return {server: breaker.snapshot() for server, breaker in self._by_server.items()}

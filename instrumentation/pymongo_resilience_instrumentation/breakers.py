@@ -64,9 +64,10 @@ class ClientBreakers:
         if not applies:
             return None
         address = driver.address(server)
-        if address not in self._breakers:
+        found = self._breakers.known(address)
+        if found is None:
             self._keep({address})
-        found = self._breakers.of(address)
+            found = self._breakers.of(address)
         answer = found.try_acquire()
         if isinstance(answer, Permit):
             return answer
@@ -96,7 +97,7 @@ class ClientBreakers:
         Never raises.
         """
         try:
-            refusing = self._breakers.refusing()
+            refusing = self._breakers.refusing() if len(servers) > 1 else None
             if not refusing:
                 return servers
             return [each for each in servers if each.address not in refusing] or servers

@@ -410,8 +410,8 @@ def test_which_servers_refuse_and_for_how_long(clock: FakeClock) -> None:
     call(breakers.of("other"), "+")
     clock.advance(2)
     assert breakers.refusing() == {"one": 6.0}
-    assert "other" in breakers
-    assert "third" not in breakers
+    assert breakers.known("other") is breakers.of("other")
+    assert breakers.known("third") is None
     clock.advance(6)
     assert breakers.refusing() == {}
     permits = [permit_of(breakers.of("one")) for _ in range(SETTINGS.probes)]
