@@ -47,6 +47,7 @@ LIVING_TOO_SHORT = {
     "ConfigurationError": "its text is about options of ours",
     "OperationTimeoutError": "handed to the application, with the server's text",
     "_TimedOutError": "the same",
+    "CircuitBreakerOpenError": "a server and numbers, with a text of ours",
     "Postponed": "has no fields",
     "Dropped": "has no fields",
     # made and dropped while metrics are collected
@@ -60,6 +61,12 @@ LIVING_TOO_SHORT = {
     "RunningTimeout": "two numbers",
     "_Ours": "a number",
     "TransactionDeadline": "these and a Policy, which hides the data it carries",
+    # of circuit breakers, which are off there
+    "BreakerOpened": "a server and numbers",
+    "BreakerClosed": "a server",
+    "BreakerSettings": "numbers",
+    "Refusal": "a number",
+    "Snapshot": "a state and numbers",
     # in the queue of a background task, between two ticks
     "RequeuedId": "a cursor's id, a number of the server's",
 }
