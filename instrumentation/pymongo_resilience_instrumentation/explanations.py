@@ -13,10 +13,12 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.selector import applications_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from pymongo_resilience.breaker import Snapshot
     from pymongo_resilience.eligibility import Servers
     from pymongo_resilience.explanation import ServerVerdict
+    from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
@@ -26,9 +28,10 @@ _WITHOUT_SELECTOR = frozenset({TopologyType.SINGLE.value, TopologyType.LOAD_BALA
 
 
 def explain_selection(
-    client: Any, read_preference: Any, *, writes: bool
+    client: Any, read_preference: Any, runtime: Runtime | None, *, writes: bool
 ) -> tuple[ServerVerdict, ...]:
-    """As :func:`pymongo_resilience.explain_selection`, of what is a client."""
+    """As :func:`pymongo_resilience.explain_selection`, of what is a client; ``runtime`` is None
+    while nothing is instrumented."""
     described = client.topology_description
     described.check_compatible()
     asked = client.read_preference if read_preference is None else read_preference
@@ -49,9 +52,18 @@ def explain_selection(
         write=writes,
         read_preference=descriptions.read_preference(asked),
         server_selector=None if own is None else selector,
+        open_breakers={} if runtime is None else _open_breakers(runtime.breakers_of(client)),
         local_threshold=client.options.local_threshold_ms / 1000,
     )
     return explain(descriptions.topology(described), criteria)
+
+
+def _open_breakers(breakers: Mapping[Address, Snapshot]) -> dict[str, float]:
+    return {
+        address_text(address): breaker.next_probe_in
+        for address, breaker in breakers.items()
+        if breaker.next_probe_in > 0
+    }
 
 
 def error_message(runtime: Runtime) -> Wrapper:

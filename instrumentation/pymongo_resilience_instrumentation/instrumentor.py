@@ -143,7 +143,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     ) -> tuple[ServerVerdict, ...]:
         """As :func:`pymongo_resilience.explain_selection`."""
         _check_client(client, "explain_selection")
-        return explanations.explain_selection(client, read_preference, writes=writes)
+        return explanations.explain_selection(client, read_preference, self._runtime, writes=writes)
 
     def _uninstrument(self, **_: Any) -> None:
         switch.current.on = False

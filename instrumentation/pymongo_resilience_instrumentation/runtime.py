@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from pymongo_resilience.breaker import Snapshot
     from pymongo_resilience.config import Config
     from pymongo_resilience.events import Event
     from pymongo_resilience.executor import AsyncExecutor, Executor
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.policy import Policy
     from pymongo_resilience.switch import Switch
+    from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.breakers import Breakers
     from pymongo_resilience_instrumentation.budgets import Budgets
     from pymongo_resilience_instrumentation.clients import Clients
@@ -213,6 +215,10 @@ class Runtime:
     def counts_of(self, client: Any) -> OperationCounts | None:
         """The attempts in progress; None where the driver chooses the client's servers."""
         return None if self.selectors is None else self.selectors.counts_of(client)
+
+    def breakers_of(self, client: Any) -> Mapping[Address, Snapshot]:
+        """By server, of those that an attempt was meant for; none where there are no breakers."""
+        return {} if self.breakers is None else self.breakers.of(client).snapshots()
 
     def _count_of_attempt(self, client: Any) -> AttemptCount | None:
         counts = self.counts_of(client)

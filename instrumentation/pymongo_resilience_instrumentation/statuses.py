@@ -8,6 +8,9 @@ from pymongo_resilience.status import ClientStatus, ServerStatus
 from pymongo_resilience_instrumentation import descriptions, driver
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pymongo_resilience.breaker import Snapshot
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
@@ -18,9 +21,11 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     known = descriptions.topology(described)
     addresses = [each.address for each in descriptions.servers_of(described)]
     counts = budget = None
+    breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:
         budget = runtime.budgets.of(client)
         counts = runtime.counts_of(client)
+        breakers = runtime.breakers_of(client)
 
     def in_flight(at: Any, address: str) -> int | None:
         if counts is not None:
@@ -39,7 +44,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 round_trip_time=each.average_rtt,
                 minimum_round_trip_time=each.minimum_rtt,
                 in_flight=in_flight(at, each.address),
-                circuit_breaker=None,
+                circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error,
             )
             for at, each in zip(addresses, known.servers, strict=True)

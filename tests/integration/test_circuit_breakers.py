@@ -32,6 +32,9 @@ from pymongo_resilience import (
     RetryDeclined,
     RetryReason,
     RetryScheduled,
+    SelectionRule,
+    explain_selection,
+    status,
 )
 from pymongo_resilience.orchestrator import Rule
 
@@ -420,6 +423,24 @@ def test_the_state_of_every_breaker_is_a_metric(
     bad = replica_set.members[1].address[1]
     assert states.pop(bad) == ("open", 1)
     assert set(states.values()) == {("closed", 1)}
+
+
+def test_status_and_explanations_tell_of_an_open_breaker(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = collection(side, replica_set.uri, database)
+    replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
+    wait_until(lambda: side.do(coll.find_one) is None and breaker_events(telemetry))
+    client, bad = coll.database.client, replica_set.members[1].host_and_port
+    breakers = {each.address: each.circuit_breaker for each in status(client).servers}
+    assert breakers.pop(bad) == "open"
+    assert "open" not in breakers.values()
+    verdicts = {each.address: each for each in explain_selection(client, ReadPreference.NEAREST)}
+    assert verdicts[bad].excluded_by is SelectionRule.CIRCUIT_BREAKER
+    assert "circuit breaker open, next probe in" in str(verdicts[bad])
+    pymongo_resilience.uninstrument()
+    assert {each.circuit_breaker for each in status(client).servers} == {None}
 
 
 def test_off_nothing_is_installed(side: Side, proxy: ReplicaSet, instrument: Instrument) -> None:

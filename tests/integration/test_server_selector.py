@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pymongo
@@ -443,12 +444,16 @@ def test_a_fault_of_ours_leaves_the_choice_to_the_driver(
 def test_a_server_that_is_left_out_serves_only_where_there_is_no_other(
     side: Side, replica_set: ReplicaSet, instrument: Instrument
 ) -> None:
-    """What circuit breakers say, once they are asked: here it is said by hand."""
+    """What circuit breakers say; here it is said by hand."""
     instrument(**BY_LOAD)
     client, _ = watched(side, replica_set.uri, 3, **ANYWHERE)
     left_out = {member.host_and_port for member in replica_set.members[:2]}
     ours = client._topology_settings.server_selector
-    ours._left_out = left_out.__contains__
+    ours._breakers = SimpleNamespace(
+        without_open=lambda servers: (
+            [each for each in servers if "{}:{}".format(*each.address) not in left_out] or servers
+        )
+    )
 
     def chosen() -> set[str]:
         (each,) = side.do(client._topology.select_servers, ReadPreference.NEAREST, "test")
