@@ -11,6 +11,7 @@ import pytest
 from conftest import Instrument, SentCommands, Side, Telemetry, wait_until
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.testbed import (
     CutBefore,
     Deployment,
@@ -36,6 +37,7 @@ from pymongo_resilience import (
     explain_selection,
     status,
 )
+from pymongo_resilience.breaker import Breakers, CircuitBreaker
 from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
@@ -264,8 +266,9 @@ def test_while_another_member_is_there_an_open_one_is_left_out(
     assert telemetry.decisions.events[told:] == [], "not even asked for"
 
 
+@pytest.mark.parametrize("option", ["server_selector", "Server_Selector"])
 def test_an_application_s_own_selector_is_asked_first(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+    option: str, side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(**LONG)
     wanted = {member.address for member in replica_set.members[1:]}
@@ -275,7 +278,7 @@ def test_an_application_s_own_selector_is_asked_first(
         seen.append(len(servers))
         return [each for each in servers if each.address in wanted or len(servers) == 1]
 
-    coll = collection(side, replica_set.uri, database, server_selector=only_secondaries)
+    coll = collection(side, replica_set.uri, database, **{option: only_secondaries})
     assert repr(only_secondaries) in repr(coll.database.client)
     replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
     wait_until(lambda: side.do(coll.find_one) is None and breaker_events(telemetry))
@@ -441,6 +444,46 @@ def test_status_and_explanations_tell_of_an_open_breaker(
     assert "circuit breaker open, next probe in" in str(verdicts[bad])
     pymongo_resilience.uninstrument()
     assert {each.circuit_breaker for each in status(client).servers} == {None}
+
+
+def test_a_server_that_left_is_forgotten(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No member of the test bed ever leaves: it is the client's answer that is stated."""
+    telemetry = instrument(**LONG)
+    coll = opened(side, proxy, database, telemetry)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "known_addresses", lambda _: set())
+        assert telemetry.points("pymongo_resilience.circuit_breaker.state") == []
+    side.do(coll.find_one)
+    ((attributes, _),) = telemetry.points("pymongo_resilience.circuit_breaker.state")
+    assert attributes["pymongo_resilience.state"] == "closed", "it begins anew"
+
+
+@pytest.mark.parametrize("broken", ["refusing", "try_acquire"])
+def test_a_fault_of_ours_sends_what_was_to_be_sent(
+    broken: str,
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+) -> None:
+    instrument(**LONG)
+    coll = collection(side, replica_set.uri, database)
+
+    def raises(_: Any) -> Any:
+        raise LookupError("ours")
+
+    owner: Any = Breakers if broken == "refusing" else CircuitBreaker
+    monkeypatch.setattr(owner, broken, raises)
+    side.do(coll.find_one)
+    assert "a fault of pymongo-resilience" in caplog.text
 
 
 def test_off_nothing_is_installed(side: Side, proxy: ReplicaSet, instrument: Instrument) -> None:
