@@ -143,6 +143,7 @@ def _drawn(telemetry: Telemetry) -> list[Decision]:
         )
         for span in telemetry.operations()
         for event in span.events
+        if event.name.startswith("retry.")
     ]
 
 

@@ -299,7 +299,7 @@ def test_a_write_inside_of_a_call_has_the_rules_of_its_own_collection(
             yield {"_id": 1}
 
         db.jobs.insert_many(jobs())
-    names = [span.name for span in telemetry.operations()]
+        names = [span.name for span in telemetry.operations()]
     assert names == [f"update {database}.accounts"] * 2 + [f"insert {database}.jobs"]
     assert control[database].accounts.find_one() == {"_id": 1, "n": 2}
     assert strategy.seen == [("update", f"{database}.accounts", {"of": "others"})]

@@ -127,7 +127,7 @@ def test_a_command_that_cannot_be_read_leaves_nothing_behind(
             client[database].cursor_command(Unreadable(find="coll"))
         assert calls.current() is None
         client[database].coll.find_one()
-    assert [span.name for span in telemetry.operations()] == [f"find {database}.coll"]
+        assert [span.name for span in telemetry.operations()] == [f"find {database}.coll"]
 
 
 def test_retry_reads_switches_it_off(

@@ -67,6 +67,9 @@ NOT_ON_A_SERVER = {
     "rule 6: no connection in its own time, time left": ALWAYS_ACCEPTS,
     "rule 6: no connection in its own time, another write": ALWAYS_ACCEPTS,
     "rule 6: no connection in its own time, taken for overload": ALWAYS_ACCEPTS,
+    "rule 6: no server on the retry, and no answer would be in time": (
+        "a shortened delay leaves time for an answer, unless the round trip takes longer meanwhile"
+    ),
     "rule 6: an attempt's own limit, without end": (
         "what is sent has no limit then: socketTimeoutMS is set aside under a timeout_ms of 0"
     ),

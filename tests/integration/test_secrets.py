@@ -67,6 +67,18 @@ LIVING_TOO_SHORT = {
     "BreakerSettings": "numbers",
     "Refusal": "a number",
     "Snapshot": "a state and numbers",
+    # of a selection, made where it is explained or has failed
+    "Criteria": "a read preference and addresses",
+    "ReadPreference": "a mode and tags of the deployment",
+    "ServerDescription": "what a server says of itself, and its error without any text of its own",
+    "TopologyDescription": "these",
+    "Decision": "these",
+    "ServerVerdict": "an address, and a text of ours",
+    "ServerSelectionError": "these texts",
+    "IncompatibleTopologyError": "the driver's text about versions",
+    "ServerSelector": "as the application's own shows itself",
+    "ServerStatus": "an address, numbers and an error without any text of the server's",
+    "ClientStatus": "these",
     # in the queue of a background task, between two ticks
     "RequeuedId": "a cursor's id, a number of the server's",
 }
