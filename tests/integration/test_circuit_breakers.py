@@ -295,10 +295,15 @@ def test_an_application_s_own_selector_is_asked_first(
     assert sent.started_events == []
 
 
+@pytest.mark.parametrize("options", [{}, {"server_selector": None}])
 def test_a_client_made_before_is_refused_and_goes_elsewhere(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+    options: dict[str, Any],
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
 ) -> None:
-    coll = collection(side, replica_set.uri, database)
+    coll = collection(side, replica_set.uri, database, **options)
     telemetry = instrument(**LONG, timeout_ms=20_000)
     replica_set.inject(Fail("find", times=1000, code=HOST_UNREACHABLE), on=1)
 

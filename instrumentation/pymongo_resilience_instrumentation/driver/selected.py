@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.operation import Kind
 from pymongo_resilience_instrumentation.driver.retry_loop import kind
+from pymongo_resilience_instrumentation.driver.selection import is_no_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,10 @@ def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:
     description = copy.copy(loop._client.topology_description)
     own = loop._client.options.server_selector
     found = description.apply_selector(
-        loop._server_selector, None, lambda servers: narrowed(own(servers)), None
+        loop._server_selector,
+        None,
+        narrowed if is_no_selector(own) else lambda servers: narrowed(own(servers)),
+        None,
     )
     return [each.address for each in found]
 
