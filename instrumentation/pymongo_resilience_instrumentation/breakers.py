@@ -7,7 +7,6 @@ relieve a server, are neither refused nor counted.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies with nowhere else to go."""
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class ClientBreakers:
@@ -94,15 +91,14 @@ class ClientBreakers:
     def without_open(self, servers: list[Any]) -> list[Any]:
         """Those of the driver's descriptions whose breaker lets attempts pass; all where none does.
 
-        Never raises.
+        Never raises, nor logs: the driver's lock is held.
         """
         try:
             refusing = self._breakers.refusing() if len(servers) > 1 else None
             if not refusing:
                 return servers
             return [each for each in servers if each.address not in refusing] or servers
-        except Exception:
-            logger.exception("a fault of pymongo-resilience while a server was selected")
+        except Exception:  # noqa: BLE001 - a handler may want the lock, too
             return servers
 
     def snapshots(self) -> dict[Address, Snapshot]:

@@ -6,6 +6,7 @@ as all the rest of its metrics.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SELECTED = "selected"
 TIMED_OUT = "timed_out"
 INTERRUPTED = "interrupted"
+
+logger = logging.getLogger("pymongo_resilience")
 
 
 class SelectionWait:
@@ -53,17 +56,31 @@ class SelectionWait:
 def over(call: Call, error: BaseException | None) -> None:
     """Its attempt is over, so its wait for a server is; ``error`` is None for one that came to send
     something."""
-    if call.selection_waits and call.selection_waits[-1].outcome is None:
-        call.selection_waits[-1].end(error)
+    try:
+        if call.selection_waits and call.selection_waits[-1].outcome is None:
+            call.selection_waits[-1].end(error)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after a wait for a server")
 
 
 def _in_progress(runtime: Runtime) -> SelectionWait | None:
-    call = calls.current() if runtime.switch.on else None
-    if call is None:
+    try:
+        call = calls.current() if runtime.switch.on else None
+        if call is None:
+            return None
+        if not call.selection_waits or call.selection_waits[-1].outcome is not None:
+            call.selection_waits = [*call.selection_waits, SelectionWait()]
+        return call.selection_waits[-1]
+    except Exception:
+        logger.exception("a fault of pymongo-resilience before a wait for a server")
         return None
-    if not call.selection_waits or call.selection_waits[-1].outcome is not None:
-        call.selection_waits = [*call.selection_waits, SelectionWait()]
-    return call.selection_waits[-1]
+
+
+def _waited(selection: SelectionWait, began: float) -> None:
+    try:
+        selection.add(time.perf_counter() - began)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after a wait for a server")
 
 
 def seen(runtime: Runtime, wait: Wrapper, asynchronous: bool) -> Wrapper:
@@ -80,7 +97,7 @@ def seen(runtime: Runtime, wait: Wrapper, asynchronous: bool) -> Wrapper:
         try:
             return wait(wrapped, module, args, kwargs)
         finally:
-            selection.add(time.perf_counter() - began)
+            _waited(selection, began)
 
     async def async_wrapper(
         wrapped: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -92,6 +109,6 @@ def seen(runtime: Runtime, wait: Wrapper, asynchronous: bool) -> Wrapper:
         try:
             return await wait(wrapped, module, args, kwargs)
         finally:
-            selection.add(time.perf_counter() - began)
+            _waited(selection, began)
 
     return async_wrapper if asynchronous else sync_wrapper

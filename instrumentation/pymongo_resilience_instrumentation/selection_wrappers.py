@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.attempts import Attempts
+from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience_instrumentation.operation_counts import AttemptCount
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 logger = logging.getLogger("pymongo_resilience")
@@ -70,9 +70,9 @@ def get_server(asynchronous: bool) -> Wrapper:
     return async_wrapper if asynchronous else sync_wrapper
 
 
-def _harmless(end: Callable[[Attempts, Any], None], work: Attempts, server: Any) -> None:
+def _harmless(step: Callable[..., None], *args: Any) -> None:
     try:
-        end(work, server)
+        step(*args)
     except Exception:
         logger.exception("a fault of pymongo-resilience after a server was selected")
 
@@ -84,12 +84,12 @@ def counted(send: Callable[[], Any], count: AttemptCount, asynchronous: bool) ->
         try:
             return send()
         finally:
-            count.release()
+            _harmless(AttemptCount.release, count)
 
     async def async_attempt() -> Any:
         try:
             return await send()
         finally:
-            count.release()
+            _harmless(AttemptCount.release, count)
 
     return async_attempt if asynchronous else sync_attempt

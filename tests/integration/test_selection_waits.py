@@ -12,6 +12,7 @@ import pytest
 from conftest import Instrument, SentCommands, Side, wait_until
 from interrupting import interrupt
 from pymongo.errors import AutoReconnect, ServerSelectionTimeoutError
+from pymongo_resilience_instrumentation import selection_waits
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
 from waiting import NOBODY
@@ -216,6 +217,27 @@ def test_what_nobody_wants_to_see_is_not_shown(
         side.do(coll.find_one)
     assert bool(waits(telemetry)) is ("traces" in switched)
     assert len(telemetry.operations()) == ("metrics" in switched)
+
+
+@pytest.mark.parametrize("broken", ["__init__", "add", "end"])
+def test_a_fault_of_ours_waits_as_ever(
+    broken: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = unreachable(side, proxy, instrument())
+
+    def raises(*_: Any) -> None:
+        raise LookupError("ours")
+
+    monkeypatch.setattr(selection_waits.SelectionWait, broken, raises)
+    with once_it_waits(proxy.clear):
+        assert side.do(client[database].coll.find_one) is None
+    assert "a fault of pymongo-resilience" in caplog.text
 
 
 def test_nothing_about_a_selection_is_logged_twice(

@@ -441,6 +441,29 @@ def test_a_fault_of_ours_leaves_the_choice_to_the_driver(
     assert in_flight(client) == {}
 
 
+@pytest.mark.parametrize("broken", ["take", "release"])
+def test_a_fault_of_ours_with_the_counts_changes_nothing(
+    broken: str,
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instrument(**BY_LOAD)
+    client, _ = watched(side, replica_set.uri, 3, **ANYWHERE)
+
+    def raises(*_: Any) -> None:
+        raise LookupError("ours")
+
+    monkeypatch.setattr(AttemptCount, broken, raises)
+    assert side.do(nearest(client, database).find_one) is None
+    with pytest.raises(OperationFailure):
+        side.do(nearest(client, database).find_one, {"$no": 1})
+    assert "a fault of pymongo-resilience" in caplog.text
+
+
 def test_a_server_that_is_left_out_serves_only_where_there_is_no_other(
     side: Side, replica_set: ReplicaSet, instrument: Instrument
 ) -> None:
