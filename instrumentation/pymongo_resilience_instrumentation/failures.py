@@ -27,6 +27,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
+from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
 from pymongo_resilience.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -166,10 +167,15 @@ def _codes(error: OperationFailure) -> Iterator[Any]:
     yield from (each.get("code") for each in said if isinstance(each, Mapping))
 
 
+_NEVER_SENT = (ServerSelectionTimeoutError, WaitQueueTimeoutError, CircuitBreakerOpenError)
+
+
 def stage_of(error: Exception) -> Stage:
     """Of a timeout that was raised outside of the driver's loop, where nothing else tells."""
+    if isinstance(error, OperationTimeoutError):
+        return error.stage
     cause = _cause(error)
-    if isinstance(cause, (ServerSelectionTimeoutError, WaitQueueTimeoutError)):
+    if isinstance(cause, _NEVER_SENT):
         return Stage.NOT_SENT
     if _refused_by_driver(cause, _document(cause)):
         return Stage.NOT_SENT

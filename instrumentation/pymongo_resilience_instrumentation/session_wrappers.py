@@ -140,13 +140,15 @@ class _Transaction:
             return None
         if raised is error or isinstance(error, OperationTimeoutError):
             return None
+        # The driver puts an error of its own around the one that it would have tried again after.
+        last = error.__cause__ if isinstance(error.__cause__, PyMongoError) else error
         return timed_out(
             error,
             timeout_s=seconds,
             elapsed_s=driver.now() - self._deadline.began,
             attempts=self._runs,
-            server=getattr(error.__cause__, "server", None),
-            stage=failures.stage_of(error),
+            server=getattr(last, "server", None),
+            stage=failures.stage_of(last),
         )
 
 

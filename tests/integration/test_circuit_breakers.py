@@ -23,6 +23,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Standalone,
 )
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from transactions import run, session_of
 
 import pymongo_resilience
 from pymongo_resilience import (
@@ -38,6 +39,7 @@ from pymongo_resilience import (
     status,
 )
 from pymongo_resilience.breaker import Breakers, CircuitBreaker
+from pymongo_resilience.failure import Stage
 from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
@@ -412,6 +414,18 @@ def test_a_transaction_is_refused_at_its_beginning_alone(
     assert refused.value.has_error_label("TransientTransactionError")
     side.do(session.abort_transaction)
     side.do(session.end_session)
+
+
+def test_a_transaction_whose_time_is_over_says_that_nothing_was_sent(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(**LONG)
+    coll = opened(side, proxy, database, telemetry)
+    with session_of(side, coll.database.client, default_timeout_ms=100) as session:
+        with pytest.raises(OperationTimeoutError) as caught:
+            run(side, session, lambda session: coll.insert_one({}, session=session))
+    assert caught.value.stage is Stage.NOT_SENT
+    assert "(not sent): nothing was sent: the circuit breaker of" in str(caught.value)
 
 
 def test_the_state_of_every_breaker_is_a_metric(
