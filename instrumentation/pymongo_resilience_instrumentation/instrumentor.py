@@ -312,5 +312,5 @@ def _tell_of_existing_clients(runtime: Runtime, *, retried: bool) -> None:
             count,
             "" if count == 1 else "s",
             "retries, " if retried else "",
-            "" if runtime.selectors is None else ", and servers chosen by load,",
+            ", and servers chosen by load," if runtime.counts else "",
         )

@@ -212,6 +212,11 @@ class Runtime:
                 calls.leave(call)
             raise
 
+    @property
+    def counts(self) -> bool:
+        """Whether new clients' servers are chosen by load."""
+        return self.selectors is not None and self.selectors.counting
+
     def counts_of(self, client: Any) -> OperationCounts | None:
         """The attempts in progress; None where the driver chooses the client's servers."""
         return None if self.selectors is None else self.selectors.counts_of(client)

@@ -104,13 +104,13 @@ class Selectors:
         """``breakers``: None while they are off. ``counting``: servers are chosen by load."""
         self._switch = switch
         self._breakers = breakers
-        self._counting = counting
+        self.counting = counting
         self._counts: dict[int, OperationCounts] = {}
 
     def of_new_client(self, client: Any, given: Any) -> ServerSelector:
         """The selector for a client that is being made, around the one it was given."""
         breakers = None if self._breakers is None else self._breakers.of(client)
-        counts = self._count(client) if self._counting else None
+        counts = self._count(client) if self.counting else None
         return ServerSelector(client, applications_own(given), self._switch, counts, breakers)
 
     def _count(self, client: Any) -> OperationCounts:
