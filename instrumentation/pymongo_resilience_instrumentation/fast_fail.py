@@ -36,6 +36,7 @@ does: what a server says of its set and does not take back in this time counts a
 PROBE_EVERY = 1.0
 """Seconds between two tries of a password that was refused."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
+PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -89,7 +90,7 @@ class Patience:
         if not all(each.is_hopeless(now) for each in self.found.values()):
             return None
         causes = {each.cause for each in self.found.values()}
-        if len(causes) != 1 or self._election_may_help(topology):
+        if len(causes) != 1 or self._may_be_served_by_another(topology):
             return None
         return causes.pop()
 
@@ -101,12 +102,20 @@ class Patience:
         times = 1 if before is None or before.cause is not cause else before.times + 1
         return Found(description, cause, times, now)
 
-    def _election_may_help(self, topology: Any) -> bool:
-        """Any member that is reached may become primary, unless it says that a hopeless one is."""
-        return topology.topology_type_name == NO_PRIMARY and any(
-            description.is_server_type_known and description.primary not in self.found
+    def _may_be_served_by_another(self, topology: Any) -> bool:
+        """Whether a server that is reached, and does not serve, may do so later."""
+        electing = topology.topology_type_name == NO_PRIMARY
+        return any(
+            description.is_server_type_known and self._may_serve(description, electing)
             for description in topology.server_descriptions().values()
         )
+
+    def _may_serve(self, description: Any, electing: bool) -> bool:
+        """It may recover or catch up; be elected, unless it says that a hopeless one is primary."""
+        kind = description.server_type_name
+        if electing and kind in (SECONDARY, ARBITER):
+            return description.primary not in self.found
+        return kind not in (PRIMARY, ARBITER)
 
 
 class Probes:

@@ -243,6 +243,38 @@ def test_with_a_primary_the_other_members_have_their_roles() -> None:
     assert looks(once(), once()) == [None, Cause.CERTIFICATE]
 
 
+RECOVERING = {"ismaster": False, "secondary": False}
+ARBITER = {"arbiterOnly": True}
+
+
+@pytest.mark.parametrize(
+    ("of", "hello", "cause"),
+    [
+        ("ReplicaSetWithPrimary", RECOVERING, None),
+        ("ReplicaSetNoPrimary", RECOVERING, None),
+        # Too far behind: it may catch up.
+        ("ReplicaSetWithPrimary", {"secondary": True}, None),
+        ("ReplicaSetWithPrimary", ARBITER, Cause.CERTIFICATE),
+        ("ReplicaSetNoPrimary", ARBITER, Cause.CERTIFICATE),
+        # The application's own selector refuses it for now.
+        ("Sharded", {"msg": "isdbgrid"}, None),
+    ],
+    ids=["recovering", "recovering, no primary", "behind", "arbiter", "arbiter too", "mongos"],
+)
+def test_a_member_that_is_reached_and_may_come_to_serve_is_waited_for(
+    of: str, hello: dict[str, Any], cause: Cause | None
+) -> None:
+    said = {"ok": 1, "setName": "x", "hosts": ["a:1", "b:2"], "primary": "a:1"}
+    if of == "Sharded":
+        said = {"ok": 1}
+    member = ServerDescription(B, Hello(said | hello | {"maxWireVersion": 21}), 0.001)
+
+    def once() -> TopologyDescription:
+        return topology(down(A, UNTRUSTED), member, of=of)
+
+    assert looks(once(), once()) == [None, cause]
+
+
 def test_where_every_server_is_known_it_is_the_selector_that_waits() -> None:
     assert looks(topology(up(A), up(B), of="ReplicaSetWithPrimary")) == [None]
 
