@@ -447,6 +447,18 @@ def test_the_state_of_every_breaker_is_a_metric(
     assert set(states.values()) == {("closed", 1)}
 
 
+def test_a_client_that_was_closed_has_no_breakers_any_more(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """pymongo 4.20 goes on describing the servers of a closed client."""
+    telemetry = instrument(**LONG)
+    client = opened(side, proxy, database, telemetry).database.client
+    assert telemetry.points("pymongo_resilience.circuit_breaker.state") != []
+    side.do(client.close)
+    assert telemetry.points("pymongo_resilience.circuit_breaker.state") == []
+    assert {each.circuit_breaker for each in status(client).servers} == {None}
+
+
 def test_status_and_explanations_tell_of_an_open_breaker(
     side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
 ) -> None:

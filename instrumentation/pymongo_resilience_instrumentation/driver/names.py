@@ -44,6 +44,7 @@ def parts() -> Iterator[Part]:
         session = f"pymongo.{half}.client_session"
         yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
         yield from _of_breakers(f"{client}:{LOOP}", f"{session}:_Transaction")
+        yield Part(Feature.BREAKERS, f"{client}:{prefix}MongoClient", ("_closed",))
         yield Part(
             Feature.RETRIES, f"pymongo.{half}.pool:{prefix}Connection", ("supports_sessions",)
         )
