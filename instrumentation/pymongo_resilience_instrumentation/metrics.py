@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.metrics import Observation
 
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
-from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation import calls, driver, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.pool_gauges import PoolGauges
@@ -76,8 +76,9 @@ class OperationMetrics:
         }
         if call.collection is not None and self._by_collection:
             attributes[semconv.DB_COLLECTION_NAME] = call.collection
-        if call.server is not None:
-            attributes.update(address_attributes(call.server))
+        server = call.server if call.selected is None else driver.address(call.selected)
+        if server is not None:
+            attributes.update(address_attributes(server))
         if error is not None:
             attributes[semconv.ERROR_TYPE] = error_type(error)
         self._duration.record(seconds, attributes)

@@ -13,7 +13,7 @@ from conftest import Instrument, Side, fail_command, wait_until
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutAtHandshake
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience
@@ -96,6 +96,20 @@ def test_retries_and_attempts_are_counted_by_reason_and_outcome(
         ("insert", "retried_ok"): (1, 3),
         ("update", "not_retryable"): (1, 1),
     }
+
+
+def test_the_server_of_an_attempt_that_came_to_send_nothing_is_told(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    coll = side.do(side.client, proxy.uri)[database].coll
+    proxy.inject(CutAtHandshake(times=1000))
+    with pytest.raises(pymongo.errors.AutoReconnect):
+        side.do(coll.insert_one, {})
+    ((attributes, _),) = telemetry.points("db.client.operation.duration")
+    address = attributes["server.address"], attributes["server.port"]
+    assert address == proxy.members[0].address
+    proxy.clear()
 
 
 def test_the_error_type_is_the_servers_name_of_its_code(
