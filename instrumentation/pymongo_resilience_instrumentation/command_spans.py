@@ -18,7 +18,7 @@ from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes, namespace_text
 from pymongo_resilience_instrumentation.query_text import text_of
 from pymongo_resilience_instrumentation.span_hooks import NO_HOOKS
-from pymongo_resilience_instrumentation.spans import KNOWN_NAMES, record_error
+from pymongo_resilience_instrumentation.spans import KNOWN_NAMES, end_span, record_error
 from pymongo_resilience_instrumentation.suppression import is_suppressed
 from pymongo_resilience_instrumentation.tracing import DEFAULT
 
@@ -112,24 +112,29 @@ class CommandSpans:
         span, used_cursor = self._taken(event.request_id)
         if span is None:
             return
-        if span.is_recording():
-            cursor_id = _open_cursor(event.reply) or used_cursor
-            if cursor_id:
-                span.set_attribute(semconv.CURSOR_ID, cursor_id)
-            if self._hooks.response is not None:
-                self._hooks.response(span, event)
-        span.end()
+        try:
+            if span.is_recording():
+                cursor_id = _open_cursor(event.reply) or used_cursor
+                if cursor_id:
+                    span.set_attribute(semconv.CURSOR_ID, cursor_id)
+                if self._hooks.response is not None:
+                    self._hooks.response(span, event)
+        finally:
+            # A Ctrl-C may come while the hook runs.
+            span.end()
 
     def fail(self, event: CommandFailedEvent, tracing: Tracing = DEFAULT) -> None:
         """``tracing``: of the client that sent it."""
         span, _ = self._taken(event.request_id)
         if span is None:
             return
-        if span.is_recording():
-            _record_failure(span, event, quotes=tracing.quotes)
-            if self._hooks.failed is not None:
-                self._hooks.failed(span, event)
-        span.end()
+        try:
+            if span.is_recording():
+                _record_failure(span, event, quotes=tracing.quotes)
+                if self._hooks.failed is not None:
+                    self._hooks.failed(span, event)
+        finally:
+            span.end()
 
     def leave_connection(self) -> None:
         """The caller sends no more over its connection: without a call, this is what ends a
@@ -138,9 +143,7 @@ class CommandSpans:
             return
         error = sys.exc_info()[1]
         for span, _ in self._without_call.pop(_thread_or_task(), {}).values():
-            if error is not None:
-                record_error(span, error)
-            span.end()
+            end_span(span, error)
 
     def start_afresh(self) -> None:
         """In a forked child: what is in flight without a call is the parent's, which ends it."""

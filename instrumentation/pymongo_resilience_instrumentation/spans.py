@@ -79,21 +79,14 @@ class OperationSpans:
         call.otel_token = context.attach(trace.set_span_in_context(span, outer))
 
     def end(self, call: Call, error: BaseException | None) -> None:
-        # A cancelled task or an interrupted thread leaves a command without its end.
-        for command_span, _ in call.command_spans.values():
-            if error is not None:
-                record_error(command_span, error)
-            command_span.end()
-        call.command_spans.clear()
-        span = call.span
-        if span is None:
-            return
-        if span.is_recording():
-            span.set_attributes(_result_attributes(call, error))
-            if error is not None:
-                quotes = not call.withholds and tracing_of(call.client).quotes
-                record_error(span, error, quotes=quotes)
-        span.end()
+        try:
+            # A cancelled task or an interrupted thread leaves a command without its end.
+            for command_span, _ in call.command_spans.values():
+                end_span(command_span, error)
+            call.command_spans.clear()
+        finally:
+            if call.span is not None:
+                _end_operation(call, call.span, error)
 
     def add_waits(self, call: Call) -> None:
         """Each selection that had to wait for a server, at the time when its wait was over."""
@@ -121,6 +114,15 @@ class OperationSpans:
             call.span.add_event(
                 semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value}
             )
+
+
+def _end_operation(call: Call, span: Span, error: BaseException | None) -> None:
+    quotes = error is not None and not call.withholds and tracing_of(call.client).quotes
+    try:
+        if span.is_recording():
+            span.set_attributes(_result_attributes(call, error))
+    finally:
+        end_span(span, error, quotes=quotes)
 
 
 def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any]:
@@ -153,6 +155,15 @@ def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> N
         }
     )
     span.set_status(Status(StatusCode.ERROR, message))
+
+
+def end_span(span: Span, error: BaseException | None = None, *, quotes: bool = False) -> None:
+    """With what it ended with; ended in any case, whatever the error is like."""
+    try:
+        if error is not None:
+            record_error(span, error, quotes=quotes)
+    finally:
+        span.end()
 
 
 def _text(error: BaseException) -> str:

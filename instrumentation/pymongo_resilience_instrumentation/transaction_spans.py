@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import semconv
-from pymongo_resilience_instrumentation.spans import record_error
+from pymongo_resilience_instrumentation.spans import end_span
 from pymongo_resilience_instrumentation.suppression import is_suppressed
 from pymongo_resilience_instrumentation.tracing import tracing_of
 
@@ -59,9 +59,7 @@ class TransactionSpan:
         session = self._session()
         if session is not None:
             vars(session).pop(_SPAN, None)
-        if error is not None:
-            record_error(self.span, error, quotes=self._quotes and not withholds)
-        self.span.end()
+        end_span(self.span, error, quotes=self._quotes and not withholds)
 
 
 class TransactionSpans:

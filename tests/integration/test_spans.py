@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pymongo
@@ -483,6 +483,31 @@ def test_a_fault_of_ours_inside_of_a_call_leaves_the_call_as_it_was(
     assert {span.name for span in closing} == {"endSessions admin"}
     assert find.attributes["pymongo_resilience.outcome"] == "ok"
     assert "find" in [span.name for span in telemetry.commands_of(find)]
+
+
+class Odd(int):
+    """An application's own number, which stumbles over itself."""
+
+    def __format__(self, spec: str) -> str:
+        raise ValueError
+
+
+class OddError(pymongo.errors.PyMongoError):
+    code = Odd(1)
+
+
+def test_an_error_that_cannot_be_shown_ends_its_span_nevertheless(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    def documents() -> Iterator[dict[str, Any]]:
+        yield {}
+        raise OddError
+
+    telemetry = instrument()
+    coll = side.do(side.client, server.uri)[database].coll
+    with pytest.raises(OddError):
+        side.do(coll.insert_many, documents())
+    assert [span.name for span in telemetry.spans()] == [f"insert {database}.coll"]
 
 
 def test_what_a_write_is_fed_from_has_spans_of_its_own(
