@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import trace
-
 from pymongo_resilience_instrumentation import calls, driver
 
 if TYPE_CHECKING:
@@ -58,10 +56,12 @@ def _add(connection: Any, command: Any, client: Any) -> None:
     if command.get("comment") is not None:
         return
     call = calls.current()
-    if call is not None and call.operation == "runCommand":
+    if call is None or call.span is None:
+        return
+    if call.operation == "runCommand":
         # The document is the application's own: what is put there would stay there.
         return
-    context = trace.get_current_span().get_span_context()
+    context = call.span.get_span_context()
     if context.is_valid and connection.max_wire_version >= FIRST_WIRE_VERSION:
         command["comment"] = {KEY: traceparent(context)}
 

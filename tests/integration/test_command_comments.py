@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from conftest import Instrument, SentCommands, Side
 from every_operation import BY_CLASS, Scene
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.command_comments import COMMENTED
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 
+APPLICATIONS = trace.SpanContext(trace_id=1, span_id=2, is_remote=False)
 TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[13]")
 
 
@@ -108,5 +110,7 @@ def test_without_a_span_there_is_nothing_to_say(
     sent = SentCommands()
     own = {name: value for name, value in options.items() if name == "tracing"}
     client = side.client(proxy.uri, event_listeners=[sent], **own)
-    side.do(client[database].coll.find_one)
+    # A span of the application's is not one of ours.
+    with trace.use_span(trace.NonRecordingSpan(APPLICATIONS)):
+        side.do(client[database].coll.find_one)
     assert ["comment" in event.command for event in sent.started_events] == [False]
