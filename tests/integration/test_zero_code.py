@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import pymongo
 import pytest
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
@@ -35,11 +37,13 @@ with pymongo.MongoClient(sys.argv[1], appname="under-test") as client:
 
 
 @pytest.fixture
-def application(tmp_path: Path) -> Path:
+def application(tmp_path: Path, control: pymongo.MongoClient[Any]) -> Iterator[Path]:
     (tmp_path / "instrumentation.py").write_text("NAME = 'of the application'\n")
     program = tmp_path / "app.py"
     program.write_text(APPLICATION)
-    return program
+    yield program
+    # Where the library is off, pymongo gives up before the failpoint is used up.
+    control.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
 
 
 def _run(application: Path, server: EmbeddedServer, **environ: str) -> Any:
