@@ -28,8 +28,12 @@ Things = dict[Hashable, str]
 OURS = ("pymongo_resilience", "pymongo_resilience_instrumentation")
 TOOLS = tuple(f"pymongo_resilience_instrumentation.{name}" for name in ("testbed", "demo"))
 """Not the library: what the test bed remembers is its purpose. Its sockets and tasks count."""
-FILLED_ONCE = frozenset({"pymongo_resilience_instrumentation.timeouts._classes"})
-"""One class for each exception class of the driver: as many as it has, for good."""
+FILLED_ONCE = frozenset({
+    "pymongo_resilience_instrumentation.timeouts._classes",
+    "pymongo_resilience_instrumentation.driver.sessions._bound_session_variable",
+})  # fmt: skip
+"""As much as the driver has, for good: one class for each of its exception classes, and a variable
+for each of its APIs."""
 PATCHED = ("pymongo", "bson", "gridfs")
 CONTAINERS = (
     dict, list, set, deque,
