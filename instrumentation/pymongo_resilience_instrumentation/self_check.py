@@ -22,6 +22,7 @@ class Feature(enum.Enum):
         "waits that end with the deadline, serverSelectionTimeoutMS and connectTimeoutMS under one"
     )
     FAST_FAIL = "failing fast on certificates, replica set names and passwords"
+    AHEAD = "the client's timeout for connections that are made ahead"
     WHOLE_TIMEOUTS = "the timeout of a transaction or a GridFS stream as a whole"
     RETARGETING = "avoiding a failed server while the driver waits for one"
     SELECTION = "choosing servers by the attempts in progress"

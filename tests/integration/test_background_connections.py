@@ -68,3 +68,24 @@ def test_without_a_timeout_a_handshake_has_that_of_the_socket(
     took = seconds_until_one_failed(side, closed)
     handshakes.silent = None
     assert OWN / 1000 <= took < PLENTY_MS / 1000 / 4
+
+
+@pytest.mark.parametrize("source", ["client", "default"])
+@pytest.mark.parametrize("silent", [HELLO, LOGIN])
+def test_each_step_of_a_handshake_has_the_timeout_of_the_client(
+    silent: str, source: str, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    """pymongo gives it socketTimeoutMS alone: without that, a server that says nothing would hold
+    the background task for good."""
+    instrument(timeout_ms=OWN if source == "default" else PLENTY_MS)
+    closed, handshakes = Closed(), Handshakes()
+    proxy.inject(handshakes)
+    options: dict[str, Any] = {**AHEAD, **USER}
+    if source == "client":
+        options["timeoutMS"] = OWN
+    client = side.client(proxy.uri, event_listeners=[closed], **options)
+    find_server(side, client)
+    handshakes.silent = silent
+    took = seconds_until_one_failed(side, closed)
+    handshakes.silent = None
+    assert OWN / 1000 <= took < PLENTY_MS / 1000 / 4

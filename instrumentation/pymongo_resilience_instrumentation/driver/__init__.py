@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pymongo_resilience_instrumentation.driver.clients import (
+    client_of_connection,
     cursor_namespace,
     existing_clients,
     kill_interval,
@@ -132,9 +133,11 @@ from pymongo_resilience_instrumentation.driver.waiting import (
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
     HANDSHAKE,
+    HANDSHAKE_STEPS,
     SELECTION_TIMEOUT,
     SYNC_HALF,
     begin_selection,
+    connection_classes,
     connects_with_tls,
     selection_timeout_owners,
     shortened,
@@ -147,6 +150,7 @@ __all__ = [
     "ASYNC_HALF",
     "ERROR_MESSAGE",
     "HANDSHAKE",
+    "HANDSHAKE_STEPS",
     "PASSED",
     "SELECT",
     "SELECTION_TIMEOUT",
@@ -166,8 +170,10 @@ __all__ = [
     "carries_txn_number",
     "choices",
     "client",
+    "client_of_connection",
     "client_of_stream",
     "commanded_connections",
+    "connection_classes",
     "connects_with_tls",
     "cursor_address",
     "cursor_classes",

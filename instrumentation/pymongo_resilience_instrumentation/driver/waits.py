@@ -35,8 +35,16 @@ class Half(NamedTuple):
 
 SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
 ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
+HANDSHAKE_STEPS = ("hello", "authenticate")
+"""What a connection sends before it is the pool's."""
 RESOLUTION = 0.001
 """Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
+
+
+def connection_classes() -> tuple[tuple[type, bool], ...]:
+    """The connections of pools, each with whether it is the async one."""
+    sync, asynchronous = SYNC_HALF.module("pool"), ASYNC_HALF.module("pool")
+    return (sync.Connection, False), (asynchronous.AsyncConnection, True)
 
 
 def selection_timeout_owners() -> tuple[type, ...]:

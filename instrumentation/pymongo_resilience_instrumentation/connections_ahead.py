@@ -1,0 +1,67 @@
+"""What runs in place of the handshake of a connection that the pool makes ahead (``minPoolSize``).
+
+No operation waits for it, so no operation's timeout is its own: each step has the client's.
+Source: Client Side Operations Timeout, "Background Connection Pooling".
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def wrapped(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+    """A class, the name of its method, and what runs in its place."""
+    for connection, asynchronous in driver.connection_classes():
+        for name in driver.HANDSHAKE_STEPS:
+            yield connection, name, _step(runtime, asynchronous)
+
+
+def _step(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    def sync_wrapper(
+        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with _deadline(runtime, connection):
+            return wrapped(*args, **kwargs)
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with _deadline(runtime, connection):
+            return await wrapped(*args, **kwargs)
+
+    return async_wrapper if asynchronous else sync_wrapper
+
+
+def _deadline(runtime: Runtime, connection: Any) -> AbstractContextManager[None]:
+    if not runtime.switch.on or calls.current() is not None:
+        return NO_DEADLINE
+    try:
+        if driver.timeout_in_force() is not None:
+            return NO_DEADLINE
+        seconds = _timeout_of_client(runtime, connection)
+        return driver.RunningTimeout.anew(seconds).resume() if seconds else NO_DEADLINE
+    except Exception:
+        logger.exception("a fault of pymongo-resilience before a connection was made ahead")
+        return NO_DEADLINE
+
+
+def _timeout_of_client(runtime: Runtime, connection: Any) -> float | None:
+    client = driver.client_of_connection(connection)
+    if client is None:
+        return None
+    own: float | None = client.options.timeout
+    default = runtime.config.timeout_ms
+    return own if own is not None or default is None else default / 1000
