@@ -190,14 +190,23 @@ def _verdict(call: Call, condition: Any, rules: NamespaceRules, probes: Probes) 
         if cause is Cause.PASSWORD
         else hopeless.selection_error(
             cause,
-            {address: each.description.error for address, each in patience.found.items()}
-            or dict.fromkeys(driver.seeds(client)),
+            found_on(topology) or dict.fromkeys(driver.seeds(client)),
             topology.replica_set_name,
         )
     )
     if error is not None:
         driver.log_failed_selection(str(error))
     return error
+
+
+def found_on(topology: Any) -> dict[Address, Exception | str | None]:
+    """What each server was found with; of one that is reached, what it is."""
+    return {
+        address: description.server_type_name.removeprefix("RS").lower()
+        if description.is_server_type_known
+        else description.error
+        for address, description in topology.server_descriptions().items()
+    }
 
 
 def _refusal(client: Any, patience: Patience, probes: Probes, now: float) -> Exception | None:

@@ -102,18 +102,16 @@ def cause_of(error: Exception | None) -> Cause | None:
 
 
 def selection_error(
-    cause: Cause, found: Mapping[Address, Exception | None], asked_for: str | None
+    cause: Cause, found: Mapping[Address, Exception | str | None], asked_for: str | None
 ) -> ServerSelectionTimeoutError:
     """The error of a selection that is given up: pymongo's own class, which says the cause, each
     server and what to check. Its attribute ``hopeless`` is the cause in one word.
 
-    ``found``: the servers and what they were found with; ``asked_for``: the replica set's name.
+    ``found``: the servers and what they were found with, of one that is reached what it is;
+    ``asked_for``: the replica set's name.
     """
     row = TABLE[cause]
-    servers = "; ".join(
-        address_text(address) if error is None else f"{address_text(address)} ({error})"
-        for address, error in found.items()
-    )
+    servers = "; ".join(address_text(address) + _said(what) for address, what in found.items())
     name = f' (replicaSet="{asked_for}")' if cause is Cause.SET_NAME else ""
     error = ServerSelectionTimeoutError(
         f"no server can be used, and waiting would not help: {row.says}{name}. "
@@ -121,6 +119,14 @@ def selection_error(
     )
     vars(error)["hopeless"] = cause.value
     return error
+
+
+def _said(what: Exception | str | None) -> str:
+    if what is None:
+        return ""
+    if isinstance(what, Exception):
+        return f" ({what})"
+    return f" (a{'n' * (what[0] in 'aeiou')} {what}, to which this operation does not go)"
 
 
 def hopeless_cause(error: BaseException) -> Cause | None:

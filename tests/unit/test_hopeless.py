@@ -20,7 +20,13 @@ from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 from pymongo_resilience_instrumentation import failures, hopeless
-from pymongo_resilience_instrumentation.fast_fail import PROBE_EVERY, STANDS, Patience, Probes
+from pymongo_resilience_instrumentation.fast_fail import (
+    PROBE_EVERY,
+    STANDS,
+    Patience,
+    Probes,
+    found_on,
+)
 from pymongo_resilience_instrumentation.hopeless import Cause
 
 from pymongo_resilience.failure import RetryReason
@@ -39,6 +45,7 @@ NO_TLS = AutoReconnect(
     "SSL handshake failed: a:1: [SSL: WRONG_VERSION_NUMBER] wrong version number"
 )
 WRONG = OperationFailure("no", 18, {"ok": 0.0, "errmsg": "authentication failed", "code": 18})
+AT_C = "; c:3 (a primary, to which this operation does not go)"
 OTHER_SET = "client is configured to connect to a replica set named 'x' but this node belongs to "
 
 
@@ -90,10 +97,11 @@ def test_not_hopeless(error: Exception | None) -> None:
 def test_the_error_is_pymongos_and_says_the_cause_the_servers_and_what_to_check(
     cause: Cause,
 ) -> None:
-    error = hopeless.selection_error(cause, {A: UNTRUSTED, B: None}, "orders")
+    found = {A: UNTRUSTED, B: None, C: "primary"}
+    error = hopeless.selection_error(cause, found, "orders")
     assert type(error) is ServerSelectionTimeoutError
     row = hopeless.TABLE[cause]
-    for said in (row.says, row.check, "a:1 (a:1: [SSL", "; b:2"):
+    for said in (row.says, row.check, "a:1 (a:1: [SSL", "; b:2; ", AT_C):
         assert said in str(error)
     assert ('replicaSet="orders"' in str(error)) == (cause is Cause.SET_NAME)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - what was pickled here
@@ -273,6 +281,11 @@ def test_a_member_that_is_reached_and_may_come_to_serve_is_waited_for(
         return topology(down(A, UNTRUSTED), member, of=of)
 
     assert looks(once(), once()) == [None, cause]
+
+
+def test_every_server_of_a_selection_that_is_given_up_is_named() -> None:
+    servers = topology(down(A, UNTRUSTED), up(B, primary=A), of="ReplicaSetNoPrimary")
+    assert found_on(servers) == {A: UNTRUSTED, B: "secondary"}
 
 
 def test_where_every_server_is_known_it_is_the_selector_that_waits() -> None:
