@@ -72,16 +72,18 @@ class ServerSelector:
         client = self._client()
         if client is None:
             return found[0]
-        known = [self._described(each) for each in found]
+        known = [self._described(each, client) for each in found]
         near = in_latency_window(known, client.options.local_threshold_ms / 1000)
         chosen = choose(near, counts.by_address, random.random)
         return next(each for each, ours in zip(found, known, strict=True) if ours is chosen)
 
-    def _described(self, described: Any) -> ServerDescription:
+    def _described(self, described: Any, client: Any) -> ServerDescription:
         """Converted once: the driver makes a new description whenever something changes."""
         cached = self._converted.get(described.address)
         if cached is not None and cached[0] is described:
             return cached[1]
+        there = driver.known_addresses(client)
+        self._converted = {each: it for each, it in self._converted.items() if each in there}
         converted = descriptions.server(described)
         self._converted[described.address] = described, converted
         return converted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from busy_pools import Silent
 from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, OperationFailure
-from pymongo_resilience_instrumentation import selector
+from pymongo_resilience_instrumentation import driver, selector
 from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster, Standalone
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Latency, Reset
@@ -439,6 +440,25 @@ def test_a_fault_of_ours_leaves_the_choice_to_the_driver(
     assert len(chosen) == 3
     side.do(nearest(client, database).find_one)
     assert in_flight(client) == {}
+
+
+def test_a_server_that_left_is_forgotten(
+    side: Side,
+    replica_set: ReplicaSet,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No member of the test bed ever leaves: it is the client's answer that is stated."""
+    instrument(**BY_LOAD)
+    client, _ = watched(side, replica_set.uri, 3, **ANYWHERE)
+    ours = client._topology_settings.server_selector
+    servers = list(client.topology_description.server_descriptions().values())
+    ours(servers)
+    assert len(ours._converted) == 3
+    stays = replica_set.members[0].address
+    monkeypatch.setattr(driver, "known_addresses", lambda _: {stays})
+    ours([copy.copy(each) for each in servers if each.address == stays] * 2)
+    assert list(ours._converted) == [stays]
 
 
 @pytest.mark.parametrize("broken", ["take", "release"])
