@@ -17,7 +17,7 @@ from opentelemetry import context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
-from plays import PLAYS
+from plays import PLAYS, many_clients, retried
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from residue import OpenSpans, no_residue, no_residue_async
 from scene import Scene
@@ -60,9 +60,11 @@ def scene(
     signal.signal(signal.SIGALRM, before)
 
 
-def instrument(listener: Any, tracer_provider: TracerProvider, meter_provider: Any) -> None:
+def instrument(
+    listener: Any, tracer_provider: TracerProvider, meter_provider: Any, **options: Any
+) -> None:
     pymongo_resilience.instrument(
-        Config(timeout_ms=10_000, base_backoff_ms=1),
+        Config(timeout_ms=10_000, base_backoff_ms=1, **options),
         listeners=[listener],
         tracer_provider=tracer_provider,
         meter_provider=meter_provider,
@@ -93,6 +95,28 @@ def test_nothing_is_left_after(
 ) -> None:
     with no_residue(spans=spans, context=scene.context, pause=scene.pause):
         play(scene)
+    assert spans.ended > 0
+
+
+WHAT_IS_OFF = {
+    "circuit_breaker": "always",
+    "server_selection": "least_loaded",
+    "command_comment": True,
+    "adaptive_retries": True,
+}
+
+
+@pytest.mark.parametrize("play", [retried, many_clients], ids=lambda play: play.__name__)
+def test_nothing_is_left_with_all_switched_on_that_is_off_by_default(
+    play: Callable[[Scene], None], scene: Scene
+) -> None:
+    spans = OpenSpans()
+    instrument(scene, *providers(spans), **WHAT_IS_OFF)
+    try:
+        with no_residue(spans=spans, context=scene.context, pause=scene.pause):
+            play(scene)
+    finally:
+        pymongo_resilience.uninstrument()
     assert spans.ended > 0
 
 
