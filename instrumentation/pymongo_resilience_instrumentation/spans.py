@@ -43,7 +43,7 @@ def _operation_attributes(
         semconv.DB_OPERATION_NAME: operation,
         semconv.DB_OPERATION_SUMMARY: name,
     }
-    if collection is not None:
+    if collection is not None and database != "admin":
         attributes[semconv.DB_COLLECTION_NAME] = collection
     return name, attributes
 

@@ -174,6 +174,17 @@ def test_an_operation_on_a_database_or_client_draws_its_tree(
     assert command_span.parent.span_id == root.context.span_id
 
 
+def test_nothing_on_admin_has_the_attribute_of_a_collection(
+    side: Side, server: EmbeddedServer, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    side.do(side.client(server.uri).admin.coll.find_one)
+    find, operation = telemetry.spans()
+    assert (find.name, operation.name) == ("find", "find admin.coll")
+    assert find.attributes["db.namespace"] == operation.attributes["db.namespace"] == "admin"
+    assert "db.collection.name" not in {*find.attributes, *operation.attributes}
+
+
 def test_a_cursors_first_batch_and_each_get_more_have_spans_of_their_own(
     side: Side, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
