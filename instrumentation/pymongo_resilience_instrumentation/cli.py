@@ -151,7 +151,9 @@ def _file(text: str) -> Path:
 def _endpoint(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a URL such as http://127.0.0.1:4318")
+        # A URL may have a password in it.
+        given = "what was given" if "@" in text else repr(text)
+        raise argparse.ArgumentTypeError(f"{given} is not a URL such as http://127.0.0.1:4318")
     return text
 
 
