@@ -27,7 +27,7 @@ from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.strategy import MongoDBSpecification
-from pymongo_resilience_instrumentation import deprioritized, driver, failures, selection_waits
+from pymongo_resilience_instrumentation import deprioritized, driver, failures, seen_waits
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
@@ -128,8 +128,8 @@ class Attempts:
             self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
         deprioritized.end(self._avoiding)
         self._avoiding = None
-        if self.call.selection_waits:
-            selection_waits.over(self.call, None if self._reached_connection else error)
+        if self.call.waits:
+            seen_waits.over(self.call, None if self._reached_connection else error)
         if not self.call.ended:
             self.call.selected = driver.server(self._loop)
         driver.replace_func(self._loop, self._func)
@@ -222,8 +222,8 @@ class Attempts:
         return Deadline(self._clock, self._clock.now() + left, given), None
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
-        if self.call.selection_waits:
-            selection_waits.over(self.call, error)
+        if self.call.waits:
+            seen_waits.over(self.call, None if self._reached_connection else error)
         progress = driver.bulk_progress(self._loop)
         if self._progress is not None and progress != self._progress:
             operation.next_command()

@@ -14,7 +14,6 @@ from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation.addresses import namespace_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextvars import Token
 
     from opentelemetry.context import Context
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
     from pymongo_resilience_instrumentation.fast_fail import Patience
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
-    from pymongo_resilience_instrumentation.selection_waits import SelectionWait
+    from pymongo_resilience_instrumentation.seen_waits import Wait
     from pymongo_resilience_instrumentation.sessions import TransactionDeadline
     from pymongo_resilience_instrumentation.transaction_spans import TransactionSpan
 
@@ -89,7 +88,8 @@ class Call:
     connection may pass it."""
     selecting: AttemptCount | None = None
     """That of the attempt whose server the driver is selecting, where anybody counts."""
-    selection_waits: Sequence[SelectionWait] = ()
+    waits: list[Wait] | None = None
+    """Those for a server and for a connection that it had to wait for."""
     patience: Patience | None = None
     """What the selection in progress has seen of the servers that it waits for."""
     waiting: set[Call] | None = None

@@ -12,6 +12,7 @@ from pymongo_resilience_instrumentation import calls, driver, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.pool_gauges import PoolGauges
+from pymongo_resilience_instrumentation.seen_waits import For
 from pymongo_resilience_instrumentation.spans import code_name, qualified_name
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ class OperationMetrics:
 
     def record_waits(self, call: Call) -> None:
         """Of a call that had to wait for a server."""
-        for wait in call.selection_waits:
-            self._selection.record(
-                wait.seconds,
-                {semconv.DB_OPERATION_NAME: call.operation, semconv.OUTCOME: wait.outcome or ""},
-            )
+        for wait in call.waits or ():
+            if wait.what is For.SERVER:
+                outcome = {semconv.OUTCOME: wait.outcome or ""}
+                attributes = {semconv.DB_OPERATION_NAME: call.operation} | outcome
+                self._selection.record(wait.seconds, attributes)
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
         attributes: dict[str, Any] = {

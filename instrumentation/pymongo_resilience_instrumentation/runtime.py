@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation import (
     calls,
     driver,
     monkey_patching,
-    selection_waits,
+    seen_waits,
     timeouts,
 )
 from pymongo_resilience_instrumentation.attempts import Attempts
@@ -147,7 +147,7 @@ class Runtime:
 
         Answers with the error that the application is to get; see ``timeouts.of_call``.
         """
-        if call.selection_waits:
+        if call.waits:
             self._see_waits(call, error)
         try:
             if self.judges:
@@ -174,9 +174,9 @@ class Runtime:
         return error
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
-        """Of a call that had to wait for a server, or of a commit that had to."""
+        """Of a call that had to wait, or of a commit that had to."""
         try:
-            selection_waits.over(call, error)
+            seen_waits.over(call, error)
             if self.operation_metrics is not None:
                 self.operation_metrics.record_waits(call)
             if self.operation_spans is not None:

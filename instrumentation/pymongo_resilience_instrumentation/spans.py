@@ -14,6 +14,7 @@ from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures import attribute
 from pymongo_resilience_instrumentation.outcomes import outcome_of
+from pymongo_resilience_instrumentation.seen_waits import For
 from pymongo_resilience_instrumentation.suppression import is_suppressed
 from pymongo_resilience_instrumentation.tracing import tracing_of
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 KNOWN_NAMES = 1024
 """Operations on more collections than this are drawn just as well, only without the cache."""
+EVENTS = {
+    For.SERVER: semconv.EVENT_SELECTION_WAITED,
+    For.CONNECTION: semconv.EVENT_CONNECTION_WAITED,
+}
+SHOWN_WAITS = 32
+"""The last of a call. An SDK keeps the last 128 events of a span; decisions need a place, too."""
 LONGEST_CODE_NAME = 100
 """Characters; the longest of mongod's own has about half as many."""
 
@@ -89,15 +96,18 @@ class OperationSpans:
                 _end_operation(call, call.span, error)
 
     def add_waits(self, call: Call) -> None:
-        """Each selection that had to wait for a server, at the time when its wait was over."""
-        if call.span is None or not call.span.is_recording():
+        """Each that had to be, for a server or for a connection, at the time when it was over."""
+        if not call.waits or call.span is None or not call.span.is_recording():
             return
-        for wait in call.selection_waits:
-            call.span.add_event(
-                semconv.EVENT_WAITED,
-                {semconv.WAITED: wait.seconds, semconv.OUTCOME: wait.outcome or ""},
-                timestamp=wait.ended_ns,
-            )
+        for wait in call.waits[-SHOWN_WAITS:]:
+            attributes: dict[str, Any] = {
+                semconv.WAITED: wait.seconds,
+                semconv.OUTCOME: wait.outcome or "",
+            }
+            if wait.connecting is not None:
+                attributes[semconv.CONNECTING] = wait.connecting
+            name = EVENTS[wait.what]
+            call.span.add_event(name, attributes, timestamp=wait.ended_ns)
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):

@@ -9,7 +9,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience_instrumentation import driver, selection_waits
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.seen_waits import For, seen, seen_connecting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,11 +32,13 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
         (driver.SYNC_HALF, connect(runtime), handshake(runtime)),
         (driver.ASYNC_HALF, connect_async(runtime), handshake_async(runtime)),
     ):
-        of_server = selection_waits.seen(runtime, wait(runtime), half is driver.ASYNC_HALF)
-        yield half.module("topology"), half.wait, of_server
-        yield half.module("pool"), half.wait, wait(runtime)
+        asynchronous = half is driver.ASYNC_HALF
+        for module, what in (("topology", For.SERVER), ("pool", For.CONNECTION)):
+            waiting = seen(runtime, wait(runtime), what, asynchronous=asynchronous)
+            yield half.module(module), half.wait, waiting
         yield half.module("pool"), half.connect, connecting
-        yield half.module("pool").Pool, driver.HANDSHAKE, shaking_hands
+        made = seen_connecting(runtime, shaking_hands, asynchronous=asynchronous)
+        yield half.module("pool").Pool, driver.HANDSHAKE, made
 
 
 def selection_timeout(runtime: Runtime) -> Wrapper:

@@ -12,7 +12,7 @@ import pytest
 from conftest import Instrument, SentCommands, Side, wait_until
 from interrupting import interrupt
 from pymongo.errors import AutoReconnect, ServerSelectionTimeoutError
-from pymongo_resilience_instrumentation import selection_waits
+from pymongo_resilience_instrumentation import seen_waits
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
 from waiting import NOBODY
@@ -234,7 +234,7 @@ def test_a_fault_of_ours_waits_as_ever(
     def raises(*_: Any) -> None:
         raise LookupError("ours")
 
-    monkeypatch.setattr(selection_waits.SelectionWait, broken, raises)
+    monkeypatch.setattr(seen_waits.Wait, broken, raises)
     with once_it_waits(proxy.clear):
         assert side.do(client[database].coll.find_one) is None
     assert "a fault of pymongo-resilience" in caplog.text

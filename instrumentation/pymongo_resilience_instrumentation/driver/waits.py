@@ -102,6 +102,12 @@ def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | No
     return left if own is None else min(left, own)
 
 
+def connects_for_an_operation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a pool's ``connect`` is called by a check-out, given its arguments: monitors, and
+    what keeps ``minPoolSize``, have no handler."""
+    return (args[0] if args else kwargs.get("handler")) is not None
+
+
 def connects_with_tls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a TLS handshake follows, given the arguments."""
     return _pool_options(args, kwargs)._ssl_context is not None

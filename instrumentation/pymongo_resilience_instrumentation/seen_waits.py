@@ -1,0 +1,163 @@
+"""The waits of an operation for a server and for a connection: seen where it has to wait, and
+nowhere else.
+
+A selection that finds its server at once, and a check-out that finds a connection, are not
+measured: that would cost every operation as much as all the rest of its metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ServerSelectionTimeoutError, WaitQueueTimeoutError
+
+from pymongo_resilience_instrumentation import calls, driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+TIMED_OUT = "timed_out"
+INTERRUPTED = "interrupted"
+FAILED = "failed"
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+class For(Enum):
+    """What is waited for. The value is the outcome of a wait that was not in vain."""
+
+    SERVER = "selected"
+    CONNECTION = "checked_out"
+
+
+class Wait:
+    """One that had to be, once or again and again until a server or a connection was there."""
+
+    __slots__ = ("connecting", "ended_ns", "outcome", "seconds", "what")
+
+    def __init__(self, what: For) -> None:
+        self.what = what
+        self.seconds = 0.0
+        self.connecting: float | None = None
+        """How many of the seconds the operation made a connection itself; None if it did not."""
+        self.ended_ns = 0
+        """Since the epoch."""
+        self.outcome: str | None = None
+        """None while it is not over."""
+
+    def add(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.ended_ns = time.time_ns()
+
+    def add_connecting(self, seconds: float) -> None:
+        self.connecting = (self.connecting or 0.0) + seconds
+        self.add(seconds)
+
+    def end(self, error: BaseException | None) -> None:
+        if isinstance(error, (ServerSelectionTimeoutError, WaitQueueTimeoutError)):
+            self.outcome = TIMED_OUT
+        elif error is None:
+            self.outcome = self.what.value
+        elif isinstance(error, Exception):
+            # A selection fails in no other way; what comes after it may.
+            self.outcome = FAILED if self.what is For.CONNECTION else self.what.value
+        else:
+            self.outcome = INTERRUPTED
+
+
+def over(call: Call, error: BaseException | None) -> None:
+    """Its attempt is over, so its waits are; ``error`` is None for one that came to send
+    something."""
+    try:
+        if call.waits and call.waits[-1].outcome is None:
+            call.waits[-1].end(error)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after a wait")
+
+
+def _in_progress(runtime: Runtime, what: For) -> Wait | None:
+    call = calls.current() if runtime.switch.on else None
+    if call is None:
+        return None
+    last = call.waits[-1] if call.waits else None
+    if last is not None and last.outcome is None:
+        if last.what is what:
+            return last
+        last.end(None)  # one follows the other
+    wait = Wait(what)
+    if call.waits is None:
+        call.waits = []
+    call.waits.append(wait)
+    return wait
+
+
+def seen(runtime: Runtime, wait: Wrapper, what: For, *, asynchronous: bool) -> Wrapper:
+    """Around ``wait``, which runs in place of the driver's wait for a server or for a place in the
+    pool. The sync one runs under the topology's or the pool's lock."""
+    return _timed(
+        wait, lambda *_: _in_progress(runtime, what), lambda seen, t: seen.add(t), asynchronous
+    )
+
+
+def seen_connecting(runtime: Runtime, connect: Wrapper, *, asynchronous: bool) -> Wrapper:
+    """Around ``connect``, which runs where the driver makes a connection."""
+
+    def waiting(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
+        if not driver.connects_for_an_operation(args, kwargs):
+            return None
+        return _in_progress(runtime, For.CONNECTION)
+
+    return _timed(connect, waiting, lambda seen, t: seen.add_connecting(t), asynchronous)
+
+
+def _timed(
+    wrapper: Wrapper,
+    waiting: Callable[[tuple[Any, ...], dict[str, Any]], Wait | None],
+    add: Callable[[Wait, float], None],
+    asynchronous: bool,
+) -> Wrapper:
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
+        try:
+            return waiting(args, kwargs)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before a wait")
+            return None
+
+    def end(wait: Wait, began: float) -> None:
+        try:
+            add(wait, time.perf_counter() - began)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after a wait")
+
+    def sync_wrapper(
+        wrapped: Callable[..., Any], owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        wait = begin(args, kwargs)
+        if wait is None:
+            return wrapper(wrapped, owner, args, kwargs)
+        began = time.perf_counter()
+        try:
+            return wrapper(wrapped, owner, args, kwargs)
+        finally:
+            end(wait, began)
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        wait = begin(args, kwargs)
+        if wait is None:
+            return await wrapper(wrapped, owner, args, kwargs)
+        began = time.perf_counter()
+        try:
+            return await wrapper(wrapped, owner, args, kwargs)
+        finally:
+            end(wait, began)
+
+    return async_wrapper if asynchronous else sync_wrapper
