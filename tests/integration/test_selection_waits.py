@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import Instrument, SentCommands, Side, wait_until
 from interrupting import interrupt
-from pymongo.errors import AutoReconnect, ServerSelectionTimeoutError
+from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation import seen_waits
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
@@ -77,7 +77,7 @@ def unreachable(side: Side, proxy: ReplicaSet, telemetry: Any, **options: Any) -
     proxy.inject(Refuse(60))
 
     def is_unknown() -> bool:
-        with contextlib.suppress(AutoReconnect):
+        with contextlib.suppress(PyMongoError):
             with pymongo_resilience.override(timeout_ms=20):
                 side.do(client.admin.command, "ping")
         return not client.nodes
