@@ -16,22 +16,18 @@ from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import (
     calls,
     driver,
-    monkey_patching,
     seen_waits,
     timeouts,
 )
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
-from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
 from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.origins import state_origin
-from pymongo_resilience_instrumentation.other_tracers import contrib_is_active
 from pymongo_resilience_instrumentation.sessions import transaction_of
-from pymongo_resilience_instrumentation.tracing import keep
 from pymongo_resilience_instrumentation.transaction_spans import parent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.breaker import Snapshot
@@ -319,55 +315,3 @@ class Runtime:
         ours = self.knows_timeouts and call.deadline is not NO_DEADLINE
         if ours and driver.timeout_in_force() == call.timeout:
             driver.forget_timeout()
-
-    def _may_act(self) -> bool:
-        """False once the process was monkey-patched after ``instrument()``: then it is all off.
-
-        Asked when a client is made, since the patching itself tells nobody.
-        """
-        refusal = monkey_patching.refusal()
-        if refusal is not None:
-            self.switch.on = False
-            logger.error("%s; pymongo-resilience is switched off from here on", refusal)
-        return refusal is None
-
-    def select_for(
-        self, client: Any, option: tuple[str, tuple[Any, ...]], kwargs: dict[str, Any]
-    ) -> None:
-        """Put our selector among the options of a client that is being made, around its own."""
-        name, given = option
-        own = given[0] if given else None
-        # What cannot be called is the driver's to refuse.
-        if self.selectors is not None and self.switch.on and (own is None or callable(own)):
-            kwargs[name] = self.selectors.of_new_client(client, own)
-
-    def equip(
-        self,
-        client: Any,
-        listeners: Sequence[Any],
-        adaptive: bool | None,
-        said_of_tracing: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """The listeners of a client that is being made: its own, and ours once.
-
-        ``adaptive``, ``said_of_tracing``: what the client says of its retry budget and its spans.
-        """
-        own = [each for each in listeners if not isinstance(each, OurListener)]
-        if not self._may_act():
-            return own
-        budget = self.budgets.open(client, adaptive)
-        self.coroutines.meet(client)
-        state = self.clients.add(client, budget)
-        tracing = self.tracers.settle(said_of_tracing)
-        keep(client, tracing)
-        draws = self.command_spans is not None and tracing.enabled
-        return own + listeners_of(
-            state,
-            self.command_spans if draws else None,
-            self.driver_metrics,
-            self.switch,
-            tracing=tracing,
-            drawn_elsewhere=(
-                contrib_is_active if draws and self.tracers.drawn_by_contrib() else None
-            ),
-        )

@@ -15,6 +15,7 @@ from pymongo_resilience_instrumentation import (
     client_options,
     cursor_makers,
     driver,
+    new_clients,
     operations,
     sessions,
     tracing,
@@ -170,10 +171,10 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
             return wrapped(*args, **kwargs)
         client_options.refuse_negative_timeout(args, kwargs)
         try:
-            kwargs["event_listeners"] = runtime.equip(
-                client, given or (), adaptive, said_of_tracing
+            kwargs["event_listeners"] = new_clients.equip(
+                runtime, client, given or (), adaptive, said_of_tracing
             )
-            runtime.select_for(client, selector, kwargs)
+            new_clients.select_for(runtime, client, selector, kwargs)
         except Exception:
             logger.exception("a fault of pymongo-resilience before a client was made")
         wrapped(*args, **kwargs)
