@@ -112,6 +112,19 @@ def test_the_server_of_an_attempt_that_came_to_send_nothing_is_told(
     proxy.clear()
 
 
+def test_a_command_that_enters_without_a_wrapper_is_not_named_as_the_application_named_it(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    """Of a method that was bound before ``instrument()`` only the driver's loop is seen."""
+    bound = side.do(side.client, server.uri)[database].command
+    telemetry = instrument()
+    with pytest.raises(pymongo.errors.OperationFailure):
+        side.do(bound, "anything at all")
+    ((attributes, _),) = telemetry.points("pymongo_resilience.retries")
+    assert attributes["db.operation.name"] == "runCommand"
+    assert [event.operation for event in telemetry.decisions.events] == ["runCommand"]
+
+
 def test_the_error_type_is_the_servers_name_of_its_code(
     side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:

@@ -40,7 +40,10 @@ def client(loop: Any) -> Any:
 
 
 def operation_name(loop: Any) -> str:
-    """The command's name; the driver keeps a str or an enum that is one."""
+    """The command's name, where it is not the application's word; the driver keeps a str or an enum
+    that is one."""
+    if loop._is_run_command:
+        return "runCommand"
     return str(getattr(loop._operation, "value", loop._operation))
 
 
