@@ -11,12 +11,12 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import Instrument, SentCommands, wait_until
-from pymongo import AsyncMongoClient, MongoClient
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import instrumentor
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet, Slow
 
-from pymongo_resilience import BreakerClosed, BreakerOpened, CircuitBreakerOpenError
+from pymongo_resilience import BreakerClosed, BreakerOpened, CircuitBreakerOpenError, status
 from pymongo_resilience.breaker import PROBES
 from pymongo_resilience.clock import MonotonicClock
 
@@ -213,6 +213,42 @@ def test_of_many_tasks_three_probe_and_all_succeed_within_their_deadline(
 ) -> None:
     events = instrument(**SETTINGS).decisions.events
     asyncio.run(_many_tasks(proxy.uri, proxy, clock, events))
+
+
+async def _cancelled_everywhere(servers: ReplicaSet, clock: TurnedClock, events: Any) -> None:
+    async with AsyncMongoClient[Any](servers.uri, localThresholdMS=60_000) as client:
+        coll = client.get_database("db", read_preference=ReadPreference.NEAREST).coll
+        servers.inject(Fail("find", times=1000, code=6), on=1)
+        while not opened(events):
+            await coll.find_one()
+        servers.clear()
+        clock.passed += OPEN_S
+        servers.inject(Slow(HELD_S / 10))
+        cancelled = 0
+        # At the latest of these ends some have selected, some wait for the pool, some are sent.
+        for turns in (0, 1, 2, 5, 20, 100):
+            tasks = [asyncio.create_task(coll.find_one()) for _ in range(200)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            cancelled += sum(isinstance(each, asyncio.CancelledError) for each in ended)
+        assert cancelled > 1000
+        servers.clear()
+        assert [each.in_flight for each in status(client).servers] == [0, 0, 0]
+        while not closed(events):
+            await asyncio.wait_for(coll.find_one(), 20)
+        assert {each.circuit_breaker for each in status(client).servers} == {"closed"}
+
+
+def test_of_many_tasks_that_are_cancelled_no_count_and_no_permit_is_left(
+    replica_set: ReplicaSet, instrument: Instrument, clock: TurnedClock
+) -> None:
+    """A permit that nobody gives back would keep its server half-open for ten minutes."""
+    options = {"server_selection": "least_loaded", "timeout_ms": 20_000}
+    events = instrument(**SETTINGS, **options).decisions.events
+    asyncio.run(asyncio.wait_for(_cancelled_everywhere(replica_set, clock, events), 60))
 
 
 def test_what_ends_cursors_and_sessions_is_neither_refused_nor_counted(
