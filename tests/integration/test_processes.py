@@ -5,10 +5,6 @@ Each test runs a program of ``tests/programs``, in a process of its own.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,15 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from child_programs import PROGRAMS, ended, run
 from conftest import Instrument
 from pymongo_resilience_instrumentation import forks
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 
 import pymongo_resilience
 
-PROGRAMS = Path(__file__).parent.parent / "programs"
-HANGS_AFTER = 30
-"""Seconds a program has; each takes one or two."""
 EXITS_WITHIN = 5
 """Seconds from the end of a program's own work to the end of its process."""
 
@@ -43,44 +37,10 @@ RETRIED_WRITE = {
 READ = {"attempts": 1, "outcome": "ok", "commands": 1, "txn_numbers": 0, "root": True}
 
 
-def _run(
-    name: str, *arguments: str, prefix: tuple[str | Path, ...] = (), **variables: str
-) -> tuple[Any, str]:
-    """The program's answer, and what it wrote to standard error."""
-    status, output, errors = _ended(
-        [*prefix, sys.executable, PROGRAMS / f"{name}.py", *arguments], variables
-    )
-    assert status == 0, errors
-    assert "Traceback" not in errors, errors
-    return json.loads(output), errors
-
-
-def _ended(command: list[str | Path], variables: dict[str, str]) -> tuple[int, str, str]:
-    """Status, output and errors of a program, without what would configure the library here."""
-    prefixes = ("PYMONGO_RESILIENCE_", "OTEL_")
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(prefixes)
-    }
-    with subprocess.Popen(
-        command,
-        env=environment | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as program:
-        try:
-            output, errors = program.communicate(timeout=HANGS_AFTER)
-        except subprocess.TimeoutExpired:
-            os.killpg(program.pid, signal.SIGKILL)  # its children may hang as well
-            raise
-    return program.returncode, output, errors
-
-
 def test_children_forked_from_a_busy_process_are_fresh_and_the_parent_goes_on(
     server: EmbeddedServer, database: str
 ) -> None:
-    answer, _ = _run("fork_under_load", server.uri, database)
+    answer, _ = run("fork_under_load", server.uri, database)
     assert answer["errors"] == []
     assert answer["updates"] == [RETRIED_WRITE]
     assert len(answer["children"]) == 4
@@ -100,7 +60,7 @@ def test_children_forked_from_a_busy_process_are_fresh_and_the_parent_goes_on(
 def test_no_lock_of_the_library_stays_locked_in_a_forked_child(
     server: EmbeddedServer, database: str
 ) -> None:
-    answer, _ = _run("fork_holding_every_lock", server.uri, database)
+    answer, _ = run("fork_holding_every_lock", server.uri, database)
     assert answer["locks"] >= 4
     assert answer["child"] == {"finds": 3, "connections": {"idle": 2, "used": 0}}
 
@@ -108,7 +68,7 @@ def test_no_lock_of_the_library_stays_locked_in_a_forked_child(
 def test_a_forked_child_counts_the_sockets_that_it_opened_itself(
     server: EmbeddedServer, database: str
 ) -> None:
-    answer, _ = _run("fork_counting_sockets", server.uri, database)
+    answer, _ = run("fork_counting_sockets", server.uri, database)
     own = {"idle": 2, "used": 0, "sockets": 2}
     assert answer == {"child": own, "parent": own}
 
@@ -116,7 +76,7 @@ def test_a_forked_child_counts_the_sockets_that_it_opened_itself(
 def test_every_circuit_breaker_is_closed_in_a_forked_child(
     server: EmbeddedServer, database: str
 ) -> None:
-    answer, _ = _run("fork_with_an_open_breaker", server.uri, database)
+    answer, _ = run("fork_with_an_open_breaker", server.uri, database)
     assert answer == {"child": "ok", "parent": ["CircuitBreakerOpenError"] * 2}
 
 
@@ -124,7 +84,7 @@ def test_every_circuit_breaker_is_closed_in_a_forked_child(
 def test_a_child_forked_inside_of_a_call_has_neither_its_span_nor_its_deadline(
     kind: str, server: EmbeddedServer, database: str
 ) -> None:
-    answer, _ = _run("fork_inside_a_call", server.uri, database, kind)
+    answer, _ = run("fork_inside_a_call", server.uri, database, kind)
     assert answer["lived on"] == {"current span": False, "finds": [READ, READ]}
     # What the fork left behind in the child is the parent's to end and to count.
     assert answer["unwound"] == {"spans": 0, "counted": False}
@@ -135,7 +95,7 @@ def test_a_child_forked_inside_of_a_call_has_neither_its_span_nor_its_deadline(
 def test_a_command_in_flight_without_a_call_is_the_parents_to_end(
     server: EmbeddedServer, database: str
 ) -> None:
-    answer, _ = _run("fork_between_calls", server.uri, database)
+    answer, _ = run("fork_between_calls", server.uri, database)
     (of_parent,) = answer["parent"]
     (of_child,) = answer["child"]
     assert of_child != of_parent
@@ -187,7 +147,7 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
 
 
 def test_a_spawned_child_instruments_itself(server: EmbeddedServer, database: str) -> None:
-    answer, _ = _run("spawn", server.uri, database)
+    answer, _ = run("spawn", server.uri, database)
     assert answer["parent"] is False
     assert answer["child"] == {
         "instrumented from the start": False,
@@ -200,7 +160,7 @@ def test_a_spawned_child_is_instrumented_by_the_environment_alone(
     server: EmbeddedServer, database: str
 ) -> None:
     # OpenTelemetry's loader leaves itself in PYTHONPATH for the children (seen with 0.66b2).
-    answer, _ = _run(
+    answer, _ = run(
         "spawn",
         server.uri,
         database,
@@ -222,7 +182,7 @@ REFUSAL = "gevent has monkey-patched this process, which is not supported"
 def test_gevent_is_refused_with_an_error_that_says_so(
     server: EmbeddedServer, database: str
 ) -> None:
-    answer, stderr = _run("monkey_patched", server.uri, database, "before")
+    answer, stderr = run("monkey_patched", server.uri, database, "before")
     assert REFUSAL in answer.pop("error")
     assert answer == {"inserted": 2, "instrumented": False, "spans": 0}
     assert stderr == ""
@@ -234,7 +194,7 @@ def test_gevent_is_refused_with_an_error_that_says_so(
 def test_gevent_is_refused_in_one_line_where_an_error_would_keep_the_application_from_running(
     when: str, consequence: str, server: EmbeddedServer, database: str
 ) -> None:
-    answer, stderr = _run("monkey_patched", server.uri, database, when, **LOADER)
+    answer, stderr = run("monkey_patched", server.uri, database, when, **LOADER)
     assert answer == {"error": None, "inserted": 2, "instrumented": False, "spans": 0}
     assert stderr.count(REFUSAL) == 1
     assert stderr.count(consequence) == 1
@@ -243,7 +203,7 @@ def test_gevent_is_refused_in_one_line_where_an_error_would_keep_the_application
 def test_gevent_that_is_only_imported_is_none_of_our_business(
     server: EmbeddedServer, database: str
 ) -> None:
-    answer, stderr = _run("monkey_patched", server.uri, database, "never")
+    answer, stderr = run("monkey_patched", server.uri, database, "never")
     assert answer == {"error": None, "inserted": 2, "instrumented": True, "spans": 12}
     assert stderr == ""
 
@@ -277,12 +237,12 @@ def test_the_interpreter_exits_at_once_quietly_and_with_everything_exported(
 ) -> None:
     status, exported = EXITS[way]
     command = [sys.executable, PROGRAMS / "exits.py", server.uri, way]
-    returned, output, errors = _ended(command, {})
+    returned, output, errors = ended(command, {})
     now = time.monotonic()
     assert errors == ""
     assert returned == status
     _, _, rest = output.partition("end ")
-    ended, *names = rest.splitlines()
-    assert now - float(ended) < EXITS_WITHIN
+    end, *names = rest.splitlines()
+    assert now - float(end) < EXITS_WITHIN
     assert exported <= set(names)
     assert "find exits.other" not in names  # by then it was uninstrumented

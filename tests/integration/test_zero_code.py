@@ -78,23 +78,44 @@ def test_the_entry_point_names_the_instrumentor() -> None:
     assert [each.load() for each in found] == [PymongoResilienceInstrumentor]
 
 
-def _spans(output: str) -> list[dict[str, Any]]:
-    """The console exporter prints one JSON document after the other."""
-    decoder, spans, start = json.JSONDecoder(), [], output.find("{")
+def _exported(output: str) -> list[dict[str, Any]]:
+    """The console exporters print one JSON document after the other: for each span, and for each
+    collection of metrics."""
+    decoder, documents, start = json.JSONDecoder(), [], output.find("{")
     while start != -1:
-        span, end = decoder.raw_decode(output, start)
-        spans.append(span)
+        document, end = decoder.raw_decode(output, start)
+        documents.append(document)
         start = output.find("{", end)
-    return spans
+    return documents
+
+
+def _metrics(exported: list[dict[str, Any]]) -> dict[str, int]:
+    """How many points the last export has of each."""
+    *_, last = (each for each in exported if "resource_metrics" in each)
+    return {
+        metric["name"]: len(metric["data"]["data_points"])
+        for resource in last["resource_metrics"]
+        for scope in resource["scope_metrics"]
+        for metric in scope["metrics"]
+    }
 
 
 def test_an_application_survives_and_is_seen_without_a_line_of_code(
     application: Path, server: EmbeddedServer
 ) -> None:
-    done = _run(application, server, PYMONGO_RESILIENCE_TIMEOUT_MS="20000")
+    done = _run(
+        application,
+        server,
+        PYMONGO_RESILIENCE_TIMEOUT_MS="20000",
+        OTEL_METRICS_EXPORTER="console",
+    )
     assert done.returncode == 0, done.stderr
     assert "survived of the application" in done.stdout
-    spans = _spans(done.stdout)
+    exported = _exported(done.stdout)
+    metrics = _metrics(exported)
+    assert metrics["db.client.operation.duration"] == 3
+    assert metrics["pymongo_resilience.retries"] == 1
+    spans = [each for each in exported if "name" in each]
     names = [span["name"] for span in spans]
     assert names.count("insert") == 4
     (operation,) = [span for span in spans if span["name"] == "insert zero_code.coll"]
