@@ -4,6 +4,7 @@
 #   make test                       every check of the project
 #   make chaos SEED=7               ledger, failover, memory and hostile input at full length
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
+#   make compatibility              Motor, MongoEngine and Beanie, the newest of each
 #   make bench                      what a sick server costs, with circuit breakers and without
 #   make clean                      remove what the other targets made
 
@@ -13,10 +14,11 @@ PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check
 MAIN := .venv
 OLDEST := .venv-oldest
 WHEEL := .venv-wheel
+COMPATIBILITY := .venv-compatibility
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos conformance bench clean
+.PHONY: help demo test chaos conformance compatibility bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,12 +43,17 @@ chaos: $(MAIN)/dev.stamp
 conformance: $(MAIN)/dev.stamp
 	@$(MAIN)/bin/pytest tests/conformance
 
+# Each in a process of its own; all of them, whatever becomes of the first.
+compatibility: $(COMPATIBILITY)/stamp
+	@failed=0; for each in tests/compatibility/try_*.py; do \
+	  $(COMPATIBILITY)/bin/python $$each || failed=1; done; exit $$failed
+
 # How long the server is sick, in seconds: ARGS=30.
 bench: $(MAIN)/demo.stamp
 	@$(MAIN)/bin/python bench/sick_server.py $(ARGS)
 
 clean:
-	rm -rf $(MAIN) $(OLDEST) $(WHEEL) build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -63,6 +70,11 @@ $(MAIN)/dev.stamp: pyproject.toml | $(MAIN)/bin/python
 # The oldest pymongo that is supported.
 $(OLDEST)/stamp: pyproject.toml | $(OLDEST)/bin/python
 	$(OLDEST)/$(PIP_INSTALL) --editable ".[dev]" "pymongo==4.17.*"
+	@touch $@
+
+# Built on pymongo, and no dependencies of the tests. Remove it to have the newest again.
+$(COMPATIBILITY)/stamp: pyproject.toml | $(COMPATIBILITY)/bin/python
+	$(COMPATIBILITY)/$(PIP_INSTALL) --editable ".[testbed]" opentelemetry-sdk motor mongoengine beanie
 	@touch $@
 
 # What a user installs. Built anew every time, and installed without the source tree.

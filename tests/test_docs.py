@@ -311,6 +311,12 @@ def test_every_link_inside_of_the_repository_leads_somewhere(document: Path) -> 
             assert anchor in anchors(target), link
 
 
+def test_each_trial_of_another_package_is_in_the_table() -> None:
+    document = (ROOT / "docs" / "compatibility.md").read_text()
+    trials = {path.name for path in (ROOT / "tests" / "compatibility").glob("try_*.py")}
+    assert set(re.findall(r"\(\.\./tests/compatibility/(\w+\.py)\)", document)) == trials
+
+
 if __name__ == "__main__":
     for table, (written, _) in TABLES.items():
         written.write_text(with_table(table))
