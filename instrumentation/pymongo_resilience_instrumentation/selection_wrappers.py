@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.attempts import Attempts
-from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pymongo_resilience_instrumentation.operation_counts import AttemptCount
     from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+FAULT = "a fault of pymongo-resilience after a server was selected"
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -70,11 +72,11 @@ def get_server(asynchronous: bool) -> Wrapper:
     return async_wrapper if asynchronous else sync_wrapper
 
 
-def _harmless(step: Callable[..., None], *args: Any) -> None:
+def _harmless(end: Callable[[Attempts, Any], None], work: Attempts, server: Any) -> None:
     try:
-        step(*args)
+        end(work, server)
     except Exception:
-        logger.exception("a fault of pymongo-resilience after a server was selected")
+        logger.exception(FAULT)
 
 
 def counted(send: Callable[[], Any], count: AttemptCount, asynchronous: bool) -> Callable[[], Any]:
@@ -84,12 +86,18 @@ def counted(send: Callable[[], Any], count: AttemptCount, asynchronous: bool) ->
         try:
             return send()
         finally:
-            _harmless(AttemptCount.release, count)
+            try:
+                count.release()
+            except Exception:
+                logger.exception(FAULT)
 
     async def async_attempt() -> Any:
         try:
             return await send()
         finally:
-            _harmless(AttemptCount.release, count)
+            try:
+                count.release()
+            except Exception:
+                logger.exception(FAULT)
 
     return async_attempt if asynchronous else sync_attempt
