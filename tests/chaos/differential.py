@@ -214,8 +214,17 @@ class Laboratory:
             return Outcome(None, _facts(error), _cause(error), error)
 
 
+REFUSAL = "operation would exceed time limit, remaining timeout:"
+
+
 def raised_by_us(error: BaseException) -> bool:
-    """Whether the innermost frame of the traceback is one of this library's."""
+    """Whether the innermost frame of the traceback is one of this library's.
+
+    Its refusal to send a command for want of a millisecond, in the driver's words, is none: that
+    is an answer to the application.
+    """
+    if str(error).startswith(REFUSAL):
+        return False
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and any(package in frames[-1].filename for package in OUR_PACKAGES)
 
