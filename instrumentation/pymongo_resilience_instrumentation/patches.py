@@ -172,7 +172,7 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
 def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.selectors is not None:
         for loop, asynchronous in driver.loop_classes():
-            yield loop, "_get_server", selection_wrappers.get_server(asynchronous)
+            yield loop, driver.SELECT, selection_wrappers.get_server(asynchronous)
 
 
 def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:

@@ -239,7 +239,6 @@ __all__ = [
     "server",
     "server_address",
     "server_selection_timeout",
-    "server_selector",
     "session",
     "session_classes",
     "session_modules",

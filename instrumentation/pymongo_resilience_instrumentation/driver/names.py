@@ -79,7 +79,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.IN_FLIGHT, f"{client}:{prefix}MongoClient", ("_topology",))
         yield Part(Feature.IN_FLIGHT, f"{topology}:Topology", ("get_server_by_address",))
         yield Part(Feature.IN_FLIGHT, f"pymongo.{half}.pool:Pool", ("operation_count",))
-        yield Part(Feature.SELECTION, f"{client}:{LOOP}", ("_get_server",))
+        yield Part(Feature.SELECTION, f"{client}:{LOOP}", (SELECT,))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
     yield from _of_waits()
