@@ -163,7 +163,7 @@ def enter(call: Call) -> None:
 def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
-    call.client = call.selected = call.judged = None
+    call.client = call.selected = call.judged = call.waits = call.patience = None
     if call.waiting is not None:
         # Interrupted while it waited for a connection: the driver does not tell (pymongo 4.20).
         call.waiting.discard(call)
