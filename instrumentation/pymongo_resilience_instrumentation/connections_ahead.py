@@ -51,17 +51,9 @@ def _deadline(runtime: Runtime, connection: Any) -> AbstractContextManager[None]
     try:
         if driver.timeout_in_force() is not None:
             return NO_DEADLINE
-        seconds = _timeout_of_client(runtime, connection)
+        client = driver.client_of_connection(connection)
+        seconds = None if client is None else runtime.timeout_of_client(client)
         return driver.RunningTimeout.anew(seconds).resume() if seconds else NO_DEADLINE
     except Exception:
         logger.exception("a fault of pymongo-resilience before a connection was made ahead")
         return NO_DEADLINE
-
-
-def _timeout_of_client(runtime: Runtime, connection: Any) -> float | None:
-    client = driver.client_of_connection(connection)
-    if client is None:
-        return None
-    own: float | None = client.options.timeout
-    default = runtime.config.timeout_ms
-    return own if own is not None or default is None else default / 1000

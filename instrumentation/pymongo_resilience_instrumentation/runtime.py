@@ -283,16 +283,21 @@ class Runtime:
             # pymongo keeps the earlier of both ends.
             return said / 1000, Timeout(said / 1000)
         said = self._said(call)
-        if said is None and own is None:
-            said = self.config.timeout_ms
-        return (own, NO_DEADLINE) if said is None else (said / 1000, Timeout(said / 1000))
+        seconds = self.timeout_of_client(call.client) if said is None else said / 1000
+        if seconds is None or (said is None and own is not None):
+            return seconds, NO_DEADLINE
+        return seconds, Timeout(seconds)
+
+    def timeout_of_client(self, client: Any) -> float | None:
+        """Seconds: its own timeoutMS, else the configured default."""
+        own: float | None = client.options.timeout
+        default = self.config.timeout_ms
+        return own if own is not None or default is None else default / 1000
 
     def timeout_without_blocks(self, call: Call) -> float | None:
         """The seconds that ``deadline`` would give, were there no ``pymongo.timeout`` around it."""
-        said, own = self._said(call), call.client.options.timeout
-        if said is None and own is None:
-            said = self.config.timeout_ms
-        return own if said is None else said / 1000
+        said = self._said(call)
+        return self.timeout_of_client(call.client) if said is None else said / 1000
 
     def _said(self, call: Call) -> int | None:
         """Milliseconds that a policy gives: of a block, of what it is called on, of a rule."""
