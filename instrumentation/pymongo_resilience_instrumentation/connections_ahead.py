@@ -6,20 +6,18 @@ Source: Client Side Operations Timeout, "Background Connection Pooling".
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.within import within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def wrapped(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
@@ -30,30 +28,11 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
 
 
 def _step(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    def sync_wrapper(
-        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with _deadline(runtime, connection):
-            return wrapped(*args, **kwargs)
-
-    async def async_wrapper(
-        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with _deadline(runtime, connection):
-            return await wrapped(*args, **kwargs)
-
-    return async_wrapper if asynchronous else sync_wrapper
-
-
-def _deadline(runtime: Runtime, connection: Any) -> AbstractContextManager[None]:
-    if not runtime.switch.on or calls.current() is not None:
-        return NO_DEADLINE
-    try:
-        if driver.timeout_in_force() is not None:
+    def begin(connection: Any) -> AbstractContextManager[None]:
+        if calls.current() is not None or driver.timeout_in_force() is not None:
             return NO_DEADLINE
         client = driver.client_of_connection(connection)
         seconds = None if client is None else runtime.timeout_of_client(client)
         return driver.RunningTimeout.anew(seconds).resume() if seconds else NO_DEADLINE
-    except Exception:
-        logger.exception("a fault of pymongo-resilience before a connection was made ahead")
-        return NO_DEADLINE
+
+    return within(runtime, begin, asynchronous)

@@ -9,11 +9,11 @@ from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutEr
 
 from pymongo_resilience import policy
 from pymongo_resilience.binding import hand, policy_of_cursor
-from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations, sessions
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.cursor_timeouts import keep, kept_by
+from pymongo_resilience_instrumentation.within import within
 from pymongo_resilience_instrumentation.wrappers import call_around
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Wrapper:
             return transaction.timeout.resume()
         return _for_all(runtime, cursor)
 
-    return _within(runtime, begin, asynchronous)
+    return within(runtime, begin, asynchronous)
 
 
 def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
@@ -177,7 +177,7 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
             return NO_DEADLINE
         return driver.RunningTimeout.anew(kept.to_close).resume()
 
-    return _within(runtime, begin, asynchronous)
+    return within(runtime, begin, asynchronous)
 
 
 def next_of_stream(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -196,38 +196,7 @@ def next_of_stream(runtime: Runtime, asynchronous: bool) -> Wrapper:
         longer = in_force is not None and shorter(seconds, in_force) == in_force
         return NO_DEADLINE if longer else Timeout(seconds)
 
-    return _within(runtime, begin, asynchronous)
-
-
-def _within(
-    runtime: Runtime, begin: Callable[[Any], AbstractContextManager[None]], asynchronous: bool
-) -> Wrapper:
-    """The method within what ``begin`` gives, which raises ConfigurationError to refuse."""
-
-    def enter(instance: Any) -> AbstractContextManager[None]:
-        if not runtime.switch.on:
-            return NO_DEADLINE
-        try:
-            return begin(instance)
-        except ConfigurationError:
-            raise
-        except Exception:
-            logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
-            return NO_DEADLINE
-
-    def sync_wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with enter(instance):
-            return wrapped(*args, **kwargs)
-
-    async def async_wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with enter(instance):
-            return await wrapped(*args, **kwargs)
-
-    return async_wrapper if asynchronous else sync_wrapper
+    return within(runtime, begin, asynchronous)
 
 
 def resume(runtime: Runtime, asynchronous: bool) -> Wrapper:

@@ -10,10 +10,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.seen_waits import For, seen, seen_connecting
+from pymongo_resilience_instrumentation.within import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
@@ -28,15 +31,16 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
     """A class or module, the name of one of its attributes, and what runs in its place."""
     for owner in driver.selection_timeout_owners():
         yield owner, driver.SELECTION_TIMEOUT, selection_timeout(runtime)
-    for half, connecting, shaking_hands in (
-        (driver.SYNC_HALF, connect(runtime), handshake(runtime)),
-        (driver.ASYNC_HALF, connect_async(runtime), handshake_async(runtime)),
+    for half, connecting in (
+        (driver.SYNC_HALF, connect(runtime)),
+        (driver.ASYNC_HALF, connect_async(runtime)),
     ):
         asynchronous = half is driver.ASYNC_HALF
         for module, what in (("topology", For.SERVER), ("pool", For.CONNECTION)):
             waiting = seen(runtime, wait(runtime), what, asynchronous=asynchronous)
             yield half.module(module), half.wait, waiting
         yield half.module("pool"), half.connect, connecting
+        shaking_hands = handshake(runtime, asynchronous=asynchronous)
         made = seen_connecting(runtime, shaking_hands, asynchronous=asynchronous)
         yield half.module("pool").Pool, driver.HANDSHAKE, made
 
@@ -86,35 +90,15 @@ def _within(seconds: Callable[..., float | None], runtime: Runtime, *args: Any) 
         return None
 
 
-def handshake(runtime: Runtime) -> Wrapper:
+def handshake(runtime: Runtime, *, asynchronous: bool) -> Wrapper:
     """A connection until it is ready, hello and authentication included: what selecting a server
     has left of ``min(serverSelectionTimeoutMS, remaining)``."""
 
-    def wrapper(
-        wrapped: Callable[..., Any], _pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        seconds = _within(driver.time_to_wait, runtime)
-        if seconds is None:
-            return wrapped(*args, **kwargs)
-        with driver.DeadlineWithin(seconds):
-            return wrapped(*args, **kwargs)
+    def begin(_pool: Any) -> AbstractContextManager[None]:
+        seconds = driver.time_to_wait()
+        return NO_DEADLINE if seconds is None else driver.DeadlineWithin(seconds)
 
-    return wrapper
-
-
-def handshake_async(runtime: Runtime) -> Wrapper:
-    """As ``handshake``."""
-
-    async def wrapper(
-        wrapped: Callable[..., Any], _pool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        seconds = _within(driver.time_to_wait, runtime)
-        if seconds is None:
-            return await wrapped(*args, **kwargs)
-        with driver.DeadlineWithin(seconds):
-            return await wrapped(*args, **kwargs)
-
-    return wrapper
+    return within(runtime, begin, asynchronous)
 
 
 def connect(runtime: Runtime) -> Wrapper:
