@@ -17,6 +17,7 @@ from pymongo_resilience.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.breaker_errors import refused
+from pymongo_resilience_instrumentation.by_client import keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -154,11 +155,7 @@ class Breakers:
         made = ClientBreakers(
             client, self._settings, self._clock, self._changed, applies=self._applies
         )
-        key = id(client)
-        found = self._by_client.setdefault(key, made)
-        if found is made:
-            weakref.finalize(client, self._by_client.pop, key, None).atexit = False
-        return found
+        return keep(self._by_client, client, made)
 
     def _changed(self, address: Address, change: Snapshot) -> None:
         server = address_text(address)

@@ -5,10 +5,10 @@ Source: Client Backpressure, "Token Bucket".
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from pymongo_resilience.budget import TokenBucket
+from pymongo_resilience_instrumentation.by_client import keep
 
 
 class Budgets:
@@ -35,12 +35,7 @@ class Budgets:
         """For a client that is being made, with what it says itself."""
         wanted = self._everywhere if adaptive is None else adaptive
         self._any = self._any or wanted
-        key = id(client)
-        made = TokenBucket(self._capacity) if wanted else None
-        bucket = self._buckets.setdefault(key, made)
-        if bucket is made:
-            weakref.finalize(client, self._buckets.pop, key, None).atexit = False
-        return bucket
+        return keep(self._buckets, client, TokenBucket(self._capacity) if wanted else None)
 
     def start_afresh(self) -> None:
         """In a forked child: a thread that is no more may have held a lock."""

@@ -7,11 +7,11 @@ application's affair and never looked at.
 from __future__ import annotations
 
 import logging
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.by_client import keep
 from pymongo_resilience_instrumentation.operations import WRITES
 
 if TYPE_CHECKING:
@@ -79,12 +79,8 @@ class DeprecatedOptions:
                 self._tell(call.client, ["maxCommitTimeMS"])
 
     def _tell(self, client: Any, options: Iterable[str]) -> None:
-        key = id(client)
         for option in options:
-            told = self._told.get(key)
-            if told is None:
-                told = self._told[key] = set()
-                weakref.finalize(client, self._told.pop, key, None).atexit = False
+            told = keep(self._told, client, set())
             if option not in told:
                 told.add(option)
                 logger.warning(

@@ -14,6 +14,7 @@ from pymongo_resilience.eligibility import in_latency_window
 from pymongo_resilience.selection import choose
 from pymongo_resilience_instrumentation import calls, descriptions, driver
 from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.by_client import keep
 from pymongo_resilience_instrumentation.operation_counts import OperationCounts
 
 if TYPE_CHECKING:
@@ -112,13 +113,8 @@ class Selectors:
     def of_new_client(self, client: Any, given: Any) -> ServerSelector:
         """The selector for a client that is being made, around the one it was given."""
         breakers = None if self._breakers is None else self._breakers.of(client)
-        counts = self._count(client) if self.counting else None
+        counts = keep(self._counts, client, OperationCounts()) if self.counting else None
         return ServerSelector(client, applications_own(given), self._switch, counts, breakers)
-
-    def _count(self, client: Any) -> OperationCounts:
-        counts = self._counts[id(client)] = OperationCounts()
-        weakref.finalize(client, self._counts.pop, id(client), None).atexit = False
-        return counts
 
     def counts_of(self, client: Any) -> OperationCounts | None:
         """None for a client that was made before ``instrument()``."""
