@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.eligibility import Criteria
 from pymongo_resilience.explanation import explain
-from pymongo_resilience.server_description import TopologyType
 from pymongo_resilience_instrumentation import descriptions, driver
 from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.breakers import ALONE
 from pymongo_resilience_instrumentation.selector import applications_own
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 
-_WITHOUT_SELECTOR = frozenset({TopologyType.SINGLE.value, TopologyType.LOAD_BALANCED.value})
-"""Where there is one address the driver calls no selector."""
-
-
 def explain_selection(
     client: Any, read_preference: Any, runtime: Runtime | None, *, writes: bool
 ) -> tuple[ServerVerdict, ...]:
@@ -38,8 +34,8 @@ def explain_selection(
     if not hasattr(asked, "mongos_mode"):
         raise TypeError(f"an object of type {type(asked).__name__} is no read preference")
     own = applications_own(client.options.server_selector)
-    if described.topology_type_name in _WITHOUT_SELECTOR:
-        own = None
+    if described.topology_type_name in ALONE:
+        own = None  # the driver calls no selector there
     given = described.server_descriptions()
 
     def selector(servers: Servers) -> Servers:
