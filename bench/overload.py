@@ -1,0 +1,114 @@
+"""What an overloaded server gets done, by how its clients repeat what it rejects.
+
+    python bench/overload.py [--seed N] [--json FILE] [--svg FILE] [--quick]
+
+Clients in two processes send more than a server can do, in an open loop; a rejection costs the
+server a tenth of a request. Then four bars: goodput at twice the capacity, the time to be normal
+after a pulse, attempts when everything is rejected, errors of a burst. Takes about ten minutes;
+``--quick`` only shows that everything runs. Needs the extra ``bench``, and Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import overload_bars as bars
+import overload_runs as runs
+import pymongo
+from overload_bars import Bar, Point
+from rich.console import Console
+from rich.table import Table
+
+
+def table_of(points: list[Point]) -> Table:
+    made = Table(title=f"a server under load, pymongo {pymongo.version}")
+    made.add_column("load", justify="right")
+    made.add_column("")
+    for heading in ("goodput", "attempts", "errors", "p99 ms", "tokens", "client CPU", "late ms"):
+        made.add_column(heading, justify="right")
+    for index, each in enumerate(points):
+        made.add_row(
+            f"{each.load:g}",
+            each.side,
+            f"{each.goodput:.1%}",
+            f"{each.attempts:.2f}",
+            f"{each.errors:.1%}",
+            "-" if each.p99_ms is None else f"{each.p99_ms:.0f}",
+            "-" if each.tokens is None else f"{each.tokens:.1f}",
+            f"{each.busy:.0%}",
+            f"{each.late_ms:.0f}",
+            end_section=index + 1 == len(points) or points[index + 1].load != each.load,
+        )
+    return made
+
+
+def table_of_bars(some: list[Bar]) -> Table:
+    made = Table(title="bars", show_lines=True)
+    for heading in ("", "bar", "measured", ""):
+        made.add_column(heading)
+    for each in some:
+        made.add_row(each.what, each.bar, each.measured, "met" if each.met else "MISSED")
+    return made
+
+
+def asked_for() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=8)
+    parser.add_argument("--json", type=Path, help="write what was measured")
+    parser.add_argument("--svg", type=Path, help="draw it")
+    parser.add_argument("--quick", action="store_true", help="so small that the bars mean little")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = asked_for()
+    sizes = runs.QUICK if asked.quick else runs.Sizes()
+    # Every process is forked from one that has imported what they need, and nothing else.
+    multiprocessing.set_forkserver_preload(["overload_clients", "overload_server"])
+    console = Console(width=120)
+    could = runs.closed_loop(sizes)
+    console.print(
+        f"seed {asked.seed}; {sizes.processes * sizes.clients} clients in {sizes.processes} "
+        f"processes; a server of {sizes.capacity:g} requests/s; the same clients and server could "
+        f"do {could:.0f} operations/s on these {os.cpu_count()} cores"
+    )
+    points = []
+    for load in sizes.loads:
+        for side in runs.sides(sizes):
+            points.append(bars.point(sizes, load, side, asked.seed))
+            console.print(f"{load:g} times the capacity, {side.name}: measured", style="dim")
+    found = [
+        bars.goodput_at_twice(points, sizes),
+        bars.recovery(sizes, asked.seed),
+        bars.attempts_when_rejected(sizes, asked.seed),
+        bars.errors_of_bursts(sizes, asked.seed),
+    ]
+    console.print(table_of(points))
+    console.print(table_of_bars(found))
+    load_average = os.getloadavg()
+    console.print("load average", *(f"{each:.2f}" for each in load_average))
+    if asked.json is not None:
+        measured = {
+            "pymongo": pymongo.version,
+            "seed": asked.seed,
+            "sizes": asdict(sizes),
+            "cores": os.cpu_count(),
+            "load_average": load_average,
+            "could_do": could,
+            "points": [asdict(each) for each in points],
+            "bars": [asdict(each) for each in found],
+        }
+        asked.json.write_text(json.dumps(measured, indent=2) + "\n")
+    if asked.svg is not None:
+        from overload_figure import draw  # noqa: PLC0415 - matplotlib is for figures alone
+
+        draw([asdict(each) for each in points], asked.svg)
+
+
+if __name__ == "__main__":
+    main()

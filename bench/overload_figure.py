@@ -1,0 +1,79 @@
+"""The figure of the benchmark of overload.
+
+    python bench/overload_figure.py RESULTS.json FIGURE.svg
+
+draws once more what ``overload.py --json`` has measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
+
+# Okabe and Ito's, which people tell apart who see few colours; and markers, for those who see none.
+STYLES = {
+    "no retries": ("#000000", "o", "--"),
+    "immediate retries": ("#D55E00", "s", "-"),
+    "plain pymongo": ("#E69F00", "^", "-"),
+    "this library": ("#56B4E9", "D", "-"),
+    "this library, adaptive": ("#009E73", "v", "-"),
+}
+PANELS = (
+    ("goodput", "goodput, part of the capacity"),
+    ("attempts", "attempts of each operation"),
+    ("errors", "operations that failed"),
+    ("p99_ms", "p99 of those that succeeded, ms"),
+)
+
+
+def draw(points: list[dict[str, Any]], file: Path) -> None:
+    """The same points make the same file."""
+    # A number names what the figure refers to in itself, instead of a random one.
+    mpl.rcParams["svg.hashsalt"] = "overload"
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    names = list(dict.fromkeys(point["side"] for point in points))
+    loads = sorted({point["load"] for point in points})
+    for place, (key, title) in enumerate(PANELS, 1):
+        panel = figure.add_subplot(2, 2, place)
+        for name in names:
+            colour, marker, line = STYLES[name]
+            some = [point for point in points if point["side"] == name and point[key] is not None]
+            panel.plot(
+                [point["load"] for point in some],
+                [point[key] for point in some],
+                label=name,
+                color=colour,
+                marker=marker,
+                linestyle=line,
+                markersize=5,
+            )
+        panel.set_title(title, fontsize=10)
+        panel.set_xscale("log")
+        panel.set_xticks(loads)
+        panel.xaxis.set_major_formatter(ScalarFormatter())
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.grid(alpha=0.3)
+        if key == "p99_ms":
+            # A short run has too few to tell.
+            if any(point[key] is not None for point in points):
+                panel.set_yscale("log")
+                panel.yaxis.set_major_formatter(ScalarFormatter())
+        else:
+            panel.set_ylim(bottom=0)
+        if key in {"goodput", "errors"}:
+            panel.yaxis.set_major_formatter(PercentFormatter(1))
+        panel.set_xlabel("operations offered, in times of the server's capacity", fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(names), fontsize=8)
+    figure.savefig(file, format="svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    results, made = map(Path, sys.argv[1:3])
+    draw(json.loads(results.read_text())["points"], made)

@@ -1,0 +1,215 @@
+"""What the benchmark of overload runs, and what it reads off what clients and server have seen."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from overload_clients import OK, Operation, Result, Side, Work, run
+from overload_server import Capacity, LimitedServer, Request
+
+REJECTION = 0.1
+"""What a rejection costs the server, as a part of a request."""
+QUEUE_S = 0.25
+"""How long the server lets requests wait before it turns more of them away."""
+TIMEOUT_MS = 5000
+RETRIES = 5
+ONCE = {"retryReads": False}
+FEWEST = 100
+"""Operations from which a 99th percentile is told."""
+WINDOW_S = 0.5
+
+NO_RETRIES = Side("no retries", options=ONCE)
+IMMEDIATE = Side("immediate retries", options=ONCE, attempts=1 + RETRIES)
+PLAIN = Side("plain pymongo")
+LIBRARY = Side("this library", config={})
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long and how large; seconds, and requests per second."""
+
+    capacity: float = 200.0
+    loads: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+    processes: int = 2
+    clients: int = 4
+    """In each process."""
+    tokens: int = 1000
+    """Of all clients together."""
+    warm_up: float = 8.0
+    measured: float = 10.0
+    pulse: tuple[float, float, float] = (4.0, 10.0, 6.0)
+    """Before it, the pulse, and after it."""
+    bursts: int = 5
+    burst_clients: int = 512
+    burst_s: float = 0.05
+    burst_rate: float = 400.0
+    burst_bucket: float = 100.0
+    closed_loop: float = 3.0
+    every_side: bool = True
+
+
+QUICK = Sizes(
+    capacity=100.0,
+    loads=(2.0,),
+    processes=1,
+    clients=2,
+    tokens=20,
+    warm_up=0.7,
+    measured=0.5,
+    pulse=(0.5, 0.5, 0.5),
+    bursts=1,
+    burst_clients=32,
+    burst_bucket=6.0,
+    closed_loop=0.3,
+    every_side=False,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One side against one server. Times in seconds from the start."""
+
+    operations: list[Operation]
+    requests: list[Request]
+    tokens: float | None
+    """The most that any client had left when the warm-up was over; None without budgets."""
+    busy: float
+    """The part of a core that the busiest process of clients took."""
+    late: float
+    """Seconds by which the machine was late to begin an operation, or to reply: the 99th
+    percentile of one or the other."""
+
+    def due(self, begin: float, end: float) -> list[Operation]:
+        return [each for each in self.operations if begin <= each.due < end]
+
+    def attempts(self, begin: float, end: float) -> int:
+        return sum(begin <= at < end for at, _ in self.requests)
+
+    def succeeded(self, begin: float, end: float) -> list[float]:
+        """The times of those that ended well in between."""
+        return sorted(
+            each.ended - each.due
+            for each in self.operations
+            if each.how == OK and begin <= each.ended < end
+        )
+
+
+def percentile(ordered: list[float], part: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+def adaptive(sizes: Sizes) -> Side:
+    each = max(1, sizes.tokens // (sizes.processes * sizes.clients))
+    config = {"adaptive_retries": True, "retry_token_capacity": each}
+    return Side("this library, adaptive", config=config)
+
+
+def sides(sizes: Sizes) -> list[Side]:
+    if not sizes.every_side:
+        return [NO_RETRIES, adaptive(sizes)]
+    return [NO_RETRIES, IMMEDIATE, PLAIN, LIBRARY, adaptive(sizes)]
+
+
+def arrivals(phases: list[tuple[float, float]], dice: random.Random) -> list[float]:
+    """Of a Poisson process whose rate changes; ``phases`` are seconds and rates."""
+    due, begin = [], 0.0
+    for seconds, rate in phases:
+        at = begin
+        while (at := at + dice.expovariate(rate)) < begin + seconds:
+            due.append(at)
+        begin += seconds
+    return due
+
+
+def perform(capacity: Capacity, works: list[Work]) -> Run:
+    with LimitedServer(capacity) as server:
+        for work in works:
+            work.uri = server.uri
+        start, results = run(works)
+    return _run(start, results, server)
+
+
+def _run(start: float, results: list[Result], server: LimitedServer) -> Run:
+    operations = [each for result in results for each in result.operations]
+    tokens = [each for result in results for each in result.tokens]
+    begun = sorted(each.begun - each.due for each in operations)
+    return Run(
+        operations=operations,
+        requests=[(at - start, admitted) for at, admitted in server.requests],
+        tokens=max(tokens, default=None),
+        busy=max(result.busy for result in results),
+        late=max(percentile(some, 0.99) for some in (begun, sorted(server.late))),
+    )
+
+
+def under_load(
+    sizes: Sizes, side: Side, phases: list[tuple[float, float]], seed: int, capacity: Capacity
+) -> Run:
+    """Every side with the same arrivals. The budgets are looked at after the first phase."""
+    works = []
+    for index in range(sizes.processes):
+        dice = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
+        due = arrivals([(each, rate / sizes.processes) for each, rate in phases], dice)
+        works.append(Work(side, sizes.clients, due, seed + index, TIMEOUT_MS, phases[0][0]))
+    return perform(capacity, works)
+
+
+def limited(sizes: Sizes) -> Capacity:
+    return Capacity(sizes.capacity, sizes.capacity * QUEUE_S, REJECTION)
+
+
+def steady(sizes: Sizes, side: Side, load: float, seed: int) -> Run:
+    rate = load * sizes.capacity
+    phases = [(sizes.warm_up, rate), (sizes.measured, rate)]
+    return under_load(sizes, side, phases, seed, limited(sizes))
+
+
+def pulse(sizes: Sizes, side: Side, seed: int) -> Run:
+    """Half the capacity, twice the capacity, half of it again."""
+    rates = (sizes.capacity * load for load in (0.5, 2.0, 0.5))
+    phases = list(zip(sizes.pulse, rates, strict=True))
+    return under_load(sizes, side, phases, seed, limited(sizes))
+
+
+def all_rejected(sizes: Sizes, seed: int) -> Run:
+    phases = [(sizes.warm_up, sizes.capacity), (sizes.measured, sizes.capacity)]
+    nothing = Capacity(sizes.capacity, burst=0)
+    return under_load(sizes, adaptive(sizes), phases, seed, nothing)
+
+
+def burst(sizes: Sizes, side: Side, seed: int) -> Run:
+    """Each client has one operation; all of them begin within ``burst_s``."""
+    works = []
+    each = sizes.burst_clients // sizes.processes
+    for index in range(sizes.processes):
+        dice = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
+        due = sorted(dice.uniform(0, sizes.burst_s) for _ in range(each))
+        works.append(Work(side, each, due, seed + index))
+    return perform(Capacity(sizes.burst_rate, sizes.burst_bucket), works)
+
+
+def closed_loop(sizes: Sizes) -> float:
+    """Operations per second that these clients and this server could do on this machine."""
+    works = [
+        Work(NO_RETRIES, sizes.clients, [], 0, closed_loop_s=sizes.closed_loop)
+        for _ in range(sizes.processes)
+    ]
+    done = perform(Capacity(rate=1e9, burst=1e9), works)
+    return len(done.succeeded(0, sizes.closed_loop)) / sizes.closed_loop
+
+
+def recovered_after(done: Run, sizes: Sizes) -> float:
+    """Seconds from the end of the pulse to the end of the last half-second in which an operation
+    was due that failed, or half of them took 20 ms longer than before the pulse."""
+    before, during, after = sizes.pulse
+    usual = percentile(done.succeeded(before / 4, before), 0.5)
+    recovered, at = 0.0, 0.0
+    while at + WINDOW_S <= after:
+        begin = before + during + at
+        some = done.due(begin, begin + WINDOW_S)
+        times = sorted(each.ended - each.due for each in some)
+        at += WINDOW_S
+        if any(each.how != OK for each in some) or percentile(times, 0.5) > usual + 0.02:
+            recovered = at
+    return recovered
