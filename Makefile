@@ -7,6 +7,7 @@
 #   make compatibility              Motor, MongoEngine and Beanie, the newest of each
 #   make bench                      what a sick server costs, with circuit breakers and without
 #   make clean                      remove what the other targets made
+#   make bench-overload             what an overloaded server gets done, by how its clients retry
 
 PYTHON ?= python3
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check
@@ -57,6 +58,11 @@ clean:
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Takes about ten minutes. ARGS="--seed 9" for other arrivals, ARGS="--json list.json" for the numbers.
+.PHONY: bench-overload
+bench-overload: $(MAIN)/bench.stamp
+	@$(MAIN)/bin/python bench/overload.py --svg docs/overload.svg $(ARGS)
+
 # A stamp is newer than pyproject.toml, or its environment is brought up to date first.
 
 $(MAIN)/demo.stamp: pyproject.toml | $(MAIN)/bin/python
@@ -66,6 +72,10 @@ $(MAIN)/demo.stamp: pyproject.toml | $(MAIN)/bin/python
 $(MAIN)/dev.stamp: pyproject.toml | $(MAIN)/bin/python
 	$(MAIN)/$(PIP_INSTALL) --editable ".[dev]"
 	@touch $@ $(MAIN)/demo.stamp
+
+$(MAIN)/bench.stamp: $(MAIN)/dev.stamp
+	$(MAIN)/$(PIP_INSTALL) --editable ".[bench]"
+	@touch $@
 
 # The oldest pymongo that is supported.
 $(OLDEST)/stamp: pyproject.toml | $(OLDEST)/bin/python

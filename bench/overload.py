@@ -1,6 +1,6 @@
 """What an overloaded server gets done, by how its clients repeat what it rejects.
 
-    python bench/overload.py [--seed N] [--json FILE] [--svg FILE] [--quick]
+    python bench/overload.py [--seed N] [--json FILE] [--svg FILE] [--slower N] [--quick]
 
 Clients in two processes send more than a server can do, in an open loop; a rejection costs the
 server a tenth of a request. Then four bars: goodput at twice the capacity, the time to be normal
@@ -14,7 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import overload_bars as bars
@@ -61,6 +61,7 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--json", type=Path, help="write what was measured")
     parser.add_argument("--svg", type=Path, help="draw it")
+    parser.add_argument("--slower", type=float, help="how much slower the burst is; default 4")
     parser.add_argument("--quick", action="store_true", help="so small that the bars mean little")
     return parser.parse_args()
 
@@ -68,6 +69,8 @@ def asked_for() -> argparse.Namespace:
 def main() -> None:
     asked = asked_for()
     sizes = runs.QUICK if asked.quick else runs.Sizes()
+    if asked.slower is not None:
+        sizes = replace(sizes, slower=asked.slower)
     # Every process is forked from one that has imported what they need, and nothing else.
     multiprocessing.set_forkserver_preload(["overload_clients", "overload_server"])
     console = Console(width=120)

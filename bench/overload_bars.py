@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import overload_runs as runs
 from overload_clients import OK, Side
-from overload_runs import LIBRARY, NO_RETRIES, PLAIN, Run, Sizes
+from overload_runs import LIBRARY, NO_RETRIES, PLAIN, Sizes
 
 GOODPUT = 0.95
 RECOVERY_S = 2.0
@@ -37,6 +38,8 @@ class Point:
     """The part of a core that the busiest process of clients took."""
     late_ms: float
     """What the machine was late to begin operations or to reply: 99th percentile."""
+    retries: int
+    """From the beginning to the end."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Bar:
     value: float
     measured: str
     met: bool
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def point(sizes: Sizes, load: float, side: Side, seed: int) -> Point:
@@ -63,6 +67,7 @@ def point(sizes: Sizes, load: float, side: Side, seed: int) -> Point:
         tokens=done.tokens,
         busy=done.busy,
         late_ms=done.late * 1000,
+        retries=done.retries,
     )
 
 
@@ -103,9 +108,10 @@ def attempts_when_rejected(sizes: Sizes, seed: int) -> Bar:
         "attempts of an operation when all are rejected, adaptive, budget spent",
         f"at most {ATTEMPTS}",
         attempts,
-        f"{attempts:.3f}, {_left(done.tokens)}; {retries(done)} retries in all with "
+        f"{attempts:.3f}, {_left(done.tokens)}; {done.retries} retries in all with "
         f"{sizes.tokens} tokens",
         attempts <= ATTEMPTS and _is_spent(done.tokens),
+        {"retries": done.retries, "tokens_left": done.tokens},
     )
 
 
@@ -122,13 +128,11 @@ def errors_of_bursts(sizes: Sizes, seed: int) -> Bar:
         f"errors of a burst of {sizes.burst_clients} clients, {runs.RETRIES} retries",
         f"down by at least {FEWER_ERRORS:.0%}",
         fewer,
-        f"{fewer:.1%}: {each_burst}; all had arrived after {max(within) * 1000:.0f} ms",
+        f"{fewer:.1%}: {each_burst}; {sizes.slower:g} times slower, "
+        f"the last arrived after {max(within) * 1000:.0f} ms",
         fewer >= FEWER_ERRORS,
+        {"without_retries": without, "with_retries": ours, "within_s": within},
     )
-
-
-def retries(done: Run) -> int:
-    return len(done.requests) - len(done.operations)
 
 
 def _measured(sizes: Sizes) -> tuple[float, float]:

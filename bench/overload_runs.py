@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overload_clients import OK, Operation, Result, Side, Work, run
 from overload_server import Capacity, LimitedServer, Request
@@ -18,6 +18,7 @@ ONCE = {"retryReads": False}
 FEWEST = 100
 """Operations from which a 99th percentile is told."""
 WINDOW_S = 0.5
+MOST_TRIES = 2
 
 NO_RETRIES = Side("no retries", options=ONCE)
 IMMEDIATE = Side("immediate retries", options=ONCE, attempts=1 + RETRIES)
@@ -29,15 +30,15 @@ LIBRARY = Side("this library", config={})
 class Sizes:
     """How long and how large; seconds, and requests per second."""
 
-    capacity: float = 200.0
+    capacity: float = 100.0
     loads: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
     processes: int = 2
     clients: int = 4
     """In each process."""
     tokens: int = 1000
     """Of all clients together."""
-    warm_up: float = 8.0
-    measured: float = 10.0
+    warm_up: float = 6.0
+    measured: float = 8.0
     pulse: tuple[float, float, float] = (4.0, 10.0, 6.0)
     """Before it, the pulse, and after it."""
     bursts: int = 5
@@ -45,12 +46,17 @@ class Sizes:
     burst_s: float = 0.05
     burst_rate: float = 400.0
     burst_bucket: float = 100.0
+    slower: float = 4.0
+    """So many times slower is a burst than that, its server and its back-off: a machine has to
+    begin that many operations within ``burst_s``."""
+    late: float = QUEUE_S
+    """A run in which the machine was later, so that the server had nothing to do, is measured once
+    more."""
     closed_loop: float = 3.0
     every_side: bool = True
 
 
 QUICK = Sizes(
-    capacity=100.0,
     loads=(2.0,),
     processes=1,
     clients=2,
@@ -61,6 +67,8 @@ QUICK = Sizes(
     bursts=1,
     burst_clients=32,
     burst_bucket=6.0,
+    slower=1.0,
+    late=float("inf"),
     closed_loop=0.3,
     every_side=False,
 )
@@ -82,6 +90,10 @@ class Run:
 
     def due(self, begin: float, end: float) -> list[Operation]:
         return [each for each in self.operations if begin <= each.due < end]
+
+    @property
+    def retries(self) -> int:
+        return len(self.requests) - len(self.operations)
 
     def attempts(self, begin: float, end: float) -> int:
         return sum(begin <= at < end for at, _ in self.requests)
@@ -122,6 +134,14 @@ def arrivals(phases: list[tuple[float, float]], dice: random.Random) -> list[flo
     return due
 
 
+def undisturbed(sizes: Sizes, capacity: Capacity, works: list[Work]) -> Run:
+    """The first run for which the machine had time, or the one for which it had most."""
+    tries: list[Run] = []
+    while not tries or (tries[-1].late > sizes.late and len(tries) < MOST_TRIES):
+        tries.append(perform(replace(capacity), works))
+    return min(tries, key=lambda each: each.late)
+
+
 def perform(capacity: Capacity, works: list[Work]) -> Run:
     with LimitedServer(capacity) as server:
         for work in works:
@@ -152,7 +172,7 @@ def under_load(
         dice = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
         due = arrivals([(each, rate / sizes.processes) for each, rate in phases], dice)
         works.append(Work(side, sizes.clients, due, seed + index, TIMEOUT_MS, phases[0][0]))
-    return perform(capacity, works)
+    return undisturbed(sizes, capacity, works)
 
 
 def limited(sizes: Sizes) -> Capacity:
@@ -180,13 +200,17 @@ def all_rejected(sizes: Sizes, seed: int) -> Run:
 
 def burst(sizes: Sizes, side: Side, seed: int) -> Run:
     """Each client has one operation; all of them begin within ``burst_s``."""
+    slower = sizes.slower
+    if side.config is not None:
+        waits = {"base_backoff_ms": round(100 * slower), "max_backoff_ms": round(10_000 * slower)}
+        side = replace(side, config=side.config | waits)
     works = []
     each = sizes.burst_clients // sizes.processes
     for index in range(sizes.processes):
         dice = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
-        due = sorted(dice.uniform(0, sizes.burst_s) for _ in range(each))
+        due = sorted(dice.uniform(0, sizes.burst_s * slower) for _ in range(each))
         works.append(Work(side, each, due, seed + index))
-    return perform(Capacity(sizes.burst_rate, sizes.burst_bucket), works)
+    return undisturbed(sizes, Capacity(sizes.burst_rate / slower, sizes.burst_bucket), works)
 
 
 def closed_loop(sizes: Sizes) -> float:
