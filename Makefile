@@ -5,9 +5,10 @@
 #   make chaos SEED=7               ledger, failover, memory and hostile input at full length
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
 #   make compatibility              Motor, MongoEngine and Beanie, the newest of each
-#   make bench                      what a sick server costs, with circuit breakers and without
-#   make clean                      remove what the other targets made
+#   make bench                      what a healthy operation costs, beside pymongo and others
+#   make bench-sick                 what a sick server costs, with circuit breakers and without
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
+#   make clean                      remove what the other targets made
 
 PYTHON ?= python3
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check
@@ -19,7 +20,7 @@ COMPATIBILITY := .venv-compatibility
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos conformance compatibility bench clean
+.PHONY: help demo test chaos conformance compatibility bench bench-sick bench-overload clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,8 +51,24 @@ compatibility: $(COMPATIBILITY)/stamp
 	  $(COMPATIBILITY)/bin/python $$each || failed=1; done; exit $$failed
 
 # How long the server is sick, in seconds: ARGS=30.
-bench: $(MAIN)/demo.stamp
+bench-sick: $(MAIN)/demo.stamp
 	@$(MAIN)/bin/python bench/sick_server.py $(ARGS)
+
+# CPU as ratios within one run, and instructions, which repeat (needs valgrind). Takes about ten minutes;
+# less with ARGS="--workloads find_one --sides sync".
+bench: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
+	@$(MAIN)/bin/python bench/healthy.py $(ARGS)
+	@$(MAIN)/bin/python bench/healthy.py --instructions $(ARGS)
+	@$(MAIN)/bin/python bench/growth.py
+	@$(MAIN)/bin/python bench/footprint.py
+
+build/canned_server: bench/canned_server.c
+	@mkdir -p build
+	$(CC) -O2 -o $@ $<
+
+build/callgrind_marks.so: bench/callgrind_marks.c
+	@mkdir -p build
+	$(CC) -O2 -shared -fPIC -o $@ $<
 
 clean:
 	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) build dist .hypothesis .import_linter_cache .mypy_cache \
@@ -59,7 +76,6 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Takes about ten minutes. ARGS="--seed 9" for other arrivals, ARGS="--json list.json" for the numbers.
-.PHONY: bench-overload
 bench-overload: $(MAIN)/bench.stamp
 	@$(MAIN)/bin/python bench/overload.py --svg docs/overload.svg $(ARGS)
 

@@ -1,0 +1,34 @@
+"""The bars that a healthy operation's cost is held against, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import states
+
+OF_RAW = {states.EXECUTOR: 0.03}
+"""Added cost, as a share of plain pymongo's."""
+OF_CONTRIB = {
+    f"{states.OURS}, {states.API}": 1.2,
+    f"{states.OURS}, {states.OFF}, {states.DURATION}": 1.5,
+    f"{states.OURS}, {states.ON}, {states.DURATION}": 1.5,
+}
+"""As a multiple of what opentelemetry-instrumentation-pymongo adds in the same state."""
+GROWTH = 0.10
+"""Between one thread, task or server and many of them."""
+IMPORT_MS = 30.0
+CLIENT_KIB = 64.0
+
+
+def verdict(value: float, bar: float, text: str) -> str:
+    return f"{text} {'met' if value <= bar else 'MISSED'}"
+
+
+def judged(row: dict[str, Any]) -> str:
+    """A row of ``healthy.py`` beside its bar; empty where it has none."""
+    state = row["state"]
+    if state in OF_RAW:
+        return verdict(row["of_raw"], OF_RAW[state], f"<= {OF_RAW[state]:.0%}")
+    if "of_contrib" in row and state in OF_CONTRIB:
+        return verdict(row["of_contrib"], OF_CONTRIB[state], f"<= {OF_CONTRIB[state]}")
+    return ""

@@ -1,0 +1,87 @@
+"""What the library adds to a process's start and to the memory of each client.
+
+    python bench/footprint.py [--runs 15] [--json FILE]
+
+Start: the median of fresh processes, beyond what importing pymongo and OpenTelemetry takes. Memory:
+what tracemalloc sees for each of 50 clients that have sent a command, with the library and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from bars import CLIENT_KIB, IMPORT_MS, verdict
+from canned import canned_server, cores
+from rich.console import Console
+from rich.table import Table
+
+START = """
+import time
+import pymongo, gridfs, opentelemetry.trace, opentelemetry.metrics
+import opentelemetry.instrumentation.instrumentor
+from pymongo.asynchronous import collection
+began = time.perf_counter()
+from pymongo_resilience import instrument
+instrument()
+print((time.perf_counter() - began) * 1000)
+"""
+MEMORY = """
+import gc, sys, tracemalloc
+import pymongo
+if sys.argv[1] == "ours":
+    from pymongo_resilience import instrument
+    instrument()
+def made():
+    client = pymongo.MongoClient(sys.argv[2])
+    client.bench.coll.find_one()
+    return client
+kept = [made() for _ in range(5)]
+gc.collect()
+tracemalloc.start()
+kept += [made() for _ in range(50)]
+gc.collect()
+print(tracemalloc.get_traced_memory()[0] / 50 / 1024, flush=True)
+import os
+os._exit(0)
+"""
+
+
+def said(program: str, *args: str) -> float:
+    done = subprocess.run(  # noqa: S603 - our own
+        [sys.executable, "-c", program, *args], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    given = parser.parse_args()
+    os.sched_setaffinity(0, {cores()[0]})
+    start = statistics.median(said(START) for _ in range(given.runs))
+    with canned_server() as uri:
+        raw, ours = said(MEMORY, "raw", uri), said(MEMORY, "ours", uri)
+    made = Table("", "added", "bar")
+    made.add_row(
+        "import and instrument()", f"{start:.1f} ms", verdict(start, IMPORT_MS, f"<= {IMPORT_MS:g}")
+    )
+    made.add_row(
+        f"a client (plain: {raw:.0f} KiB)",
+        f"{ours - raw:.1f} KiB",
+        verdict(ours - raw, CLIENT_KIB, f"<= {CLIENT_KIB:g}"),
+    )
+    Console(width=100).print(made)
+    if given.json is not None:
+        found = {"start_ms": start, "client_kib": ours - raw, "plain_client_kib": raw}
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What is around pymongo in a process: nothing, this library or others, with and without an SDK."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RAW, CONTROL = "raw", "raw again"
+EXECUTOR = "executor alone"
+TENACITY = "tenacity"
+API, OFF, ON = "API only", "ALWAYS_OFF", "ALWAYS_ON"
+OURS, CONTRIB = "ours", "contrib"
+DURATION = "duration metric alone"
+SDK = (OFF, ON)
+STATES = (
+    RAW,
+    CONTROL,
+    TENACITY,
+    EXECUTOR,
+    *(f"{who}, {what}" for what in (API, OFF, ON) for who in (CONTRIB, OURS)),
+    *(f"{OURS}, {what}, {DURATION}" for what in SDK),
+)
+"""``contrib`` is opentelemetry-instrumentation-pymongo: one span, no metric."""
+OTHER_METRICS = (
+    "pymongo_resilience.attempts",
+    "db.client.connection.wait_time",
+    "db.client.connection.use_time",
+)
+
+
+def prepare(state: str) -> Callable[[Any], Any]:
+    """Make this process what ``state`` says; answers with what goes around each call."""
+    logging.disable(logging.WARNING)
+    who, *what = state.split(", ")
+    if any(sdk in what for sdk in SDK):
+        _configure_sdk(sampled=ON in what, views=_views(what), metrics=who == OURS)
+    if state == TENACITY:
+        return _tenacity()
+    if who == CONTRIB:
+        from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
+
+        PymongoInstrumentor().instrument()
+    elif who in (OURS, EXECUTOR):
+        from pymongo_resilience import Config, instrument
+
+        telemetry = who == OURS
+        instrument(Config(traces=telemetry, metrics=telemetry))
+    return lambda call: call
+
+
+def _tenacity() -> Callable[[Any], Any]:
+    import tenacity
+    from pymongo.errors import AutoReconnect
+
+    return tenacity.retry(
+        stop=tenacity.stop_after_attempt(3),
+        wait=tenacity.wait_random_exponential(max=1),
+        retry=tenacity.retry_if_exception_type(AutoReconnect),
+        reraise=True,
+    )
+
+
+def _views(what: list[str]) -> list[Any]:
+    if DURATION not in what:
+        return []
+    from opentelemetry.sdk.metrics.view import DropAggregation, View
+
+    return [View(instrument_name=name, aggregation=DropAggregation()) for name in OTHER_METRICS]
+
+
+def _configure_sdk(*, sampled: bool, views: list[Any], metrics: bool) -> None:
+    """Spans are dropped for want of a processor; metrics wait for somebody to collect them."""
+    from opentelemetry import trace
+    from opentelemetry.metrics import set_meter_provider
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+
+    trace.set_tracer_provider(TracerProvider(sampler=ALWAYS_ON if sampled else ALWAYS_OFF))
+    if metrics:
+        set_meter_provider(MeterProvider([InMemoryMetricReader()], views=views))
