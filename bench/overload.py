@@ -108,7 +108,7 @@ def main() -> None:
         }
         asked.json.write_text(json.dumps(measured, indent=2) + "\n")
     if asked.svg is not None:
-        from overload_figure import draw  # noqa: PLC0415 - matplotlib is for figures alone
+        from overload_figure import draw
 
         draw([asdict(each) for each in points], asked.svg)
 

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
+    from pymongo_resilience_instrumentation.methods import Method
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 
-def wrapped(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+def wrapped(runtime: Runtime) -> Iterator[tuple[type, str, Method]]:
     """A class, the name of its method, and what runs in its place."""
     for connection, asynchronous in driver.connection_classes():
         for name in driver.HANDSHAKE_STEPS:
             yield connection, name, _step(runtime, asynchronous)
 
 
-def _step(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def _step(runtime: Runtime, asynchronous: bool) -> Method:
     def begin(connection: Any) -> AbstractContextManager[None]:
         if calls.current() is not None or driver.timeout_in_force() is not None:
             return NO_DEADLINE

@@ -14,12 +14,14 @@ from pymongo_resilience.kinds import ITERATION
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver
 from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout, keep
+from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
@@ -29,25 +31,28 @@ WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 logger = logging.getLogger("pymongo_resilience")
 
 
-def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: instance) -> Wrapper:
+def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: instance) -> Method:
     """``find`` and ``find_raw_batches`` only make a cursor: it remembers what is around it.
 
     ``collection``: from whatever has the method to the collection that it finds in.
     """
 
-    def wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        cursor = wrapped(*args, **kwargs)
-        # What the driver makes inside of a call is used up there, under the call's own policy.
-        try:
-            if runtime.switch.on and calls.current() is None:
-                _hand(policy_of(collection(instance)), cursor)
-        except Exception:
-            logger.exception("a fault of pymongo-resilience after a cursor was made")
-        return cursor
+    switch = runtime.switch
 
-    return wrapper
+    def around(original: Function) -> Function:
+        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            cursor = original(instance, *args, **kwargs)
+            # What the driver makes inside of a call is used up there, under the call's own policy.
+            try:
+                if switch.on and calls.current() is None:
+                    _hand(policy_of(collection(instance)), cursor)
+            except Exception:
+                logger.exception("a fault of pymongo-resilience after a cursor was made")
+            return cursor
+
+        return method
+
+    return Method(around)
 
 
 def clone(runtime: Runtime) -> Wrapper:

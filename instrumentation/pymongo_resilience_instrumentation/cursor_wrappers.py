@@ -13,20 +13,20 @@ from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations, sessions
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.cursor_timeouts import keep, kept_by
+from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.within import within
 from pymongo_resilience_instrumentation.wrappers import call_around
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 logger = logging.getLogger("pymongo_resilience")
 
 
-def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def batch(runtime: Runtime, asynchronous: bool) -> Method:
     """One batch of a cursor: the first, or a getMore."""
 
     def begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -54,25 +54,31 @@ def batch(runtime: Runtime, asynchronous: bool) -> Wrapper:
 
     run = call_around(runtime, begin, asynchronous)
 
-    def sync_wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            return run(wrapped, client, args, kwargs)
-        except ConnectionFailure as error:
-            _kill_later(runtime, client, args, kwargs, error)
-            raise
+    def of_sync(original: Function) -> Function:
+        send = run.around(original)
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            return await run(wrapped, client, args, kwargs)
-        except ConnectionFailure as error:
-            _kill_later(runtime, client, args, kwargs, error)
-            raise
+        def method(client: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return send(client, *args, **kwargs)
+            except ConnectionFailure as error:
+                _kill_later(runtime, client, args, kwargs, error)
+                raise
 
-    return async_wrapper if asynchronous else sync_wrapper
+        return method
+
+    def of_async(original: Function) -> Function:
+        send = run.around(original)
+
+        async def method(client: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return await send(client, *args, **kwargs)
+            except ConnectionFailure as error:
+                _kill_later(runtime, client, args, kwargs, error)
+                raise
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)
 
 
 def _reads_for_the_application(name: str) -> bool:
@@ -131,7 +137,7 @@ def _kill_later(
         logger.exception("a fault of pymongo-resilience after a timeout of a cursor")
 
 
-def to_list(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def to_list(runtime: Runtime, asynchronous: bool) -> Method:
     """All batches of one ``to_list`` have one timeout, also by iteration."""
 
     def begin(cursor: Any) -> AbstractContextManager[None]:
@@ -161,7 +167,7 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     return NO_DEADLINE if in_force is None else in_force[1]
 
 
-def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def close(runtime: Runtime, asynchronous: bool) -> Method:
     """A cursor's or change stream's ``close()``: it has the time anew that its operation had.
 
     CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what a call
@@ -180,7 +186,7 @@ def close(runtime: Runtime, asynchronous: bool) -> Wrapper:
     return within(runtime, begin, asynchronous)
 
 
-def next_of_stream(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def next_of_stream(runtime: Runtime, asynchronous: bool) -> Method:
     """A change stream's ``next`` in a block, of ``override`` or of ``pymongo.timeout``: one timeout
     for all that it sends, which the block can only shorten.
 
@@ -199,7 +205,7 @@ def next_of_stream(runtime: Runtime, asynchronous: bool) -> Wrapper:
     return within(runtime, begin, asynchronous)
 
 
-def resume(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def resume(runtime: Runtime, asynchronous: bool) -> Method:
     """The aggregate of a change stream: nested in ``watch`` the first time, a call of its own when
     it resumes, under the policy that the stream carries."""
 

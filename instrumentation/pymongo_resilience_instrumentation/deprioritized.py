@@ -9,10 +9,11 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from pymongo_resilience_instrumentation.methods import Method
 
+if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.methods import Function
 
 POSITION = 3
 """Of ``deprioritized_servers`` among the arguments; the driver gives it as a keyword."""
@@ -46,18 +47,22 @@ def end(mark: Mark | None) -> None:
         return
 
 
-def select(
-    wrapped: Callable[..., Any], description: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """In place of the driver's look at the servers: those that failed last, where there are others.
+def _select(original: Function) -> Function:
+    def method(description: Any, *args: Any, **kwargs: Any) -> Any:
+        failed = _failed.get()
+        if not failed or len(args) > POSITION:
+            return original(description, *args, **kwargs)
+        known = description.server_descriptions()
+        avoided = [known[address] for address in failed if address in known]
+        others = kwargs | {"deprioritized_servers": avoided}
+        anybody = kwargs | {"deprioritized_servers": None}
+        return original(description, *args, **others) or original(description, *args, **anybody)
 
-    An application's own selector may want none of the others: then all are shown to it.
-    """
-    failed = _failed.get()
-    if not failed or len(args) > POSITION:
-        return wrapped(*args, **kwargs)
-    known = description.server_descriptions()
-    avoided = [known[address] for address in failed if address in known]
-    return wrapped(*args, **kwargs | {"deprioritized_servers": avoided}) or wrapped(
-        *args, **kwargs | {"deprioritized_servers": None}
-    )
+    return method
+
+
+select = Method(_select)
+"""In place of the driver's look at the servers: those that failed last, where there are others.
+
+An application's own selector may want none of the others: then all are shown to it.
+"""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from pymongo_resilience_instrumentation.methods import Method
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
@@ -47,7 +48,7 @@ OF_A_STREAM = (
 logger = logging.getLogger("pymongo_resilience")
 
 
-def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Method]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
 
     def begin(bucket: Any) -> driver.RunningTimeout | None:

@@ -35,6 +35,7 @@ from pymongo_resilience_instrumentation import (
     waits,
     wrappers,
 )
+from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.self_check import Feature
 
 if TYPE_CHECKING:
@@ -100,18 +101,23 @@ class Patches:
                 ", ".join(f"{patch.owner.__name__}.{patch.name}" for patch in covered),
             )
 
-    def _wrap(self, owner: Owner, name: str, wrapper: Wrapper) -> None:
+    def _wrap(self, owner: Owner, name: str, wrapper: Wrapper | Method) -> None:
         # The attribute itself, without the descriptor's binding; a newer pymongo may lack one.
         original = vars(owner).get(name)
         if original is None:
             logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
             return
-        patch = Patch(owner, name, original, wrapt.FunctionWrapper(original, wrapper))
+        made = (
+            wrapper.in_place_of(original)
+            if isinstance(wrapper, Method)
+            else wrapt.FunctionWrapper(original, wrapper)
+        )
+        patch = Patch(owner, name, original, made)
         setattr(owner, name, patch.wrapper)
         self.applied.append(patch)
 
 
-Wrapped = tuple[Owner, str, "Wrapper"]
+Wrapped = tuple[Owner, str, "Wrapper | Method"]
 """Whose attribute, its name, and what runs in its place."""
 
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ServerSelectionTimeoutError, WaitQueueTimeoutError
 
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 TIMED_OUT = "timed_out"
 INTERRUPTED = "interrupted"
@@ -98,7 +99,7 @@ def _in_progress(runtime: Runtime, what: For) -> Wait | None:
     return wait
 
 
-def seen(runtime: Runtime, wait: Wrapper, what: For, *, asynchronous: bool) -> Wrapper:
+def seen(runtime: Runtime, wait: Method, what: For, *, asynchronous: bool) -> Method:
     """Around ``wait``, which runs in place of the driver's wait for a server or for a place in the
     pool. The sync one runs under the topology's or the pool's lock."""
     return _timed(
@@ -106,7 +107,7 @@ def seen(runtime: Runtime, wait: Wrapper, what: For, *, asynchronous: bool) -> W
     )
 
 
-def seen_connecting(runtime: Runtime, connect: Wrapper, *, asynchronous: bool) -> Wrapper:
+def seen_connecting(runtime: Runtime, connect: Method, *, asynchronous: bool) -> Method:
     """Around ``connect``, which runs where the driver makes a connection."""
 
     def waiting(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
@@ -118,11 +119,11 @@ def seen_connecting(runtime: Runtime, connect: Wrapper, *, asynchronous: bool) -
 
 
 def _timed(
-    wrapper: Wrapper,
+    method: Method,
     waiting: Callable[[tuple[Any, ...], dict[str, Any]], Wait | None],
     add: Callable[[Wait, float], None],
     asynchronous: bool,
-) -> Wrapper:
+) -> Method:
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
         try:
             return waiting(args, kwargs)
@@ -136,28 +137,34 @@ def _timed(
         except Exception:
             logger.exception("a fault of pymongo-resilience after a wait")
 
-    def sync_wrapper(
-        wrapped: Callable[..., Any], owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        wait = begin(args, kwargs)
-        if wait is None:
-            return wrapper(wrapped, owner, args, kwargs)
-        began = time.perf_counter()
-        try:
-            return wrapper(wrapped, owner, args, kwargs)
-        finally:
-            end(wait, began)
+    def of_sync(original: Function) -> Function:
+        run = method.around(original)
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        wait = begin(args, kwargs)
-        if wait is None:
-            return await wrapper(wrapped, owner, args, kwargs)
-        began = time.perf_counter()
-        try:
-            return await wrapper(wrapped, owner, args, kwargs)
-        finally:
-            end(wait, began)
+        def timed(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            wait = begin(args, kwargs)
+            if wait is None:
+                return run(owner, *args, **kwargs)
+            began = time.perf_counter()
+            try:
+                return run(owner, *args, **kwargs)
+            finally:
+                end(wait, began)
 
-    return async_wrapper if asynchronous else sync_wrapper
+        return timed
+
+    def of_async(original: Function) -> Function:
+        run = method.around(original)
+
+        async def timed(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            wait = begin(args, kwargs)
+            if wait is None:
+                return await run(owner, *args, **kwargs)
+            began = time.perf_counter()
+            try:
+                return await run(owner, *args, **kwargs)
+            finally:
+                end(wait, began)
+
+        return timed
+
+    return Method(of_async if asynchronous else of_sync)

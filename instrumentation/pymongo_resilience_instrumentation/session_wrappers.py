@@ -18,6 +18,7 @@ from pymongo_resilience_instrumentation.wrappers import call_around
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pymongo_resilience_instrumentation.methods import Method
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
@@ -27,7 +28,7 @@ NOWHERE = ("", None)
 logger = logging.getLogger("pymongo_resilience")
 
 
-def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper]]:
+def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper | Method]]:
     """What to wrap of a session's class, and with what.
 
     end_session is not there: it waits for nothing but the abort_transaction that it calls.
@@ -54,7 +55,7 @@ def start_session(
     return session
 
 
-def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) -> Wrapper:
+def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) -> Method:
     """A commit or an abort. ``anew``: it has the whole timeout, whatever has passed.
 
     pymongo 4.20 sends no abort once the deadline is over, and says nothing: the transaction stays

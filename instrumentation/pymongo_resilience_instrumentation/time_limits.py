@@ -12,34 +12,34 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ExecutionTimeout
 
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 logger = logging.getLogger("pymongo_resilience")
 
 
-def limit(runtime: Runtime) -> Wrapper:
+def limit(runtime: Runtime) -> Method:
     """Less than a millisecond is refused; a timeout of 0 sets the older limits aside."""
 
-    def wrapper(
-        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = wrapped(*args, **kwargs)
-        try:
-            timeout = driver.timeout_in_force()
-            if timeout is not None and runtime.switch.on:
-                _limit(connection, driver.limited_command(args, kwargs), timeout)
-        except ExecutionTimeout:
-            raise
-        except Exception:
-            logger.exception("a fault of pymongo-resilience with the time limit of a command")
-        return result
+    def around(original: Function) -> Function:
+        def method(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(connection, *args, **kwargs)
+            try:
+                timeout = driver.timeout_in_force()
+                if timeout is not None and runtime.switch.on:
+                    _limit(connection, driver.limited_command(args, kwargs), timeout)
+            except ExecutionTimeout:
+                raise
+            except Exception:
+                logger.exception("a fault of pymongo-resilience with the time limit of a command")
+            return result
 
-    return wrapper
+        return method
+
+    return Method(around)
 
 
 def _limit(connection: Any, command: Any, timeout: float) -> None:

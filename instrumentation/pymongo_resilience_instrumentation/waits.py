@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.seen_waits import For, seen, seen_connecting
 from pymongo_resilience_instrumentation.within import within
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
@@ -27,7 +29,7 @@ GRACE = 0.005
 logger = logging.getLogger("pymongo_resilience")
 
 
-def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
+def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
     """A class or module, the name of one of its attributes, and what runs in its place."""
     for owner in driver.selection_timeout_owners():
         yield owner, driver.SELECTION_TIMEOUT, selection_timeout(runtime)
@@ -45,39 +47,40 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
         yield half.module("pool").Pool, driver.HANDSHAKE, made
 
 
-def selection_timeout(runtime: Runtime) -> Wrapper:
+def selection_timeout(runtime: Runtime) -> Method:
     """``min(serverSelectionTimeoutMS, remaining)``; the attempt's waits begin here."""
 
-    def wrapper(
-        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        timeout = wrapped(*args, **kwargs)
-        if not runtime.switch.on:
-            return timeout
-        try:
-            return driver.begin_selection(topology, timeout)
-        except Exception:
-            logger.exception("a fault of pymongo-resilience before a server was selected")
+    def around(original: Function) -> Function:
+        def method(topology: Any, *args: Any, **kwargs: Any) -> Any:
+            timeout = original(topology, *args, **kwargs)
+            try:
+                if driver.timeout_in_force() and runtime.switch.on:
+                    return driver.begin_selection(topology, timeout)
+            except Exception:
+                logger.exception("a fault of pymongo-resilience before a server was selected")
             return timeout
 
-    return wrapper
+        return method
+
+    return Method(around)
 
 
-def wait(runtime: Runtime) -> Wrapper:
+def wait(runtime: Runtime) -> Method:
     """A wait for a condition: for a server, or for a place in the pool. The async one is called
     here and awaited by the caller."""
 
-    def wrapper(
-        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if runtime.switch.on and len(args) > 1:
-            try:
-                args = (args[0], driver.shortened(args[1]), *args[2:])
-            except Exception:
-                logger.exception("a fault of pymongo-resilience before a wait")
-        return wrapped(*args, **kwargs)
+    def around(original: Function) -> Function:
+        def waiting(condition: Any, *args: Any, **kwargs: Any) -> Any:
+            if runtime.switch.on and args:
+                try:
+                    args = (driver.shortened(args[0]), *args[1:])
+                except Exception:
+                    logger.exception("a fault of pymongo-resilience before a wait")
+            return original(condition, *args, **kwargs)
 
-    return wrapper
+        return waiting
+
+    return Method(around)
 
 
 def _within(seconds: Callable[..., float | None], runtime: Runtime, *args: Any) -> float | None:
@@ -90,7 +93,7 @@ def _within(seconds: Callable[..., float | None], runtime: Runtime, *args: Any) 
         return None
 
 
-def handshake(runtime: Runtime, *, asynchronous: bool) -> Wrapper:
+def handshake(runtime: Runtime, *, asynchronous: bool) -> Method:
     """A connection until it is ready, hello and authentication included: what selecting a server
     has left of ``min(serverSelectionTimeoutMS, remaining)``."""
 

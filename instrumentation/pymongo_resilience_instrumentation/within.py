@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 logger = logging.getLogger("pymongo_resilience")
 
 
 def within(
     runtime: Runtime, begin: Callable[[Any], AbstractContextManager[None]], asynchronous: bool
-) -> Wrapper:
+) -> Method:
     """The method within what ``begin`` gives, which raises ConfigurationError to refuse."""
+    switch = runtime.switch
 
     def enter(instance: Any) -> AbstractContextManager[None]:
-        if not runtime.switch.on:
-            return NO_DEADLINE
         try:
             return begin(instance)
         except ConfigurationError:
@@ -34,16 +34,21 @@ def within(
             logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
             return NO_DEADLINE
 
-    def sync_wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with enter(instance):
-            return wrapped(*args, **kwargs)
+    def of_sync(original: Function) -> Function:
+        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            context = enter(instance) if switch.on else NO_DEADLINE
+            if context is NO_DEADLINE:
+                return original(instance, *args, **kwargs)
+            with context:
+                return original(instance, *args, **kwargs)
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with enter(instance):
-            return await wrapped(*args, **kwargs)
+        return method
 
-    return async_wrapper if asynchronous else sync_wrapper
+    def of_async(original: Function) -> Function:
+        async def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            with enter(instance) if switch.on else NO_DEADLINE:
+                return await original(instance, *args, **kwargs)
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)

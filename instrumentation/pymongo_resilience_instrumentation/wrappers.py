@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pymongo.errors import InvalidOperation
@@ -21,10 +22,12 @@ from pymongo_resilience_instrumentation import (
     tracing,
 )
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
+from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.selection_wrappers import counted
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.operations import PublicOperation, Target
     from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -37,7 +40,7 @@ logger = logging.getLogger("pymongo_resilience")
 
 def public(
     runtime: Runtime, operation: PublicOperation, asynchronous: bool, session_at: int | None
-) -> Wrapper:
+) -> Method:
     """A method of the public API: one call, one operation span, one deadline.
 
     ``session_at``: where among its positional arguments its session is.
@@ -92,15 +95,14 @@ def _leaves_the_namespace(operation: str, target: Target) -> bool:
 
 def call_around(
     runtime: Runtime, begin: Begin, asynchronous: bool, after: After | None = None
-) -> Wrapper:
+) -> Method:
     """Outermost wins: what a call calls in turn on its own client is no call of its own.
 
     ``begin`` raises ConfigurationError for what the application gave; ``after`` sees the result.
     """
+    switch, end = runtime.switch, runtime.end
 
     def enter(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        if not runtime.switch.on:
-            return None
         try:
             return begin(instance, args, kwargs)
         except (ConfigurationError, InvalidOperation):
@@ -110,48 +112,49 @@ def call_around(
             logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
             return None
 
-    def see(call: Call, result: Any) -> None:
+    def see(after: After, call: Call, result: Any) -> None:
         try:
-            if after is not None:
-                after(call, result)
+            after(call, result)
         except Exception:
             logger.exception("a fault of pymongo-resilience after %s", begin.__qualname__)
 
-    def sync_wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        call = enter(instance, args, kwargs)
-        if call is None:
-            return wrapped(*args, **kwargs)
-        try:
-            with call.deadline:
-                result = wrapped(*args, **kwargs)
-            if after is not None:
-                see(call, result)
-        except BaseException as error:
-            _end(runtime.end, call, error)
-            raise
-        runtime.end(call, None)
-        return result
+    def of_sync(original: Function) -> Function:
+        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            call = enter(instance, args, kwargs) if switch.on else None
+            if call is None:
+                return original(instance, *args, **kwargs)
+            try:
+                with call.deadline:
+                    result = original(instance, *args, **kwargs)
+                if after is not None:
+                    see(after, call, result)
+            except BaseException as error:
+                _end(end, call, error)
+                raise
+            end(call, None)
+            return result
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        call = enter(instance, args, kwargs)
-        if call is None:
-            return await wrapped(*args, **kwargs)
-        try:
-            with call.deadline:
-                result = await wrapped(*args, **kwargs)
-            if after is not None:
-                see(call, result)
-        except BaseException as error:
-            _end(runtime.end, call, error)
-            raise
-        runtime.end(call, None)
-        return result
+        return method
 
-    return async_wrapper if asynchronous else sync_wrapper
+    def of_async(original: Function) -> Function:
+        async def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            call = enter(instance, args, kwargs) if switch.on else None
+            if call is None:
+                return await original(instance, *args, **kwargs)
+            try:
+                with call.deadline:
+                    result = await original(instance, *args, **kwargs)
+                if after is not None:
+                    see(after, call, result)
+            except BaseException as error:
+                _end(end, call, error)
+                raise
+            end(call, None)
+            return result
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)
 
 
 def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
@@ -190,12 +193,11 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
     return wrapper
 
 
-def run(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def run(runtime: Runtime, asynchronous: bool) -> Method:
     """The driver's loop around the attempts. It is entered once: that allocates the txnNumber."""
+    switch, leave = runtime.switch, runtime.leave_loop
 
     def enter(loop: Any) -> Attempts | None:
-        if not runtime.switch.on:
-            return None
         try:
             return runtime.enter_loop(loop)
         except InvalidOperation:
@@ -204,47 +206,49 @@ def run(runtime: Runtime, asynchronous: bool) -> Wrapper:
             logger.exception("a fault of pymongo-resilience before the driver's loop")
             return None
 
-    def sync_wrapper(
-        wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        work = enter(loop)
-        if work is None:
-            return wrapped(*args, **kwargs)
-        try:
-            with work.deadline:
-                result = wrapped(*args, **kwargs)
-        except GaveUp as end:
-            error = end.error
-        except BaseException as raised:
-            _end(runtime.leave_loop, work, raised)
-            raise
-        else:
-            runtime.leave_loop(work, None)
-            return result
-        _end(runtime.leave_loop, work, error)
-        return _raise(error)
+    def of_sync(original: Function) -> Function:
+        def method(loop: Any, *args: Any, **kwargs: Any) -> Any:
+            work = enter(loop) if switch.on else None
+            if work is None:
+                return original(loop, *args, **kwargs)
+            try:
+                with work.deadline:
+                    result = original(loop, *args, **kwargs)
+            except GaveUp as gave_up:
+                error = gave_up.error
+            except BaseException as raised:
+                _end(leave, work, raised)
+                raise
+            else:
+                leave(work, None)
+                return result
+            _end(leave, work, error)
+            return _raise(error)
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        work = enter(loop)
-        if work is None:
-            return await wrapped(*args, **kwargs)
-        try:
-            with work.deadline:
-                result = await wrapped(*args, **kwargs)
-        except GaveUp as end:
-            error = end.error
-        except BaseException as raised:
-            _end(runtime.leave_loop, work, raised)
-            raise
-        else:
-            runtime.leave_loop(work, None)
-            return result
-        _end(runtime.leave_loop, work, error)
-        return _raise(error)
+        return method
 
-    return async_wrapper if asynchronous else sync_wrapper
+    def of_async(original: Function) -> Function:
+        async def method(loop: Any, *args: Any, **kwargs: Any) -> Any:
+            work = enter(loop) if switch.on else None
+            if work is None:
+                return await original(loop, *args, **kwargs)
+            try:
+                with work.deadline:
+                    result = await original(loop, *args, **kwargs)
+            except GaveUp as gave_up:
+                error = gave_up.error
+            except BaseException as raised:
+                _end(leave, work, raised)
+                raise
+            else:
+                leave(work, None)
+                return result
+            _end(leave, work, error)
+            return _raise(error)
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)
 
 
 def _end(leave: Callable[[Any, Any], Any], what: Call | Attempts, error: BaseException) -> None:
@@ -269,22 +273,22 @@ def _raise(error: Exception) -> NoReturn:
         del error
 
 
-def attempt(runtime: Runtime, asynchronous: bool) -> Wrapper:
+def attempt(runtime: Runtime, asynchronous: bool) -> Method:
     """The loop's ``_read`` and ``_write``: one attempt each, repeated by the executor."""
     executor: Any = runtime.async_executor if asynchronous else runtime.executor
 
-    def wrapper(
-        wrapped: Callable[..., Any], loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        work = driver.func(loop)
-        if type(work) is not Attempts:
-            return wrapped(*args, **kwargs)
-        work.send = wrapped
-        if work.count is not None:
-            work.send = counted(wrapped, work.count, asynchronous)
-        return executor.run(work)
+    def around(original: Function) -> Function:
+        def method(loop: Any) -> Any:
+            work = driver.func(loop)
+            if type(work) is not Attempts:
+                return original(loop)
+            send = MethodType(original, loop)
+            work.send = send if work.count is None else counted(send, work.count, asynchronous)
+            return executor.run(work)
 
-    return wrapper
+        return method
+
+    return Method(around)
 
 
 def connection_error(runtime: Runtime) -> Wrapper:

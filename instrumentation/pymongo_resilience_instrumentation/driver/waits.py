@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.driver.deadline import now, remaining, timeout_in_force
+from pymongo_resilience_instrumentation.driver.deadline import now, remaining
 from pymongo_resilience_instrumentation.driver.interruptions import topology_classes
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ def begin_selection(topology: Any, timeout: float) -> float:
 
     The checkout that follows has what the selection leaves of them, and so has its connecting.
     """
-    if not timeout_in_force():
-        return timeout
     own: float = topology._settings.server_selection_timeout
     call = calls.current()
     if call is not None:
