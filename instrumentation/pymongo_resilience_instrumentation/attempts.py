@@ -28,14 +28,12 @@ from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import deprioritized, driver, failures, seen_waits
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.timeouts import elapsed, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from pymongo_resilience.breaker_states import Permit
     from pymongo_resilience.budget import TokenBucket
@@ -112,11 +110,6 @@ class Attempts:
         self._wants_txn_number = driver.carries_txn_number(loop)
         self._func = driver.replace_func(loop, self)
 
-    @property
-    def deadline(self) -> AbstractContextManager[None]:
-        """Puts the default timeout in force, where no call around the loop has done so."""
-        return self.call.deadline if self.owns_call else NO_DEADLINE
-
     def release(self, error: BaseException | None) -> None:
         """Give the loop its function back: nothing may keep the two alive together.
 
@@ -126,8 +119,9 @@ class Attempts:
             # Of an unacknowledged write nobody knows; of a failed attempt, it was told before.
             unheard = error is not None or (self.call.public and not self.call.acknowledged)
             self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
-        deprioritized.end(self._avoiding)
-        self._avoiding = None
+        if self._avoiding is not None:
+            deprioritized.end(self._avoiding)
+            self._avoiding = None
         if self.call.waits:
             seen_waits.over(self.call, None if self._reached_connection else error)
         if not self.call.ended:

@@ -126,12 +126,15 @@ class Call:
         """False where the write concern asks for no answer, or nobody knows."""
         self.public = public
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
-        self.namespace = namespace_text(database, collection)
         self.command_spans: dict[int, tuple[Span, int | None]] = {}
         """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
         ended with the call at the latest."""
         self.reasons: list[RetryReason] = []
         """One for each retry."""
+
+    @property
+    def namespace(self) -> str:
+        return namespace_text(self.database, self.collection)
 
     def elapsed(self) -> float:
         """Seconds since it was entered."""
@@ -139,6 +142,11 @@ class Call:
 
 
 _current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", default=None)
+
+
+found = _current.get
+"""The call around the caller, one that has ended included: on the way of every operation, where
+mostly there is none."""
 
 
 def current() -> Call | None:

@@ -30,9 +30,12 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     """One batch of a cursor: the first, or a getMore."""
 
     def begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        nested = calls.found() is not None and runtime.nested(client)
+        if nested and not _is_inside_of_a_write():
+            return None
         operation, cursor = driver.batch(args, kwargs)
         name = str(getattr(operation.name, "value", operation.name))
-        if runtime.nested(client) and not _reads_for_the_application(name):
+        if nested and not _reads_for_the_application(name):
             return None
         bound = NOTHING if cursor is None else policy_of_cursor(cursor)
         call = runtime.begin(
@@ -87,9 +90,12 @@ def _reads_for_the_application(name: str) -> bool:
     Only a client's bulk write has a cursor of its own, over its results.
     """
     call = calls.current()
-    if call is None or call.operation not in operations.WRITES:
-        return False
-    return name != "getMore" or call.operation != "bulkWrite"
+    return call is not None and (name != "getMore" or call.operation != "bulkWrite")
+
+
+def _is_inside_of_a_write() -> bool:
+    call = calls.current()
+    return call is not None and call.operation in operations.WRITES
 
 
 def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:

@@ -125,7 +125,8 @@ class Runtime:
         if session is not None:
             call.transaction = transaction_of(session)
         self.enter(call)
-        self.draw(call, None if session is None else parent_of(session))
+        if self.operation_spans is not None:
+            self.draw(call, None if session is None else parent_of(session))
         return call
 
     def draw(self, call: Call, transaction: TransactionSpan | None = None) -> None:
@@ -145,15 +146,8 @@ class Runtime:
         """
         if call.waits:
             self._see_waits(call, error)
-        try:
-            if self.judges:
-                error = timeouts.of_call(call, error)
-            if isinstance(error, OperationFailure) and call.selected is not None:
-                # Of a bulk write, say: raised once the driver's loop is over.
-                server = driver.address_of(call.selected)
-                state_origin(error, server=server, attempts=1 + len(call.reasons))
-        except Exception:
-            logger.exception("a fault of pymongo-resilience with the error of %s", call.operation)
+        if error is not None:
+            error = self._ends_with(call, error)
         try:
             if self.operation_metrics is not None and call.public:
                 self.operation_metrics.record(call, error, call.elapsed())
@@ -168,6 +162,19 @@ class Runtime:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
         calls.leave(call)
         return error
+
+    def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
+        judged: BaseException | None = error
+        try:
+            if self.judges:
+                judged = timeouts.of_call(call, error)
+            if isinstance(judged, OperationFailure) and call.selected is not None:
+                # Of a bulk write, say: raised once the driver's loop is over.
+                server = driver.address_of(call.selected)
+                state_origin(judged, server=server, attempts=1 + len(call.reasons))
+        except Exception:
+            logger.exception("a fault of pymongo-resilience with the error of %s", call.operation)
+        return judged
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
         """Of a call that had to wait, or of a commit that had to."""
@@ -201,7 +208,7 @@ class Runtime:
                 retargeting=self.config.overload_retargeting,
                 budget=self.budgets.of(client),
                 breakers=None if self.breakers is None else self.breakers.of(client),
-                count=self._count_of_attempt(client),
+                count=None if self.selectors is None else self._count_of_attempt(client),
             )
         except Exception:
             if owns_call:
@@ -250,7 +257,8 @@ class Runtime:
 
         ``anew``: it has the whole timeout, whatever has passed of it.
         """
-        self.disinherit()
+        if calls.found() is not None:
+            self.disinherit()
         call.started = time.perf_counter()
         call.timeout, call.deadline = self.deadline(call)
         if anew and self.knows_timeouts and call.timeout is not None:

@@ -99,7 +99,7 @@ def session_of_call(
     session = kwargs.get("session")
     if session is None and session_at is not None and len(args) > session_at:
         session = args[session_at]
-    return _or_bound(session, asynchronous)
+    return driver.bound_session(asynchronous) if session is None else session
 
 
 def transaction_of_any(session: Any, asynchronous: bool) -> TransactionDeadline | None:

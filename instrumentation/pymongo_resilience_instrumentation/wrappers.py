@@ -22,6 +22,7 @@ from pymongo_resilience_instrumentation import (
     tracing,
 )
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.selection_wrappers import counted
 
@@ -46,20 +47,23 @@ def public(
     ``session_at``: where among its positional arguments its session is.
     """
 
+    name, client_of, target_of = operation.name, operation.client, operation.target
+    changes = name in operations.CHANGES
+
     def begin(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        client = operation.client(instance)
-        nested = runtime.nested(client)
-        if nested and operation.name not in operations.CHANGES:
+        client = client_of(instance)
+        nested = calls.found() is not None and runtime.nested(client)
+        if nested and not changes:
             return None
-        target = operation.target(instance, args, kwargs)
-        if nested and not _leaves_the_namespace(operation.name, target):
+        target = target_of(instance, args, kwargs)
+        if nested and not _leaves_the_namespace(name, target):
             return None
         only_reads = operation.only_reads is not None and operation.only_reads(args, kwargs)
         concern = getattr(instance, "write_concern", None)
         acknowledged = concern is None or concern.acknowledged
         call = runtime.begin(
             client,
-            operation.name,
+            name,
             target,
             acknowledged=acknowledged,
             bound=policy_of(instance),
@@ -124,8 +128,11 @@ def call_around(
             if call is None:
                 return original(instance, *args, **kwargs)
             try:
-                with call.deadline:
+                if call.deadline is NO_DEADLINE:
                     result = original(instance, *args, **kwargs)
+                else:
+                    with call.deadline:
+                        result = original(instance, *args, **kwargs)
                 if after is not None:
                     see(after, call, result)
             except BaseException as error:
@@ -142,8 +149,11 @@ def call_around(
             if call is None:
                 return await original(instance, *args, **kwargs)
             try:
-                with call.deadline:
+                if call.deadline is NO_DEADLINE:
                     result = await original(instance, *args, **kwargs)
+                else:
+                    with call.deadline:
+                        result = await original(instance, *args, **kwargs)
                 if after is not None:
                     see(after, call, result)
             except BaseException as error:
@@ -212,7 +222,10 @@ def run(runtime: Runtime, asynchronous: bool) -> Method:
             if work is None:
                 return original(loop, *args, **kwargs)
             try:
-                with work.deadline:
+                if work.owns_call:
+                    with work.call.deadline:
+                        result = original(loop, *args, **kwargs)
+                else:
                     result = original(loop, *args, **kwargs)
             except GaveUp as gave_up:
                 error = gave_up.error
@@ -233,7 +246,10 @@ def run(runtime: Runtime, asynchronous: bool) -> Method:
             if work is None:
                 return await original(loop, *args, **kwargs)
             try:
-                with work.deadline:
+                if work.owns_call:
+                    with work.call.deadline:
+                        result = await original(loop, *args, **kwargs)
+                else:
                     result = await original(loop, *args, **kwargs)
             except GaveUp as gave_up:
                 error = gave_up.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def hidden_timeout() -> RunningTimeout | None:
     Client Side Operations Timeout, "timeoutMS": once set, it cannot be unset further down.
     """
     ends = _csot.DEADLINE.get()
-    if ends == float("inf"):
+    if ends == math.inf:
         return None
     return RunningTimeout(max(ends - now(), SHORTEST), ends)
 
