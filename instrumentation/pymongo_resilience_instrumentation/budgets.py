@@ -19,12 +19,13 @@ class Budgets:
         """``everywhere``: also for clients that do not say whether they want one."""
         self._capacity = capacity
         self._everywhere = everywhere
-        self._any = everywhere
+        self.any = everywhere
+        """Whether any client has one."""
         self._buckets: dict[int, TokenBucket | None] = {}
 
     def of(self, client: Any) -> TokenBucket | None:
         """The client's bucket; one that was made before ``instrument()`` gets its own here."""
-        if not self._any:
+        if not self.any:
             return None
         try:
             return self._buckets[id(client)]
@@ -34,7 +35,7 @@ class Budgets:
     def open(self, client: Any, adaptive: bool | None) -> TokenBucket | None:
         """For a client that is being made, with what it says itself."""
         wanted = self._everywhere if adaptive is None else adaptive
-        self._any = self._any or wanted
+        self.any = self.any or wanted
         return keep(self._buckets, client, TokenBucket(self._capacity) if wanted else None)
 
     def start_afresh(self) -> None:

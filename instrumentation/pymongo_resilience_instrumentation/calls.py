@@ -12,6 +12,7 @@ from opentelemetry import context
 
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation.addresses import namespace_text
+from pymongo_resilience_instrumentation.operations import WRITES
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -153,6 +154,18 @@ def current() -> Call | None:
     """The call that the caller's thread or task is in."""
     call = _current.get()
     return None if call is None or call.ended else call
+
+
+def is_read_inside(client: Any) -> bool:
+    """Whether the driver fetches a batch for a call of its own: all but a write's do."""
+    call = _current.get()
+    return (
+        call is not None
+        and call.client is client
+        and not call.ended
+        and call.has_operations
+        and call.operation not in WRITES
+    )
 
 
 def inherited() -> Call | None:

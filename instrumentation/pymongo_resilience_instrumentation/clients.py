@@ -50,12 +50,15 @@ class ClientState:
         self._client = weakref.ref(client)
         self._clients = clients
         self._servers: dict[Address, Server] = {}
+        self.pools_by_address: dict[Address, Pool] = {}
+        """Those of ``_servers``; read without the lock, several times for each operation."""
         self._lock = threading.Lock()
 
     def start_afresh(self) -> None:
         """In a forked child: pymongo opens the client anew, and tells which servers it has."""
         self._lock = threading.Lock()
         self._servers = {}
+        self.pools_by_address.clear()
         self.number = None
 
     @property
@@ -98,11 +101,13 @@ class ClientState:
                     self._clients.give_number(self)
                 known = Server(f"{address_text(address)}#{self.number}")
                 self._servers[address] = known
+                self.pools_by_address[address] = known.pool
             return known
 
     def forget(self, address: Address) -> None:
         with self._lock:
             self._servers.pop(address, None)
+            self.pools_by_address.pop(address, None)
             if not self._servers:
                 self.number = None
 
@@ -121,11 +126,6 @@ class ClientState:
             server.rtt.reset()
         else:
             server.rtt.add(seconds)
-
-    def pool(self, address: Address) -> Pool | None:
-        """The pool of a server that is known."""
-        server = self._servers.get(address)
-        return None if server is None else server.pool
 
     def pools(self) -> list[Pool]:
         return [server.pool for server in self.servers().values()]

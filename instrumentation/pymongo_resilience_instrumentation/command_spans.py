@@ -10,6 +10,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from bson.binary import Binary
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
@@ -87,13 +88,22 @@ class CommandSpans:
             return
         name = event.command_name
         database = "admin" if name in AGAINST_ADMIN else event.database_name
+        in_no_trace = call is not None and call.span is trace.INVALID_SPAN
+        if in_no_trace and not self._hooks.any:
+            # There is no SDK: what the API gives is the same again.
+            return
         # A task started inside of a call that has ended still carries its span: not a parent.
         orphan = call is None and calls.inherited() is not None
+        attributes = _attributes(name, database, _collection(event), event.connection_id)
+        drawn = call is not None and call.span is not None and call.span.is_recording()
+        if drawn:
+            # Likely this one is, too, and to give them all at once takes less.
+            attributes = {**attributes, **_of_this_command(event, call)}
         span = self._tracer.start_span(
             name,
             context=Context() if orphan else None,
             kind=SpanKind.CLIENT,
-            attributes=_attributes(name, database, _collection(event), event.connection_id),
+            attributes=attributes,
         )
         in_flight = self._spans(call)
         unfinished = in_flight.pop(event.request_id, None)
@@ -101,7 +111,8 @@ class CommandSpans:
             unfinished[0].end()
         in_flight[event.request_id] = span, _used_cursor(event)
         if span.is_recording():
-            span.set_attributes(_of_this_command(event, call))
+            if not drawn:
+                span.set_attributes(_of_this_command(event, call))
             if tracing.quotes:
                 text = text_of(event.command, tracing.query_text_max_length)
                 span.set_attribute(semconv.DB_QUERY_TEXT, text)
@@ -224,8 +235,14 @@ def _session_id(lsid: Any) -> str | None:
     if isinstance(value, uuid.UUID):
         return str(value)
     if isinstance(value, Binary) and len(value) == 16:  # noqa: PLR2004 - the size of a UUID
-        return str(uuid.UUID(bytes=bytes(value)))
+        return _uuid_text(bytes(value))
     return None
+
+
+@functools.lru_cache(maxsize=KNOWN_NAMES)
+def _uuid_text(octets: bytes) -> str:
+    """Sessions are used again and again."""
+    return str(uuid.UUID(bytes=octets))
 
 
 def _open_cursor(reply: Any) -> int | None:

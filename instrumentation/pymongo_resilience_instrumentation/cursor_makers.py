@@ -44,7 +44,9 @@ def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: i
             cursor = original(instance, *args, **kwargs)
             # What the driver makes inside of a call is used up there, under the call's own policy.
             try:
-                if switch.on and calls.current() is None:
+                if calls.found() is not None and calls.current() is not None:
+                    return cursor
+                if switch.on:
                     _hand(policy_of(collection(instance)), cursor)
             except Exception:
                 logger.exception("a fault of pymongo-resilience after a cursor was made")

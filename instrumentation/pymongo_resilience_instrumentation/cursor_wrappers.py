@@ -12,7 +12,7 @@ from pymongo_resilience.binding import hand, policy_of_cursor
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations, sessions
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
-from pymongo_resilience_instrumentation.cursor_timeouts import keep, kept_by
+from pymongo_resilience_instrumentation.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.within import within
 from pymongo_resilience_instrumentation.wrappers import call_around
@@ -30,9 +30,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     """One batch of a cursor: the first, or a getMore."""
 
     def begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        nested = calls.found() is not None and runtime.nested(client)
-        if nested and not _is_inside_of_a_write():
-            return None
+        nested = runtime.nested(client)
         operation, cursor = driver.batch(args, kwargs)
         name = str(getattr(operation.name, "value", operation.name))
         if nested and not _reads_for_the_application(name):
@@ -62,6 +60,8 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
 
         def method(client: Any, *args: Any, **kwargs: Any) -> Any:
             try:
+                if calls.is_read_inside(client):
+                    return original(client, *args, **kwargs)
                 return send(client, *args, **kwargs)
             except ConnectionFailure as error:
                 _kill_later(runtime, client, args, kwargs, error)
@@ -74,6 +74,8 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
 
         async def method(client: Any, *args: Any, **kwargs: Any) -> Any:
             try:
+                if calls.is_read_inside(client):
+                    return await original(client, *args, **kwargs)
                 return await send(client, *args, **kwargs)
             except ConnectionFailure as error:
                 _kill_later(runtime, client, args, kwargs, error)
@@ -90,12 +92,9 @@ def _reads_for_the_application(name: str) -> bool:
     Only a client's bulk write has a cursor of its own, over its results.
     """
     call = calls.current()
-    return call is not None and (name != "getMore" or call.operation != "bulkWrite")
-
-
-def _is_inside_of_a_write() -> bool:
-    call = calls.current()
-    return call is not None and call.operation in operations.WRITES
+    if call is None or call.operation not in operations.WRITES:
+        return False
+    return name != "getMore" or call.operation != "bulkWrite"
 
 
 def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
@@ -189,7 +188,7 @@ def close(runtime: Runtime, asynchronous: bool) -> Method:
             return NO_DEADLINE
         return driver.RunningTimeout.anew(kept.to_close).resume()
 
-    return within(runtime, begin, asynchronous)
+    return within(runtime, begin, asynchronous, needs=ATTRIBUTE)
 
 
 def next_of_stream(runtime: Runtime, asynchronous: bool) -> Method:

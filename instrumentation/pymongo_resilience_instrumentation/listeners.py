@@ -60,12 +60,18 @@ def _safely(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
 
 def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
     """The same, while the library is on."""
-    safe = _safely(method)
+    logged = False
 
     @functools.wraps(method)
     def callback(self: _L, event: _E) -> None:
-        if self.switch.on:
-            safe(self, event)
+        nonlocal logged
+        try:
+            if self.switch.on:
+                method(self, event)
+        except Exception:
+            if not logged:
+                logged = True
+                logger.exception("a fault of pymongo-resilience in %s", method.__qualname__)
 
     return callback
 
@@ -164,6 +170,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         switch: Switch,
     ) -> None:
         super().__init__(client, switch)
+        self._pools = client.pools_by_address
         self._spans = spans
         self._metrics = metrics
 
@@ -177,13 +184,13 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
 
     @_safely
     def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
-        pool = self._client.pool(event.address)
+        pool = self._pools.get(event.address)
         if pool is not None:
             pool.created(event.connection_id)
 
     @_safely
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
-        pool = self._client.pool(event.address)
+        pool = self._pools.get(event.address)
         if pool is None:
             return
         pool.ready(event.connection_id)
@@ -195,14 +202,14 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         self, event: monitoring.ConnectionCheckOutStartedEvent
     ) -> None:
         call = calls.current()
-        pool = self._client.pool(event.address)
+        pool = self._pools.get(event.address)
         if self._metrics is not None and call is not None and pool is not None:
             call.waiting = pool.waiting
             pool.waiting.add(call)
 
     @_safely
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
-        pool = self._client.pool(event.address)
+        pool = self._pools.get(event.address)
         if pool is not None:
             pool.checked_out(event.connection_id)
         if not self.switch.on:
@@ -219,13 +226,13 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         call = calls.current()
         if call is not None:
             _waits_no_more(call)
-        pool = self._client.pool(event.address)
+        pool = self._pools.get(event.address)
         if self._metrics is not None and pool is not None:
             self._metrics.refused(pool, event.reason, call)
 
     @_safely
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
-        pool = self._client.pool(event.address)
+        pool = self._pools.get(event.address)
         seconds = None if pool is None else pool.checked_in(event.connection_id)
         if not self.switch.on:
             return
@@ -236,7 +243,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
 
     @_safely
     def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
-        pool = self._client.pool(event.address)
+        pool = self._pools.get(event.address)
         if pool is not None:
             pool.closed(event.connection_id)
 

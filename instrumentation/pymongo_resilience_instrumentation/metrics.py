@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import Observation
@@ -13,17 +14,39 @@ from pymongo_resilience_instrumentation.addresses import address_attributes
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.pool_gauges import PoolGauges
 from pymongo_resilience_instrumentation.seen_waits import For
-from pymongo_resilience_instrumentation.spans import code_name, qualified_name
+from pymongo_resilience_instrumentation.spans import KNOWN_NAMES, code_name, qualified_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from opentelemetry.metrics import CallbackOptions, Meter
 
     from pymongo_resilience.events import Event
+    from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.breakers import Breakers
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import Clients, ClientState, Server
+
+
+@lru_cache(KNOWN_NAMES)
+def _duration_attributes(
+    operation: str, database: str, collection: str | None, server: Address | None
+) -> Mapping[str, Any]:
+    attributes: dict[str, Any] = {
+        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
+        semconv.DB_NAMESPACE: database,
+        semconv.DB_OPERATION_NAME: operation,
+    }
+    if collection is not None:
+        attributes[semconv.DB_COLLECTION_NAME] = collection
+    if server is not None:
+        attributes.update(address_attributes(server))
+    return attributes
+
+
+@lru_cache(KNOWN_NAMES)
+def _attempts_attributes(operation: str, outcome: str) -> Mapping[str, Any]:
+    return {semconv.DB_OPERATION_NAME: operation, semconv.OUTCOME: outcome}
 
 
 class OperationMetrics:
@@ -70,25 +93,17 @@ class OperationMetrics:
                 self._selection.record(wait.seconds, attributes)
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
-        attributes: dict[str, Any] = {
-            semconv.DB_SYSTEM_NAME: semconv.MONGODB,
-            semconv.DB_NAMESPACE: call.database or "admin",
-            semconv.DB_OPERATION_NAME: call.operation,
-        }
-        if call.collection is not None and self._by_collection:
-            attributes[semconv.DB_COLLECTION_NAME] = call.collection
-        server = call.server if call.selected is None else driver.address(call.selected)
-        if server is not None:
-            attributes.update(address_attributes(server))
+        attributes = _duration_attributes(
+            call.operation,
+            call.database or "admin",
+            call.collection if self._by_collection else None,
+            call.server if call.selected is None else driver.address(call.selected),
+        )
         if error is not None:
-            attributes[semconv.ERROR_TYPE] = error_type(error)
+            attributes = {**attributes, semconv.ERROR_TYPE: error_type(error)}
         self._duration.record(seconds, attributes)
         self._attempts.record(
-            1 + len(call.reasons),
-            {
-                semconv.DB_OPERATION_NAME: call.operation,
-                semconv.OUTCOME: outcome_of(call, error),
-            },
+            1 + len(call.reasons), _attempts_attributes(call.operation, outcome_of(call, error))
         )
 
     def on_event(self, event: Event, /) -> None:

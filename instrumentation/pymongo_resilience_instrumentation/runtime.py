@@ -206,7 +206,7 @@ class Runtime:
                 clock=self.executor.clock,
                 rules=self.rules,
                 retargeting=self.config.overload_retargeting,
-                budget=self.budgets.of(client),
+                budget=self.budgets.of(client) if self.budgets.any else None,
                 breakers=None if self.breakers is None else self.breakers.of(client),
                 count=None if self.selectors is None else self._count_of_attempt(client),
             )
@@ -290,11 +290,12 @@ class Runtime:
                 return in_force, NO_DEADLINE
             # pymongo keeps the earlier of both ends.
             return said / 1000, Timeout(said / 1000)
-        said = self._said(call)
-        seconds = self.timeout_of_client(call.client) if said is None else said / 1000
-        if seconds is None or (said is None and own is not None):
-            return seconds, NO_DEADLINE
-        return seconds, Timeout(seconds)
+        if said is None:
+            said = self._said_without_blocks(call)
+        if said is not None:
+            return said / 1000, Timeout(said / 1000)
+        seconds = self.timeout_of_client(call.client)
+        return seconds, NO_DEADLINE if seconds is None or seconds == own else Timeout(seconds)
 
     def timeout_of_client(self, client: Any) -> float | None:
         """Seconds: its own timeoutMS, else the configured default."""
@@ -310,11 +311,11 @@ class Runtime:
     def _said(self, call: Call) -> int | None:
         """Milliseconds that a policy gives: of a block, of what it is called on, of a rule."""
         said = policy.current().timeout_ms
-        if said is None:
-            said = call.bound.timeout_ms
-        if said is None:
-            said = self.rules.timeout_of(call.database, call.collection)
-        return said
+        return self._said_without_blocks(call) if said is None else said
+
+    def _said_without_blocks(self, call: Call) -> int | None:
+        said = call.bound.timeout_ms
+        return self.rules.timeout_of(call.database, call.collection) if said is None else said
 
     def disinherit(self) -> None:
         """What was started inside of a call outlives it, a task or a forked child: the call's span

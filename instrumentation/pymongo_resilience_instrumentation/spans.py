@@ -82,15 +82,19 @@ class OperationSpans:
             attributes=attributes,
         )
         call.span = span
+        if span is trace.INVALID_SPAN:
+            # Of an API without an SDK, and outside of any trace: nothing has to find it.
+            return
         call.outer_context = outer
         call.otel_token = context.attach(trace.set_span_in_context(span, outer))
 
     def end(self, call: Call, error: BaseException | None) -> None:
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
-            for command_span, _ in call.command_spans.values():
-                end_span(command_span, error)
-            call.command_spans.clear()
+            if call.command_spans:
+                for command_span, _ in call.command_spans.values():
+                    end_span(command_span, error)
+                call.command_spans.clear()
         finally:
             if call.span is not None:
                 _end_operation(call, call.span, error)

@@ -28,7 +28,7 @@ def limit(runtime: Runtime) -> Method:
         def method(connection: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(connection, *args, **kwargs)
             try:
-                timeout = driver.timeout_in_force()
+                timeout = driver.TIMEOUT.get()
                 if timeout is not None and runtime.switch.on:
                     _limit(connection, driver.limited_command(args, kwargs), timeout)
             except ExecutionTimeout:

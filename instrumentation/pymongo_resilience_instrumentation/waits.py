@@ -54,7 +54,7 @@ def selection_timeout(runtime: Runtime) -> Method:
         def method(topology: Any, *args: Any, **kwargs: Any) -> Any:
             timeout = original(topology, *args, **kwargs)
             try:
-                if driver.timeout_in_force() and runtime.switch.on:
+                if driver.TIMEOUT.get() and runtime.switch.on:
                     return driver.begin_selection(topology, timeout)
             except Exception:
                 logger.exception("a fault of pymongo-resilience before a server was selected")

@@ -60,7 +60,7 @@ REMOVABLE = {
         Feature.EXISTING_CLIENTS,
     },
     "pymongo.synchronous.topology:Topology.handle_error": {Feature.INTERRUPTIONS},
-    "pymongo._csot.TIMEOUT": {Feature.TIMEOUT},
+    "pymongo._csot.TIMEOUT": {Feature.TIMEOUT, Feature.TIME_LIMITS, Feature.WAITS},
     "pymongo.asynchronous.client_session._within_time_limit": {Feature.WHOLE_TIMEOUTS},
 }
 

@@ -35,6 +35,7 @@ from pymongo_resilience_instrumentation.driver.cursors import (
     timeout_of_each_next,
 )
 from pymongo_resilience_instrumentation.driver.deadline import (
+    TIMEOUT,
     DeadlineWithin,
     forget_timeout,
     has_max_commit_time,
@@ -158,6 +159,7 @@ __all__ = [
     "SELECTOR",
     "SENDERS",
     "SYNC_HALF",
+    "TIMEOUT",
     "TLS_ERRORS",
     "DeadlineWithin",
     "RunningTimeout",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -13,6 +14,10 @@ except ImportError:  # the self-check says so, and what needs it stays off
 
 if TYPE_CHECKING:
     from contextvars import Token
+
+
+TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
+"""As ``timeout_in_force``, for what is on the way of every operation."""
 
 
 def now() -> float:

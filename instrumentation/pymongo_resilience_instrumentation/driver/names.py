@@ -109,7 +109,7 @@ def parts() -> Iterator[Part]:
     yield Part(
         Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all", "TIMEOUT", "DEADLINE", "RTT")
     )
-    yield Part(Feature.TIME_LIMITS, "pymongo._csot", ("get_timeout", "remaining"))
+    yield Part(Feature.TIME_LIMITS, "pymongo._csot", ("TIMEOUT", "get_timeout", "remaining"))
     for connection in CONNECTIONS:
         yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))
         yield Part(Feature.COMMENTS, connection, (PASSED, "max_wire_version"))
@@ -130,7 +130,9 @@ def _of_waits() -> Iterator[Part]:
     yield Part(Feature.FAST_FAIL, "pymongo.errors:PyMongoError", ("_remove_error_label",))
     yield Part(Feature.WAITS, "pymongo.pool_options:PoolOptions", ("_ssl_context",))
     yield Part(
-        Feature.WAITS, "pymongo._csot", ("DEADLINE", "get_deadline", "get_timeout", "remaining")
+        Feature.WAITS,
+        "pymongo._csot",
+        ("DEADLINE", "TIMEOUT", "get_deadline", "get_timeout", "remaining"),
     )
 
 
