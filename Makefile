@@ -8,6 +8,7 @@
 #   make bench                      what a healthy operation costs, beside pymongo and others
 #   make bench-sick                 what a sick server costs, with circuit breakers and without
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
+#   make gate                       fails where an operation takes more instructions than it did
 #   make clean                      remove what the other targets made
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ COMPATIBILITY := .venv-compatibility
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos conformance compatibility bench bench-sick bench-overload clean
+.PHONY: help demo test chaos conformance compatibility bench bench-sick bench-overload gate clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,6 +62,9 @@ bench: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
 	@$(MAIN)/bin/python bench/healthy.py --instructions $(ARGS)
 	@$(MAIN)/bin/python bench/growth.py
 	@$(MAIN)/bin/python bench/footprint.py
+
+gate: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
+	@$(MAIN)/bin/python bench/gate.py $(ARGS)
 
 build/canned_server: bench/canned_server.c
 	@mkdir -p build

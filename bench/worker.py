@@ -52,7 +52,8 @@ class Instructions:
 
 def main() -> None:
     spec: dict[str, Any] = json.loads(sys.argv[1])
-    os.sched_setaffinity(0, {cores()[0]})
+    if not spec["callgrind"]:
+        os.sched_setaffinity(0, {cores()[0]})
     around = states.prepare(spec["state"])
     kind = AsyncWork if spec["asynchronous"] else SyncWork
     work = kind(spec["uri"], spec["workload"], around, spec["at_once"])
