@@ -36,7 +36,7 @@ def prepare(state: str) -> Callable[[Any], Any]:
     logging.disable(logging.WARNING)
     who, *what = state.split(", ")
     if any(sdk in what for sdk in SDK):
-        _configure_sdk(sampled=ON in what, views=_views(what), metrics=who == OURS)
+        _configure_sdk(sampled=ON in what, metrics=who == OURS)
     if state == TENACITY:
         return _tenacity()
     if who == CONTRIB:
@@ -47,7 +47,8 @@ def prepare(state: str) -> Callable[[Any], Any]:
         from pymongo_resilience import Config, instrument
 
         telemetry = who == OURS
-        instrument(Config(traces=telemetry, metrics=telemetry))
+        provider = _meter_provider(what)
+        instrument(Config(traces=telemetry, metrics=telemetry), meter_provider=provider)
     return lambda call: call
 
 
@@ -63,15 +64,32 @@ def _tenacity() -> Callable[[Any], Any]:
     )
 
 
-def _views(what: list[str]) -> list[Any]:
+def _meter_provider(what: list[str]) -> Any:
+    """The global one; or one that records the duration and takes the other histograms for nothing,
+    as a View could not: the SDK looks at each record before a View drops it."""
+    from opentelemetry import metrics
+
+    provider = metrics.get_meter_provider()
     if DURATION not in what:
-        return []
-    from opentelemetry.sdk.metrics.view import DropAggregation, View
+        return provider
 
-    return [View(instrument_name=name, aggregation=DropAggregation()) for name in OTHER_METRICS]
+    class Provider(metrics.MeterProvider):
+        def get_meter(self, *args: Any, **kwargs: Any) -> Any:
+            meter = provider.get_meter(*args, **kwargs)
+            create = meter.create_histogram
+
+            def create_histogram(name: str, *args: Any, **kwargs: Any) -> Any:
+                if name in OTHER_METRICS:
+                    return metrics.NoOpHistogram(name)
+                return create(name, *args, **kwargs)
+
+            meter.create_histogram = create_histogram
+            return meter
+
+    return Provider()
 
 
-def _configure_sdk(*, sampled: bool, views: list[Any], metrics: bool) -> None:
+def _configure_sdk(*, sampled: bool, metrics: bool) -> None:
     """Spans are dropped for want of a processor; metrics wait for somebody to collect them."""
     from opentelemetry import trace
     from opentelemetry.metrics import set_meter_provider
@@ -82,4 +100,4 @@ def _configure_sdk(*, sampled: bool, views: list[Any], metrics: bool) -> None:
 
     trace.set_tracer_provider(TracerProvider(sampler=ALWAYS_ON if sampled else ALWAYS_OFF))
     if metrics:
-        set_meter_provider(MeterProvider([InMemoryMetricReader()], views=views))
+        set_meter_provider(MeterProvider([InMemoryMetricReader()]))
