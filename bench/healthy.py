@@ -27,8 +27,8 @@ from workloads import CURSOR, WORKLOADS
 
 OPERATIONS = 150
 """Of a burst; a tenth where one of them is a cursor with ten batches."""
-OPERATIONS_COUNTED = 20
-BURSTS_COUNTED = 5
+OPERATIONS_COUNTED = 10
+BURSTS_COUNTED = 20
 
 Row = dict[str, Any]
 

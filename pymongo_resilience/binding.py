@@ -36,7 +36,9 @@ def bind(target: T, policy: Policy) -> T:
 
 def policy_of(target: Any) -> Policy:
     """The policy that ``target`` carries; NOTHING where it carries none."""
-    policy: Policy = vars(target).get(ATTRIBUTE, NOTHING)
+    if not isinstance(target, Bound):
+        return NOTHING
+    policy: Policy = vars(target)[ATTRIBUTE]
     return policy
 
 
@@ -60,7 +62,7 @@ def policy_of_cursor(cursor: Any) -> Policy:
 def _carrying(target: T, policy: Policy) -> T:
     cls: Any = type(target)
     # Not copy(): pymongo's classes take an attribute that is not set yet for a collection.
-    made: T = object.__new__(cls if issubclass(cls, _Bound) else _bound_class(cls))
+    made: T = object.__new__(cls if issubclass(cls, Bound) else _bound_class(cls))
     vars(made).update(vars(target))
     vars(made)[ATTRIBUTE] = policy
     return made
@@ -68,10 +70,10 @@ def _carrying(target: T, policy: Policy) -> T:
 
 @lru_cache(CLASSES)
 def _bound_class(cls: type) -> type:
-    return type(cls.__name__, (_Bound, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    return type(cls.__name__, (Bound, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
-class _Bound:
+class Bound:
     """Whatever these give is bound as well."""
 
     def with_options(self, *args: Any, **kwargs: Any) -> Any:

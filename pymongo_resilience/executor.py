@@ -151,9 +151,10 @@ class Executor(_Loop):
             if work.budget is not None:
                 work.budget.succeeded(retried=False)
             return result
-        return self._recover(work, failed)
+        return self.recover(work, failed)
 
-    def _recover(self, work: SyncWork[T], error: Exception) -> T:
+    def recover(self, work: SyncWork[T], error: Exception) -> T:
+        """As ``run``, for work whose first attempt was made by the caller and raised ``error``."""
         operation = None
         while True:
             with _fault_of_ours(error):
@@ -216,9 +217,10 @@ class AsyncExecutor(_Loop):
             if work.budget is not None:
                 work.budget.succeeded(retried=False)
             return result
-        return await self._recover(work, failed)
+        return await self.recover(work, failed)
 
-    async def _recover(self, work: AsyncWork[T], error: Exception) -> T:
+    async def recover(self, work: AsyncWork[T], error: Exception) -> T:
+        """As ``run``, for work whose first attempt was made by the caller and raised ``error``."""
         operation = None
         while True:
             with _fault_of_ours(error):

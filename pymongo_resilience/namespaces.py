@@ -82,7 +82,7 @@ class NamespaceRules:
         self.strategy = strategy
         self._policies = {pattern: policies[pattern] for pattern in sorted(policies, key=_breadth)}
         self._of = lru_cache(REMEMBERED)(self._combined)
-        self._have_timeouts = any(each.timeout_ms is not None for each in policies.values())
+        self.have_timeouts = any(each.timeout_ms is not None for each in policies.values())
 
     def policy_of(self, database: str, collection: str | None) -> Policy:
         """What the rules say on one namespace; nothing where no rule matches.
@@ -94,7 +94,7 @@ class NamespaceRules:
 
     def timeout_of(self, database: str, collection: str | None) -> int | None:
         """Milliseconds for each operation of one namespace; asked of every call."""
-        return self._of(database, collection).timeout_ms if self._have_timeouts else None
+        return self._of(database, collection).timeout_ms if self.have_timeouts else None
 
     def coroutines(self) -> dict[str, RetryStrategy]:
         """The strategies that are coroutines, by pattern; that of the process is for everything."""

@@ -100,9 +100,8 @@ _current: ContextVar[Policy] = ContextVar("pymongo_resilience_policy", default=N
 _timed: ContextVar[Policy] = ContextVar("pymongo_resilience_timed", default=NOTHING)
 
 
-def current() -> Policy:
-    """The policy of the innermost ``override`` around the caller."""
-    return _current.get()
+current: Callable[[], Policy] = _current.get
+"""The policy of the innermost ``override`` around the caller: on the way of every operation."""
 
 
 def timed() -> Policy:

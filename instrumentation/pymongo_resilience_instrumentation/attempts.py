@@ -7,7 +7,7 @@ called is how we know that a command may have been sent, whether or not anybody 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pymongo.errors import (
     AutoReconnect,
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.breaker_states import Permit
     from pymongo_resilience.budget import TokenBucket
-    from pymongo_resilience.clock import Clock
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.breakers import ClientBreakers
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
+    from pymongo_resilience_instrumentation.runtime import Runtime
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -70,45 +70,32 @@ def said_of(call: Call, rules: NamespaceRules) -> policy.Policy:
 class Attempts:
     """Work for both executors; lives as long as one run of the loop, in one thread or task."""
 
-    __slots__ = ("_avoiding", "_breakers", "_clock", "_func", "_last", "_loop", "_only_reads",
-                 "_permit", "_progress", "_reached_connection", "_retargeting", "_rules",
-                 "_wants_txn_number", "budget", "call", "count", "owns_call",
-                 "send")  # fmt: skip
+    send: Callable[[Any], Any]
+    """The ``_read`` or ``_write`` of the driver's loop, which takes the loop."""
+    budget: TokenBucket | None = None
+    breakers: ClientBreakers | None = None
+    count: AttemptCount | None = None
+    _last: Failure | None = None
+    _permit: Permit | None = None
+    _avoiding: deprioritized.Mark | None = None
+    _only_reads = False
+    _progress: tuple[Any, int] | None = None
+    reached_connection = False
+    """Whether the last attempt had one: a command may have been sent."""
 
-    send: Callable[[], Any]
-    """The loop's own ``_read`` or ``_write``, bound."""
-
-    def __init__(
-        self,
-        loop: Any,
-        call: Call,
-        *,
-        owns_call: bool,
-        clock: Clock,
-        rules: NamespaceRules,
-        retargeting: bool,
-        budget: TokenBucket | None,
-        breakers: ClientBreakers | None,
-        count: AttemptCount | None,
-    ) -> None:
+    def __init__(self, loop: Any, call: Call, owns_call: bool, runtime: Runtime) -> None:
         self._loop = loop
         self.call = call
         self.owns_call = owns_call
-        self.budget = budget
-        self.count = count
-        self._clock = clock
-        self._rules = rules
-        self._retargeting = retargeting
-        self._last: Failure | None = None
-        self._breakers = breakers
-        self._permit: Permit | None = None
-        # The runner's own command comes first; what others run inside of the call comes later.
-        self._only_reads, call.only_reads = call.only_reads, False
-        self._avoiding = deprioritized.begin()
-        self._progress: tuple[Any, int] | None = None
-        self._reached_connection = False
-        self._wants_txn_number = driver.carries_txn_number(loop)
-        self._func = driver.replace_func(loop, self)
+        self._runtime = runtime
+        if call.only_reads:
+            # The runner's own command comes first; what others run inside of the call comes later.
+            self._only_reads, call.only_reads = True, False
+        if deprioritized.avoided():
+            self._avoiding = deprioritized.begin()
+        self.wants_txn_number = driver.carries_txn_number(loop)
+        self._func = driver.func(loop)
+        driver.replace_func(loop, self)
 
     def release(self, error: BaseException | None) -> None:
         """Give the loop its function back: nothing may keep the two alive together.
@@ -123,16 +110,21 @@ class Attempts:
             deprioritized.end(self._avoiding)
             self._avoiding = None
         if self.call.waits:
-            seen_waits.over(self.call, None if self._reached_connection else error)
+            seen_waits.over(self.call, None if self.reached_connection else error)
         if not self.call.ended:
             self.call.selected = driver.server(self._loop)
         driver.replace_func(self._loop, self._func)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.release(error)
+
     def __call__(self, *args: Any) -> Any:
-        if self._wants_txn_number and self._lost_its_txn_number(args):
-            driver.restore_retryable(self._loop)
-            raise AutoReconnect("the server ceased to be a known primary before the write was sent")
-        self._reached_connection = True
+        if self.wants_txn_number:
+            refuse_without_txn_number(self._loop, args[1])
+        self.reached_connection = True
         cursor = self.call.cursor
         if cursor is not None and cursor.omits_max_time:
             # What is in a document for cursor_command() is the application's affair.
@@ -140,23 +132,15 @@ class Attempts:
             return driver.sending_without_max_time(self._func, keeps_own=own)(*args)
         return self._func(*args)
 
-    def _lost_its_txn_number(self, args: tuple[Any, ...]) -> bool:
-        # A write is called with its session, the connection, and whether it may be repeated.
-        try:
-            return driver.lost_its_txn_number(self._loop, args[1])
-        except Exception:
-            logger.exception("a fault of pymongo-resilience before a write was sent")
-            return False
-
     def ask_breaker(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.
 
         Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
         """
-        if self._breakers is None:
+        if self.breakers is None:
             return
         try:
-            self._permit = self._breakers.admit(self._loop, server)
+            self._permit = self.breakers.admit(self._loop, server)
         except CircuitBreakerOpenError:
             driver.note_server(self._loop, server)
             raise
@@ -176,14 +160,14 @@ class Attempts:
             logger.exception("a fault of pymongo-resilience after an attempt")
 
     def attempt(self) -> Any:
-        self._reached_connection = False
+        self.reached_connection = False
         self.call.patience = None
-        return self.send()
+        return self.send(self._loop)
 
     def operation(self) -> Operation:
         loop = self._loop
         call = self.call
-        rules = self._rules
+        rules = self._runtime.rules
         said = said_of(call, rules)
         kind = Kind.READ if self._only_reads else driver.kind(loop)
         deadline, window = self._deadlines()
@@ -204,20 +188,20 @@ class Attempts:
         )
 
     def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:
-        timeout = driver.timeout_in_force()
+        timeout, clock = driver.timeout_in_force(), self._runtime.executor.clock
         if timeout is None:
             return None, None
         left = driver.remaining()
         if left is None:
             window = driver.server_selection_timeout(self._loop)
-            return None, Deadline.after(self._clock, window)
+            return None, Deadline.after(clock, window)
         # Of two that are in force, the driver keeps the earlier end, but only the inner length.
         given = shorter(timeout, self.call.timeout or 0)
-        return Deadline(self._clock, self._clock.now() + left, given), None
+        return Deadline(clock, clock.now() + left, given), None
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
         if self.call.waits:
-            seen_waits.over(self.call, None if self._reached_connection else error)
+            seen_waits.over(self.call, None if self.reached_connection else error)
         progress = driver.bulk_progress(self._loop)
         if self._progress is not None and progress != self._progress:
             operation.next_command()
@@ -227,7 +211,7 @@ class Attempts:
         failure = failures.describe(
             error,
             failures.Attempt(
-                reached_connection=self._reached_connection,
+                reached_connection=self.reached_connection,
                 carried_txn_number=driver.carries_txn_number(self._loop),
                 server=driver.server_address(self._loop),
                 min_rtt=driver.min_rtt(),
@@ -248,13 +232,13 @@ class Attempts:
         if driver.is_sharded(self._loop) or (
             self._avoids_overloaded()
             if failure.overloaded
-            else self._retargeting and not follows_texts
+            else self._runtime.config.overload_retargeting and not follows_texts
         ):
             self._avoiding = deprioritized.avoid(driver.deprioritize(self._loop), self._avoiding)
 
     def _avoids_overloaded(self) -> bool:
         own = driver.retargets_on_overload(driver.client(self._loop))
-        return self._retargeting if own is None else own
+        return self._runtime.config.overload_retargeting if own is None else own
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
         raised = self._chosen(failure)
@@ -300,6 +284,18 @@ class Attempts:
             before.error.__context__ = failure.error
             return before
         return failure
+
+
+def refuse_without_txn_number(loop: Any, connection: Any) -> None:
+    """Raises AutoReconnect for a write that lost its txnNumber on the way."""
+    try:
+        lost = driver.lost_its_txn_number(loop, connection)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience before a write was sent")
+        return
+    if lost:
+        driver.restore_retryable(loop)
+        raise AutoReconnect("the server ceased to be a known primary before the write was sent")
 
 
 def _refused(failure: Failure) -> bool:

@@ -15,6 +15,7 @@ from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.operations import WRITES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextvars import Token
 
     from opentelemetry.context import Context
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
     from pymongo_resilience_instrumentation.fast_fail import Patience
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
+    from pymongo_resilience_instrumentation.operations import PublicOperation, Target
     from pymongo_resilience_instrumentation.seen_waits import Wait
     from pymongo_resilience_instrumentation.sessions import TransactionDeadline
     from pymongo_resilience_instrumentation.transaction_spans import TransactionSpan
 
+Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
+"""The method, what it was called on and with, and its keywords."""
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 
 
@@ -77,6 +81,11 @@ class Call:
     """A command with credentials was sent: no text of an error may leave."""
     only_reads = False
     """A command runner was given a command that can only read."""
+    reads_inside = False
+    """The driver fetches batches for it, as it does for all but writes: they are no calls of their
+    own."""
+    light = False
+    """The driver's loop runs as it is until an attempt fails: nothing has to be known before."""
     ended = False
     started = 0.0
     timeout: float | None = None
@@ -108,6 +117,11 @@ class Call:
     otel_token: Token[Context] | None = None
     outer_context: Context | None = None
     """OpenTelemetry's context around the call."""
+    made: Made | None = None
+    """How a method of the public API was called, while it is in progress."""
+
+    reasons: Sequence[RetryReason] = ()
+    """One for each retry."""
 
     def __init__(
         self,
@@ -116,7 +130,7 @@ class Call:
         database: str,
         collection: str | None,
         *,
-        acknowledged: bool,
+        acknowledged: bool = True,
         public: bool = True,
     ) -> None:
         self.client = client
@@ -125,13 +139,12 @@ class Call:
         self.collection = collection
         self.acknowledged = acknowledged
         """False where the write concern asks for no answer, or nobody knows."""
+        self.reads_inside = self.has_operations and operation not in WRITES
         self.public = public
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
         self.command_spans: dict[int, tuple[Span, int | None]] = {}
         """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
         ended with the call at the latest."""
-        self.reasons: list[RetryReason] = []
-        """One for each retry."""
 
     @property
     def namespace(self) -> str:
@@ -140,6 +153,43 @@ class Call:
     def elapsed(self) -> float:
         """Seconds since it was entered."""
         return time.perf_counter() - self.started
+
+
+class MethodCall(Call):
+    """Of a method of the public API. What most calls are never asked for is worked out when they
+    are."""
+
+    public = True
+    _target: Target | None = None
+
+    def __init__(self, client: Any, operation: str, made: Made) -> None:
+        self.client = client
+        self.operation = operation
+        self.reads_inside = operation not in WRITES
+        self.made = made
+        self.command_spans = {}
+
+    @property
+    def target(self) -> Target:
+        if self._target is None:
+            if self.made is None:
+                return "", None
+            operation, (instance, *args), kwargs = self.made
+            self._target = operation.target(instance, tuple(args), kwargs)
+        return self._target
+
+    @property
+    def database(self) -> str:  # type: ignore[override]  # read alone
+        return self.target[0]
+
+    @property
+    def collection(self) -> str | None:  # type: ignore[override]  # read alone
+        return self.target[1]
+
+    @property
+    def acknowledged(self) -> bool:  # type: ignore[override]  # read alone
+        concern = None if self.made is None else getattr(self.made[1][0], "write_concern", None)
+        return concern is None or bool(concern.acknowledged)
 
 
 _current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", default=None)
@@ -156,18 +206,6 @@ def current() -> Call | None:
     return None if call is None or call.ended else call
 
 
-def is_read_inside(client: Any) -> bool:
-    """Whether the driver fetches a batch for a call of its own: all but a write's do."""
-    call = _current.get()
-    return (
-        call is not None
-        and call.client is client
-        and not call.ended
-        and call.has_operations
-        and call.operation not in WRITES
-    )
-
-
 def inherited() -> Call | None:
     """A call that has ended, where the caller's task was started inside of it.
 
@@ -177,6 +215,10 @@ def inherited() -> Call | None:
     return call if call is not None and call.ended else None
 
 
+make_current = _current.set
+"""Answers with the token that ``leave`` needs."""
+
+
 def enter(call: Call) -> None:
     call.token = _current.set(call)
 
@@ -184,7 +226,8 @@ def enter(call: Call) -> None:
 def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
-    call.client = call.selected = call.judged = call.waits = call.patience = None
+    call.client = call.made = None
+    call.selected = call.judged = call.waits = call.patience = None
     if call.waiting is not None:
         # Interrupted while it waited for a connection: the driver does not tell (pymongo 4.20).
         call.waiting.discard(call)
@@ -205,7 +248,7 @@ def abandon() -> None:
     if call is None:
         return
     call.ended = True
-    call.public = False
+    call.public = call.light = call.reads_inside = False
     call.span = None
     call.command_spans.clear()
 

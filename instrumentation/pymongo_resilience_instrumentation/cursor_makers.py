@@ -40,14 +40,15 @@ def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: i
     switch = runtime.switch
 
     def around(original: Function) -> Function:
-        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            cursor = original(instance, *args, **kwargs)
+        def method(*given: Any, **kwargs: Any) -> Any:
+            cursor = original(*given, **kwargs)
             # What the driver makes inside of a call is used up there, under the call's own policy.
             try:
-                if calls.found() is not None and calls.current() is not None:
+                call = calls.found()
+                if call is not None and not call.ended:
                     return cursor
                 if switch.on:
-                    _hand(policy_of(collection(instance)), cursor)
+                    _hand(policy_of(collection(given[0])), cursor)
             except Exception:
                 logger.exception("a fault of pymongo-resilience after a cursor was made")
             return cursor

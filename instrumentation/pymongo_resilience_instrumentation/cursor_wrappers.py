@@ -9,7 +9,7 @@ from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutEr
 
 from pymongo_resilience import policy
 from pymongo_resilience.binding import hand, policy_of_cursor
-from pymongo_resilience.policy import NOTHING, shorter
+from pymongo_resilience.policy import shorter
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations, sessions
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.cursor_timeouts import ATTRIBUTE, keep, kept_by
@@ -29,20 +29,19 @@ logger = logging.getLogger("pymongo_resilience")
 def batch(runtime: Runtime, asynchronous: bool) -> Method:
     """One batch of a cursor: the first, or a getMore."""
 
-    def begin(client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    found = calls.found
+
+    def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+        client, operation, of, _ = given
         nested = runtime.nested(client)
-        operation, cursor = driver.batch(args, kwargs)
+        cursor = driver.cursor_of(of)
         name = str(getattr(operation.name, "value", operation.name))
         if nested and not _reads_for_the_application(name):
             return None
-        bound = NOTHING if cursor is None else policy_of_cursor(cursor)
-        call = runtime.begin(
-            client,
-            name,
-            (operation.db, operation.coll),
-            bound=bound,
-            session=operation.session,
-        )
+        call = Call(client, name, operation.db, operation.coll)
+        if cursor is not None:
+            call.bound = policy_of_cursor(cursor)
+        runtime.begin(call, operation.session)
         try:
             if cursor is not None and call.transaction is None:
                 _apply(runtime, call, cursor, first=name != "getMore")
@@ -58,13 +57,14 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     def of_sync(original: Function) -> Function:
         send = run.around(original)
 
-        def method(client: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(client: Any, operation: Any, _of: Any, address: Any = None) -> Any:
+            call = found()
             try:
-                if calls.is_read_inside(client):
-                    return original(client, *args, **kwargs)
-                return send(client, *args, **kwargs)
+                if call is not None and call.client is client and call.reads_inside:
+                    return original(client, operation, _of, address)
+                return send(client, operation, _of, address)
             except ConnectionFailure as error:
-                _kill_later(runtime, client, args, kwargs, error)
+                _kill_later(runtime, client, operation, address, error)
                 raise
 
         return method
@@ -72,13 +72,14 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     def of_async(original: Function) -> Function:
         send = run.around(original)
 
-        async def method(client: Any, *args: Any, **kwargs: Any) -> Any:
+        async def method(client: Any, operation: Any, _of: Any, address: Any = None) -> Any:
+            call = found()
             try:
-                if calls.is_read_inside(client):
-                    return await original(client, *args, **kwargs)
-                return await send(client, *args, **kwargs)
+                if call is not None and call.client is client and call.reads_inside:
+                    return await original(client, operation, _of, address)
+                return await send(client, operation, _of, address)
             except ConnectionFailure as error:
-                _kill_later(runtime, client, args, kwargs, error)
+                _kill_later(runtime, client, operation, address, error)
                 raise
 
         return method
@@ -124,7 +125,7 @@ def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.Curs
 
 
 def _kill_later(
-    runtime: Runtime, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+    runtime: Runtime, client: Any, operation: Any, address: Any, error: Exception
 ) -> None:
     """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): the background task sees to it.
@@ -134,10 +135,9 @@ def _kill_later(
     if not runtime.switch.on or not isinstance(error, (NetworkTimeout, WaitQueueTimeoutError)):
         return
     try:
-        operation, _ = driver.batch(args, kwargs)
         if operation.cursor_id and operation.conn_mgr is None:
-            address = driver.cursor_address(operation, kwargs)
-            driver.kill_later(client, operation.cursor_id, address)
+            cursor_address = driver.cursor_address(operation, address)
+            driver.kill_later(client, operation.cursor_id, cursor_address)
     except Exception:
         logger.exception("a fault of pymongo-resilience after a timeout of a cursor")
 
@@ -161,7 +161,7 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     kept = kept_by(cursor)
     if cursor.cursor_id is None:
         coll = cursor.collection
-        call = Call(coll.database.client, "find", coll.database.name, coll.name, acknowledged=True)
+        call = Call(coll.database.client, "find", coll.database.name, coll.name)
         call.bound = policy_of_cursor(cursor)
         call.timeout, _ = runtime.deadline(call)
         kept = _find_out(runtime, call, cursor)
@@ -188,7 +188,30 @@ def close(runtime: Runtime, asynchronous: bool) -> Method:
             return NO_DEADLINE
         return driver.RunningTimeout.anew(kept.to_close).resume()
 
-    return within(runtime, begin, asynchronous, needs=ATTRIBUTE)
+    closing = within(runtime, begin, asynchronous)
+
+    def of_sync(original: Function) -> Function:
+        in_time = closing.around(original)
+
+        def method(closed: Any) -> Any:
+            if getattr(closed, ATTRIBUTE, None) is None:
+                return original(closed)
+            return in_time(closed)
+
+        return method
+
+    def of_async(original: Function) -> Function:
+        in_time = closing.around(original)
+
+        async def method(closed: Any) -> Any:
+            if getattr(closed, ATTRIBUTE, None) is None:
+                await original(closed)
+            else:
+                await in_time(closed)
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)
 
 
 def next_of_stream(runtime: Runtime, asynchronous: bool) -> Method:
@@ -214,12 +237,16 @@ def resume(runtime: Runtime, asynchronous: bool) -> Method:
     """The aggregate of a change stream: nested in ``watch`` the first time, a call of its own when
     it resumes, under the policy that the stream carries."""
 
-    def begin(stream: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+    def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+        stream = given[0]
         client = driver.client_of_stream(stream)
         if runtime.nested(client):
             return None
         target = operations.namespace_of(driver.target_of_stream(stream))
-        return runtime.begin(client, "aggregate", target, bound=policy_of_cursor(stream))
+        call = Call(client, "aggregate", *target)
+        call.bound = policy_of_cursor(stream)
+        runtime.begin(call)
+        return call
 
     def after(call: Call, cursor: Any) -> None:
         hand(call.bound, cursor)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.methods import Function
 
-POSITION = 3
-"""Of ``deprioritized_servers`` among the arguments; the driver gives it as a keyword."""
 
 Mark = Token["tuple[Address, ...]"]
 
@@ -25,9 +23,12 @@ _failed: ContextVar[tuple[Address, ...]] = ContextVar(
 )
 
 
-def begin() -> Mark | None:
+avoided = _failed.get
+
+
+def begin() -> Mark:
     """An operation begins: it avoids nothing yet, whatever the one around it avoids."""
-    return _failed.set(()) if _failed.get() else None
+    return _failed.set(())
 
 
 def avoid(addresses: tuple[Address, ...], mark: Mark | None) -> Mark:
@@ -36,10 +37,8 @@ def avoid(addresses: tuple[Address, ...], mark: Mark | None) -> Mark:
     return changed if mark is None else mark
 
 
-def end(mark: Mark | None) -> None:
+def end(mark: Mark) -> None:
     """The operation is over; in force is again what the one around it avoids."""
-    if mark is None:
-        return
     try:
         _failed.reset(mark)
     except ValueError:
@@ -48,15 +47,20 @@ def end(mark: Mark | None) -> None:
 
 
 def _select(original: Function) -> Function:
-    def method(description: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(
+        description: Any,
+        selector: Any,
+        address: Any = None,
+        custom_selector: Any = None,
+        deprioritized_servers: Any = None,
+    ) -> Any:
         failed = _failed.get()
-        if not failed or len(args) > POSITION:
-            return original(description, *args, **kwargs)
+        if not failed:
+            return original(description, selector, address, custom_selector, deprioritized_servers)
         known = description.server_descriptions()
         avoided = [known[address] for address in failed if address in known]
-        others = kwargs | {"deprioritized_servers": avoided}
-        anybody = kwargs | {"deprioritized_servers": None}
-        return original(description, *args, **others) or original(description, *args, **anybody)
+        found = original(description, selector, address, custom_selector, avoided)
+        return found or original(description, selector, address, custom_selector, None)
 
     return method
 

@@ -237,6 +237,7 @@ def _runtime(
         listener,
     )
     breakers = _breakers(config, clock, listener, ours) if breaks else None
+    selectors = _selectors(config, breakers, ours, counts=counts)
     return Runtime(
         config=config,
         rules=rules,
@@ -247,7 +248,8 @@ def _runtime(
         clients=clients,
         budgets=Budgets(config.retry_token_capacity, everywhere=config.adaptive_retries),
         breakers=breakers,
-        selectors=_selectors(config, breakers, ours, counts=counts),
+        selectors=selectors,
+        client_timeouts={},
         switch=ours,
         operation_spans=operation_spans,
         command_spans=command_spans,
@@ -256,6 +258,8 @@ def _runtime(
         operation_metrics=operation_metrics,
         driver_metrics=driver_metrics,
         knows_timeouts=knows_timeouts,
+        light=breakers is None and selectors is None,
+        leaves_timeouts=config.timeout_ms is None and not rules.have_timeouts,
         judges=judges,
     )
 

@@ -6,6 +6,7 @@ A wrapper of wrapt's makes two objects for each call, which costs three times as
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
@@ -21,9 +22,23 @@ class Method:
     around: Callable[[Function], Function]
     """From the original, which takes its instance first, to what takes its place."""
 
-    def in_place_of(self, original: Any) -> Function:
+    def in_place_of(self, original: Any) -> Function | None:
+        """None where the driver would call it with what the original takes, and this does not."""
         function = original if type(original) is FunctionType else _bound_by_itself(original)
-        return functools.wraps(original)(self.around(function))
+        made = self.around(function)
+        return functools.wraps(original)(made) if _takes_what(original, made) else None
+
+
+def _takes_what(original: Any, made: Any) -> bool:
+    code = made.__code__
+    if code.co_flags & inspect.CO_VARARGS and code.co_flags & inspect.CO_VARKEYWORDS:
+        return True
+    _, *wanted = inspect.signature(original).parameters
+    taken = code.co_varnames[1 : code.co_argcount]
+    # What begins with an underscore is given by its position, whatever it is called.
+    return len(wanted) == len(taken) and all(
+        mine == name or mine.startswith("_") for mine, name in zip(taken, wanted, strict=True)
+    )
 
 
 def _bound_by_itself(original: Any) -> Function:

@@ -16,6 +16,7 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience_instrumentation import (
+    attempt_wrappers,
     command_comments,
     connections_ahead,
     cursor_makers,
@@ -27,6 +28,7 @@ from pymongo_resilience_instrumentation import (
     fast_fail,
     gridfs_wrappers,
     kill_cursors_wrappers,
+    loop_wrappers,
     operations,
     selection_wrappers,
     session_wrappers,
@@ -112,6 +114,9 @@ class Patches:
             if isinstance(wrapper, Method)
             else wrapt.FunctionWrapper(original, wrapper)
         )
+        if made is None:
+            logger.warning("pymongo's %s.%s takes other arguments: not wrapped", owner, name)
+            return
         patch = Patch(owner, name, original, made)
         setattr(owner, name, patch.wrapper)
         self.applied.append(patch)
@@ -126,7 +131,7 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
         for name, operation in table.items():
             session_at = sessions.position(getattr(owner, name, None))
             asynchronous = _is_async(owner, name)
-            yield owner, name, wrappers.public(runtime, operation, asynchronous, session_at)
+            yield owner, name, wrappers.public(runtime, owner, operation, asynchronous, session_at)
     for owner in CLIENTS:
         yield owner, "start_session", session_wrappers.start_session
 
@@ -212,9 +217,10 @@ def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
     for loop, asynchronous in driver.loop_classes():
-        yield loop, "run", wrappers.run(runtime, asynchronous)
-        for name in ("_read", "_write"):
-            yield loop, name, wrappers.attempt(runtime, asynchronous)
+        yield loop, "run", loop_wrappers.run(runtime, asynchronous)
+        read, write = driver.ATTEMPTS
+        yield loop, read, attempt_wrappers.read(runtime, asynchronous)
+        yield loop, write, attempt_wrappers.write(runtime, asynchronous)
 
 
 _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (

@@ -20,6 +20,7 @@ from pymongo_resilience_instrumentation import (
     timeouts,
 )
 from pymongo_resilience_instrumentation.attempts import Attempts
+from pymongo_resilience_instrumentation.by_client import keep
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.origins import state_origin
@@ -27,7 +28,7 @@ from pymongo_resilience_instrumentation.sessions import transaction_of
 from pymongo_resilience_instrumentation.transaction_spans import parent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.breaker import Snapshot
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
         TransactionSpans,
     )
 
+NEVER = float("inf")
+
 logger = logging.getLogger("pymongo_resilience")
 
 
@@ -67,7 +70,7 @@ class CallLog:
         if call is None or isinstance(event, BreakerEvent):
             return
         if isinstance(event, RetryScheduled):
-            call.reasons.append(event.reason)
+            call.reasons = (*call.reasons, event.reason)
             call.backoff += event.delay
         else:
             call.declined_by = event.rule
@@ -89,6 +92,8 @@ class Runtime:
     """None while they are off."""
     selectors: Selectors | None
     """None where pymongo alone chooses its servers."""
+    client_timeouts: dict[int, float | None]
+    """The timeoutMS of clients that were met, in seconds, by identity."""
     switch: Switch
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
@@ -98,6 +103,10 @@ class Runtime:
     driver_metrics: DriverMetrics | None
     knows_timeouts: bool
     """Whether the driver says which timeout is in force; without that we set none."""
+    light: bool
+    """Nothing is asked before an attempt: there are no breakers, and nobody counts."""
+    leaves_timeouts: bool
+    """Nothing that is configured gives an operation a timeout: a block or a binding may."""
     judges: bool
     """Whether errors are ours to judge; where the driver's own loop decides, they are its own."""
 
@@ -106,28 +115,18 @@ class Runtime:
         call = calls.current()
         return call is not None and call.client is client and call.has_operations
 
-    def begin(
-        self,
-        client: Any,
-        operation: str,
-        target: Target,
-        *,
-        acknowledged: bool = True,
-        bound: Policy = NOTHING,
-        session: Any = None,
-    ) -> Call:
-        """Enter a call of the public API; ``bound`` is the policy that its object carries.
+    def begin(self, call: Call, session: Any = None) -> None:
+        """Enter a call of the public API.
 
         Raises InvalidOperation (pymongo's) for a timeout of its own inside of with_transaction.
         """
-        call = Call(client, operation, *target, acknowledged=acknowledged)
-        call.bound = bound
+        if id(call.client) not in self.client_timeouts:
+            keep(self.client_timeouts, call.client, call.client.options.timeout)
         if session is not None:
             call.transaction = transaction_of(session)
         self.enter(call)
         if self.operation_spans is not None:
             self.draw(call, None if session is None else parent_of(session))
-        return call
 
     def draw(self, call: Call, transaction: TransactionSpan | None = None) -> None:
         """Start the operation span of a call that was entered; left again where that fails."""
@@ -162,6 +161,13 @@ class Runtime:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
         calls.leave(call)
         return error
+
+    @property
+    def end_well(self) -> Callable[[Call], Any]:
+        """As ``end``, of a call without an error."""
+        if self.operation_spans is None and self.operation_metrics is None:
+            return calls.leave
+        return lambda call: self.end(call, None)
 
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
         judged: BaseException | None = error
@@ -199,21 +205,29 @@ class Runtime:
         if call is None or owns_call:
             call = self._loop_call(loop, client)
         try:
-            return Attempts(
-                loop,
-                call,
-                owns_call=owns_call,
-                clock=self.executor.clock,
-                rules=self.rules,
-                retargeting=self.config.overload_retargeting,
-                budget=self.budgets.of(client) if self.budgets.any else None,
-                breakers=None if self.breakers is None else self.breakers.of(client),
-                count=None if self.selectors is None else self._count_of_attempt(client),
-            )
+            work = Attempts(loop, call, owns_call, self)
+            if self.budgets.any:
+                work.budget = self.budgets.of(client)
+            if self.breakers is not None:
+                work.breakers = self.breakers.of(client)
+            if self.selectors is not None:
+                work.count = self._count_of_attempt(client)
         except Exception:
             if owns_call:
                 calls.leave(call)
             raise
+        return work
+
+    def after_failure(self, loop: Any, reached_connection: bool) -> Attempts:
+        """Of a loop whose first attempt failed, and that ran as it is until then."""
+        call = calls.current()
+        if call is None:
+            raise RuntimeError("the call is over, and its loop is not")
+        # What its listeners and hooks do from now on is prepared, or it would avoid what this does.
+        call.light = False
+        work = Attempts(loop, call, owns_call=False, runtime=self)
+        work.reached_connection = reached_connection
+        return work
 
     @property
     def counts(self) -> bool:
@@ -263,6 +277,7 @@ class Runtime:
         call.timeout, call.deadline = self.deadline(call)
         if anew and self.knows_timeouts and call.timeout is not None:
             call.deadline = driver.RunningTimeout.anew(call.timeout).resume()
+        call.light = self.light and call.public and call.timeout is None and not call.only_reads
         calls.enter(call)
 
     def deadline(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
@@ -277,6 +292,12 @@ class Runtime:
                 call.transaction.refuse_others()
             return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         own: float | None = call.client.options.timeout
+        if self.leaves_timeouts and call.bound is NOTHING and policy.current() is NOTHING:
+            in_force = driver.TIMEOUT.get()
+            if in_force is not None:
+                return in_force, NO_DEADLINE
+            if driver.DEADLINE.get() == NEVER:
+                return own, NO_DEADLINE
         if not self.knows_timeouts:
             return own, NO_DEADLINE
         in_force, said = driver.timeout_in_force(), policy.current().timeout_ms

@@ -79,21 +79,23 @@ def _harmless(end: Callable[[Attempts, Any], None], work: Attempts, server: Any)
         logger.exception(FAULT)
 
 
-def counted(send: Callable[[], Any], count: AttemptCount, asynchronous: bool) -> Callable[[], Any]:
+def counted(
+    send: Callable[[Any], Any], count: AttemptCount, asynchronous: bool
+) -> Callable[[Any], Any]:
     """One attempt; its count is given back however it ends, cancelled and interrupted included."""
 
-    def sync_attempt() -> Any:
+    def sync_attempt(loop: Any) -> Any:
         try:
-            return send()
+            return send(loop)
         finally:
             try:
                 count.release()
             except Exception:
                 logger.exception(FAULT)
 
-    async def async_attempt() -> Any:
+    async def async_attempt(loop: Any) -> Any:
         try:
-            return await send()
+            return await send(loop)
         finally:
             try:
                 count.release()

@@ -62,7 +62,8 @@ def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) ->
     open on the server, and keeps its locks.
     """
 
-    def begin(session: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+    def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+        session = given[0]
         client = session.client
         if runtime.nested(client):
             return None

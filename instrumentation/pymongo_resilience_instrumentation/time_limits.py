@@ -24,25 +24,37 @@ logger = logging.getLogger("pymongo_resilience")
 def limit(runtime: Runtime) -> Method:
     """Less than a millisecond is refused; a timeout of 0 sets the older limits aside."""
 
+    timeout_in_force, switch = driver.TIMEOUT.get, runtime.switch
+
     def around(original: Function) -> Function:
-        def method(connection: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(connection, *args, **kwargs)
-            try:
-                timeout = driver.TIMEOUT.get()
-                if timeout is not None and runtime.switch.on:
-                    _limit(connection, driver.limited_command(args, kwargs), timeout)
-            except ExecutionTimeout:
-                raise
-            except Exception:
-                logger.exception("a fault of pymongo-resilience with the time limit of a command")
+        def method(connection: Any, cmd: Any) -> Any:
+            result = original(connection, cmd)
+            if timeout_in_force() is not None and switch.on:
+                _limit(connection, cmd)
             return result
 
-        return method
+        def method_of_a_client(connection: Any, client: Any, cmd: Any) -> Any:
+            result = original(connection, client, cmd)
+            if timeout_in_force() is not None and switch.on:
+                _limit(connection, cmd)
+            return result
+
+        return method_of_a_client if driver.limits_for_a_client(original) else method
 
     return Method(around)
 
 
-def _limit(connection: Any, command: Any, timeout: float) -> None:
+def _limit(connection: Any, command: Any) -> None:
+    """``command`` is None for a getMore, which gets no limit."""
+    try:
+        _lift_or_refuse(connection, command, driver.TIMEOUT.get())
+    except ExecutionTimeout:
+        raise
+    except Exception:
+        logger.exception("a fault of pymongo-resilience with the time limit of a command")
+
+
+def _lift_or_refuse(connection: Any, command: Any, timeout: float | None) -> None:
     if not timeout:
         # What is in a document for command() is the application's affair.
         call = calls.current()

@@ -49,12 +49,13 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
 
 def selection_timeout(runtime: Runtime) -> Method:
     """``min(serverSelectionTimeoutMS, remaining)``; the attempt's waits begin here."""
+    timeout_in_force = driver.TIMEOUT.get
 
     def around(original: Function) -> Function:
-        def method(topology: Any, *args: Any, **kwargs: Any) -> Any:
-            timeout = original(topology, *args, **kwargs)
+        def method(topology: Any) -> Any:
+            timeout = original(topology)
             try:
-                if driver.TIMEOUT.get() and runtime.switch.on:
+                if timeout_in_force() and runtime.switch.on:
                     return driver.begin_selection(topology, timeout)
             except Exception:
                 logger.exception("a fault of pymongo-resilience before a server was selected")

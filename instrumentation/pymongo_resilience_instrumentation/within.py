@@ -20,15 +20,9 @@ logger = logging.getLogger("pymongo_resilience")
 
 
 def within(
-    runtime: Runtime,
-    begin: Callable[[Any], AbstractContextManager[None]],
-    asynchronous: bool,
-    needs: str | None = None,
+    runtime: Runtime, begin: Callable[[Any], AbstractContextManager[None]], asynchronous: bool
 ) -> Method:
-    """The method within what ``begin`` gives, which raises ConfigurationError to refuse.
-
-    ``needs``: an attribute without which there is nothing to do, and ``begin`` is not asked.
-    """
+    """The method within what ``begin`` gives, which raises ConfigurationError to refuse."""
     switch = runtime.switch
 
     def enter(instance: Any) -> AbstractContextManager[None]:
@@ -42,8 +36,6 @@ def within(
 
     def of_sync(original: Function) -> Function:
         def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            if needs is not None and getattr(instance, needs, None) is None:
-                return original(instance, *args, **kwargs)
             context = enter(instance) if switch.on else NO_DEADLINE
             if context is NO_DEADLINE:
                 return original(instance, *args, **kwargs)
@@ -54,8 +46,6 @@ def within(
 
     def of_async(original: Function) -> Function:
         async def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            if needs is not None and getattr(instance, needs, None) is None:
-                return await original(instance, *args, **kwargs)
             with enter(instance) if switch.on else NO_DEADLINE:
                 return await original(instance, *args, **kwargs)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from types import MethodType
-from typing import TYPE_CHECKING, Any, NoReturn
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
 
+from pymongo_resilience import policy
 from pymongo_resilience.binding import policy_of
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import (
     calls,
     client_options,
@@ -21,10 +23,9 @@ from pymongo_resilience_instrumentation import (
     sessions,
     tracing,
 )
-from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, MethodCall
+from pymongo_resilience_instrumentation.errors_raised import end_with
 from pymongo_resilience_instrumentation.methods import Method
-from pymongo_resilience_instrumentation.selection_wrappers import counted
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
@@ -33,48 +34,83 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-Begin = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Call | None"]
+Begin = Callable[[tuple[Any, ...], dict[str, Any]], "Call | None"]
+"""From what a method is given, beginning with its instance: a tuple that is only handed on takes
+less than half of what it takes to put one together."""
 After = Callable[["Call", Any], None]
+
+FAULT_BEFORE = "a fault of pymongo-resilience before %s"
+MOST_ARGUMENTS = 100
+NEVER = float("inf")
+UNKNOWN = float("nan")
 
 logger = logging.getLogger("pymongo_resilience")
 
 
 def public(
-    runtime: Runtime, operation: PublicOperation, asynchronous: bool, session_at: int | None
+    runtime: Runtime,
+    owner: type,
+    operation: PublicOperation,
+    asynchronous: bool,
+    session_at: int | None,
 ) -> Method:
     """A method of the public API: one call, one operation span, one deadline.
 
     ``session_at``: where among its positional arguments its session is.
     """
 
-    name, client_of, target_of = operation.name, operation.client, operation.target
+    name, client_of = operation.name, operation.client
+    only_reads, gives = operation.only_reads, operation.gives
     changes = name in operations.CHANGES
+    bound_session = driver.bound_session_of(asynchronous)
+    before_session = MOST_ARGUMENTS if session_at is None else 1 + session_at
+    tells, light = runtime.operation_spans is not None, runtime.light
+    # On the way of every operation, so looked up once.
+    found, make_current, around = calls.found, calls.make_current, policy.current
+    timeout_in_force, deadline = driver.TIMEOUT.get, driver.DEADLINE.get
+    # Of a variable that is not set, its default is looked for anew each time: as long as for three
+    # that are set, and the driver asks for this one sixteen times.
+    set_timeout = driver.TIMEOUT.set
+    own_timeouts = runtime.client_timeouts
+    plain = runtime.leaves_timeouts and only_reads is None and gives is None
 
-    def begin(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        instance = given[0]
         client = client_of(instance)
-        nested = calls.found() is not None and runtime.nested(client)
-        if nested and not changes:
+        call = MethodCall(client, name, (operation, given, kwargs))
+        if (
+            plain
+            and type(instance) is owner
+            and found() is None
+            and around() is NOTHING
+            and timeout_in_force() is None
+            and deadline() == NEVER
+            and bound_session() is None
+            and len(given) <= before_session
+            and "session" not in kwargs
+            and own_timeouts.get(id(client), UNKNOWN) is None
+        ):
+            # As below, for what has neither a policy nor a timeout nor a session: most operations.
+            call.started = perf_counter()
+            call.light = light
+            call.token = make_current(call)
+            set_timeout(None)
+            if tells:
+                runtime.draw(call)
+            return call
+        nested = runtime.nested(client)
+        if nested and not (changes and _leaves_the_namespace(name, call.target)):
             return None
-        target = target_of(instance, args, kwargs)
-        if nested and not _leaves_the_namespace(name, target):
-            return None
-        only_reads = operation.only_reads is not None and operation.only_reads(args, kwargs)
-        concern = getattr(instance, "write_concern", None)
-        acknowledged = concern is None or concern.acknowledged
-        call = runtime.begin(
-            client,
-            name,
-            target,
-            acknowledged=acknowledged,
-            bound=policy_of(instance),
-            session=sessions.session_of_call(args, kwargs, session_at, asynchronous),
-        )
-        call.only_reads = only_reads
-        if call.timeout is not None and (kwargs or (concern and not concern.is_server_default)):
-            runtime.deprecated.of_method(call, kwargs, concern)
-        if operation.gives is not None:
+        args = given[1:]
+        call.bound = policy_of(instance)
+        if only_reads is not None:
+            call.only_reads = only_reads(args, kwargs)
+        runtime.begin(call, sessions.session_of_call(args, kwargs, session_at, asynchronous))
+        if call.timeout is not None:
+            runtime.deprecated.of_method(call, kwargs, getattr(instance, "write_concern", None))
+        if gives is not None:
             try:
-                cursor_makers.prepare(runtime, operation.gives, call, args, kwargs)
+                cursor_makers.prepare(runtime, gives, call, args, kwargs)
             except BaseException as error:
                 runtime.end(call, error)
                 raise
@@ -104,67 +140,72 @@ def call_around(
 
     ``begin`` raises ConfigurationError for what the application gave; ``after`` sees the result.
     """
-    switch, end = runtime.switch, runtime.end
-
-    def enter(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        try:
-            return begin(instance, args, kwargs)
-        except (ConfigurationError, InvalidOperation):
-            # What the library refuses is no fault of its own.
-            raise
-        except Exception:
-            logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
-            return None
-
-    def see(after: After, call: Call, result: Any) -> None:
-        try:
-            after(call, result)
-        except Exception:
-            logger.exception("a fault of pymongo-resilience after %s", begin.__qualname__)
+    switch, end, end_well = runtime.switch, runtime.end, runtime.end_well
+    # What the library refuses is no fault of its own.
+    refused = (ConfigurationError, InvalidOperation)
 
     def of_sync(original: Function) -> Function:
-        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            call = enter(instance, args, kwargs) if switch.on else None
+        def method(*given: Any, **kwargs: Any) -> Any:
+            try:
+                call = begin(given, kwargs) if switch.on else None
+            except refused:
+                raise
+            except Exception:
+                logger.exception(FAULT_BEFORE, begin.__qualname__)
+                call = None
             if call is None:
-                return original(instance, *args, **kwargs)
+                return original(*given, **kwargs)
             try:
                 if call.deadline is NO_DEADLINE:
-                    result = original(instance, *args, **kwargs)
+                    result = original(*given, **kwargs)
                 else:
                     with call.deadline:
-                        result = original(instance, *args, **kwargs)
+                        result = original(*given, **kwargs)
                 if after is not None:
-                    see(after, call, result)
+                    _see(after, call, result)
             except BaseException as error:
-                _end(end, call, error)
+                end_with(end, call, error)
                 raise
-            end(call, None)
+            end_well(call)
             return result
 
         return method
 
     def of_async(original: Function) -> Function:
-        async def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            call = enter(instance, args, kwargs) if switch.on else None
+        async def method(*given: Any, **kwargs: Any) -> Any:
+            try:
+                call = begin(given, kwargs) if switch.on else None
+            except refused:
+                raise
+            except Exception:
+                logger.exception(FAULT_BEFORE, begin.__qualname__)
+                call = None
             if call is None:
-                return await original(instance, *args, **kwargs)
+                return await original(*given, **kwargs)
             try:
                 if call.deadline is NO_DEADLINE:
-                    result = await original(instance, *args, **kwargs)
+                    result = await original(*given, **kwargs)
                 else:
                     with call.deadline:
-                        result = await original(instance, *args, **kwargs)
+                        result = await original(*given, **kwargs)
                 if after is not None:
-                    see(after, call, result)
+                    _see(after, call, result)
             except BaseException as error:
-                _end(end, call, error)
+                end_with(end, call, error)
                 raise
-            end(call, None)
+            end_well(call)
             return result
 
         return method
 
     return Method(of_async if asynchronous else of_sync)
+
+
+def _see(after: After, call: Call, result: Any) -> None:
+    try:
+        after(call, result)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after %s", call.operation)
 
 
 def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
@@ -201,110 +242,6 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
         return None
 
     return wrapper
-
-
-def run(runtime: Runtime, asynchronous: bool) -> Method:
-    """The driver's loop around the attempts. It is entered once: that allocates the txnNumber."""
-    switch, leave = runtime.switch, runtime.leave_loop
-
-    def enter(loop: Any) -> Attempts | None:
-        try:
-            return runtime.enter_loop(loop)
-        except InvalidOperation:
-            raise
-        except Exception:
-            logger.exception("a fault of pymongo-resilience before the driver's loop")
-            return None
-
-    def of_sync(original: Function) -> Function:
-        def method(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            work = enter(loop) if switch.on else None
-            if work is None:
-                return original(loop, *args, **kwargs)
-            try:
-                if work.owns_call:
-                    with work.call.deadline:
-                        result = original(loop, *args, **kwargs)
-                else:
-                    result = original(loop, *args, **kwargs)
-            except GaveUp as gave_up:
-                error = gave_up.error
-            except BaseException as raised:
-                _end(leave, work, raised)
-                raise
-            else:
-                leave(work, None)
-                return result
-            _end(leave, work, error)
-            return _raise(error)
-
-        return method
-
-    def of_async(original: Function) -> Function:
-        async def method(loop: Any, *args: Any, **kwargs: Any) -> Any:
-            work = enter(loop) if switch.on else None
-            if work is None:
-                return await original(loop, *args, **kwargs)
-            try:
-                if work.owns_call:
-                    with work.call.deadline:
-                        result = await original(loop, *args, **kwargs)
-                else:
-                    result = await original(loop, *args, **kwargs)
-            except GaveUp as gave_up:
-                error = gave_up.error
-            except BaseException as raised:
-                _end(leave, work, raised)
-                raise
-            else:
-                leave(work, None)
-                return result
-            _end(leave, work, error)
-            return _raise(error)
-
-        return method
-
-    return Method(of_async if asynchronous else of_sync)
-
-
-def _end(leave: Callable[[Any, Any], Any], what: Call | Attempts, error: BaseException) -> None:
-    """Leave what ended with ``error``; raises, where the application is to get another one."""
-    ends_with = leave(what, error)
-    try:
-        if ends_with is not error:
-            _raise(ends_with)
-    finally:
-        # As below: a frame that holds the error it raised keeps both alive.
-        del ends_with, error
-
-
-def _raise(error: Exception) -> NoReturn:
-    # An exception that the application is handling right now is not the context of this one.
-    context = error.__context__
-    try:
-        raise error
-    finally:
-        error.__context__ = context
-        # The traceback holds this frame: without this, frame and error keep each other alive.
-        del error
-
-
-def attempt(runtime: Runtime, asynchronous: bool) -> Method:
-    """The loop's ``_read`` and ``_write``: one attempt each, repeated by the executor."""
-    executor: Any = runtime.async_executor if asynchronous else runtime.executor
-
-    def around(original: Function) -> Function:
-        def method(loop: Any) -> Any:
-            work = driver.func(loop)
-            if type(work) is not Attempts:
-                return original(loop)
-            send = MethodType(original, loop)
-            work.send = send if work.count is None else counted(send, work.count, asynchronous)
-            return executor.run(work)
-
-        return method
-
-    return Method(around)
 
 
 def connection_error(runtime: Runtime) -> Wrapper:

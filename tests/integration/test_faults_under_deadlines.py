@@ -79,7 +79,7 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a batch": (cursor_wrappers, "_apply", _close),
     "a list": (cursor_wrappers, "_for_all", _list),
     "a cursor is closed": (driver.RunningTimeout, "anew", _close),
-    "a limit": (driver, "limited_command", _list),
+    "a limit": (driver, "refuse_without_end", _list),
     "no limit": (driver, "lift_limits", _without_end),
     "a stream's next": (driver, "timeout_of_each_next", _watch),
     "a session is started": (sessions, "set_default", _transaction),

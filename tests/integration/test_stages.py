@@ -43,18 +43,29 @@ def listeners_of(client: Any) -> list[Any]:
     return [] if events is None else events.event_listeners()
 
 
+@pytest.fixture(params=[{"timeout_ms": 20_000}, {}], ids=["timed", "light"])
+def timeout(request: pytest.FixtureRequest) -> dict[str, int]:
+    """Under a timeout a loop is prepared before its first attempt, and without one after it."""
+    options: dict[str, int] = request.param
+    return options
+
+
 @pytest.fixture(params=["made before", "no telemetry"])
 def unheard(
-    request: pytest.FixtureRequest, side: Side, proxy: ReplicaSet, instrument: Instrument
+    request: pytest.FixtureRequest,
+    side: Side,
+    proxy: ReplicaSet,
+    instrument: Instrument,
+    timeout: dict[str, int],
 ) -> Callable[..., Any]:
     """``unheard(**options)``: a client without any listener, in an instrumented process."""
 
     def make(**options: Any) -> Any:
         if request.param == "made before":
             client = side.client(proxy.uri)
-            made = instrument(timeout_ms=20_000, base_backoff_ms=1, **options)
+            made = instrument(base_backoff_ms=1, **timeout, **options)
         else:
-            made = instrument(timeout_ms=20_000, base_backoff_ms=1, **OFF, **options)
+            made = instrument(base_backoff_ms=1, **timeout, **OFF, **options)
             client = side.client(proxy.uri)
         assert listeners_of(client) == []
         # A monitor is there, and no connection of the pool.

@@ -21,10 +21,10 @@ from pymongo_resilience_instrumentation.driver.commands import (
     passing_command,
 )
 from pymongo_resilience_instrumentation.driver.cursors import (
-    batch,
     client_of_stream,
     cursor_address,
     cursor_classes,
+    cursor_of,
     cursor_of_stream,
     is_tailable,
     max_await_time_ms,
@@ -35,6 +35,7 @@ from pymongo_resilience_instrumentation.driver.cursors import (
     timeout_of_each_next,
 )
 from pymongo_resilience_instrumentation.driver.deadline import (
+    DEADLINE,
     TIMEOUT,
     DeadlineWithin,
     forget_timeout,
@@ -67,18 +68,21 @@ from pymongo_resilience_instrumentation.driver.repetition import (
     unpin,
 )
 from pymongo_resilience_instrumentation.driver.retry_loop import (
+    ATTEMPTS,
     address_of,
     bulk_progress,
     carries_txn_number,
     client,
     func,
     in_transaction,
+    is_retryable,
     is_sharded,
     kind,
     loop_classes,
     lost_its_txn_number,
     namespace,
     operation_name,
+    reached_connection,
     replace_func,
     restore_retryable,
     retries_enabled,
@@ -112,13 +116,14 @@ from pymongo_resilience_instrumentation.driver.selection import (
 )
 from pymongo_resilience_instrumentation.driver.sessions import (
     bound_session,
+    bound_session_of,
     session_classes,
     session_modules,
 )
 from pymongo_resilience_instrumentation.driver.time_limits import (
     lift_limits,
-    limited_command,
     limited_connections,
+    limits_for_a_client,
     refuse_without_end,
 )
 from pymongo_resilience_instrumentation.driver.tls import (
@@ -150,6 +155,8 @@ from pymongo_resilience_instrumentation.driver.waits import (
 
 __all__ = [
     "ASYNC_HALF",
+    "ATTEMPTS",
+    "DEADLINE",
     "ERROR_MESSAGE",
     "HANDSHAKE",
     "HANDSHAKE_STEPS",
@@ -165,9 +172,9 @@ __all__ = [
     "RunningTimeout",
     "address",
     "address_of",
-    "batch",
     "begin_selection",
     "bound_session",
+    "bound_session_of",
     "bulk_progress",
     "cancel_checks",
     "carries_txn_number",
@@ -182,6 +189,7 @@ __all__ = [
     "cursor_address",
     "cursor_classes",
     "cursor_namespace",
+    "cursor_of",
     "cursor_of_stream",
     "deprioritize",
     "existing_clients",
@@ -201,6 +209,7 @@ __all__ = [
     "is_bound",
     "is_no_selector",
     "is_of_files",
+    "is_retryable",
     "is_sharded",
     "is_tailable",
     "kill_interval",
@@ -210,8 +219,8 @@ __all__ = [
     "known_addresses",
     "knows_tracing",
     "lift_limits",
-    "limited_command",
     "limited_connections",
+    "limits_for_a_client",
     "log_failed_selection",
     "loop_classes",
     "lost_its_txn_number",
@@ -226,6 +235,7 @@ __all__ = [
     "parts",
     "passing_command",
     "prepare_retry",
+    "reached_connection",
     "refuse_without_end",
     "remaining",
     "replace_func",

@@ -37,13 +37,10 @@ def stream_classes() -> tuple[type, ...]:
     return tuple(getattr(importlib.import_module(module), name) for module, name in _STREAMS)
 
 
-def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """What ``_run_operation`` is to send, and the cursor that it sends it for, given its arguments.
-
-    The second argument is a method of the cursor: what unpacks the reply (4.17), or sends (4.20).
-    """
-    operation = args[0] if args else kwargs["operation"]
-    return operation, getattr(args[1] if len(args) > 1 else None, "__self__", None)
+def cursor_of(method: Any) -> Any:
+    """The cursor that ``_run_operation`` sends for, given its second argument, a method of the
+    cursor: what unpacks the reply (4.17), or sends (4.20)."""
+    return getattr(method, "__self__", None)
 
 
 def is_tailable(cursor: Any) -> bool:
@@ -57,10 +54,10 @@ def max_await_time_ms(cursor: Any) -> int | None:
     return given
 
 
-def cursor_address(operation: Any, kwargs: dict[str, Any]) -> Any:
-    """What a killCursors for the cursor of a getMore is sent to."""
+def cursor_address(operation: Any, address: Any) -> Any:
+    """What a killCursors for the cursor of a getMore is sent to, on the server at ``address``."""
     made = importlib.import_module("pymongo.message")._CursorAddress
-    return made(kwargs["address"], f"{operation.db}.{operation.coll}")
+    return made(address, f"{operation.db}.{operation.coll}")
 
 
 def set_timeout_of_each_next(stream: Any, seconds: float) -> None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
 """As ``timeout_in_force``, for what is on the way of every operation."""
+DEADLINE: ContextVar[float] = getattr(
+    _csot, "DEADLINE", ContextVar("DEADLINE", default=float("inf"))
+)
+"""When it ends, on the clock of ``now``; infinite without one."""
 
 
 def now() -> float:

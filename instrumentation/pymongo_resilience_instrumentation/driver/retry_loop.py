@@ -7,6 +7,7 @@ one attempt each. Here is what it can be asked; ``repetition`` is what it must b
 from __future__ import annotations
 
 import importlib
+from operator import attrgetter
 from typing import Any
 
 from pymongo_resilience.operation import Kind
@@ -14,6 +15,12 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.driver.clients import ASYNC, SYNC
 
 LOOP = "_ClientConnectionRetryable"
+ATTEMPTS = ("_read", "_write")
+"""The loop's methods that make one."""
+BEFORE_A_CONNECTION = frozenset({
+    "_get_server", "_conn_from_server", "_checkout", "__enter__", "__aenter__",
+})  # fmt: skip
+"""What an attempt calls itself until it has one."""
 
 
 def loop_classes() -> tuple[tuple[type, bool], ...]:
@@ -24,19 +31,31 @@ def loop_classes() -> tuple[tuple[type, bool], ...]:
     )
 
 
-def replace_func(loop: Any, func: Any) -> Any:
-    """Put ``func`` where the loop keeps what it calls once it has a connection; the old one."""
-    before = loop._func
+func = attrgetter("_func")
+"""What a loop calls once it has a connection. As the next two, on the way of every operation."""
+client = attrgetter("_client")
+server = attrgetter("_server")
+"""The one that is selected; None before."""
+
+
+is_retryable = attrgetter("_retryable")
+"""Whether the attempt to be made is a retryable write, or a read that may be repeated."""
+
+
+def reached_connection(error: BaseException) -> bool:
+    """Whether an attempt may have sent something before it raised ``error``: it may, but where the
+    traceback shows that it had no connection yet."""
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code.co_name in ATTEMPTS:
+            inner = entry.tb_next
+            return inner is None or inner.tb_frame.f_code.co_name not in BEFORE_A_CONNECTION
+        entry = entry.tb_next
+    return True
+
+
+def replace_func(loop: Any, func: Any) -> None:
     loop._func = func
-    return before
-
-
-def func(loop: Any) -> Any:
-    return loop._func
-
-
-def client(loop: Any) -> Any:
-    return loop._client
 
 
 def operation_name(loop: Any) -> str:
@@ -107,11 +126,6 @@ def carries_txn_number(loop: Any) -> bool:
 def server_address(loop: Any) -> str | None:
     """``"host:port"`` of the selected server, if one was selected."""
     return address_of(loop._server)
-
-
-def server(loop: Any) -> Any:
-    """The selected server, if one was selected."""
-    return loop._server
 
 
 def address_of(server: Any) -> str | None:

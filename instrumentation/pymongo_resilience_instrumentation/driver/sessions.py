@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 
@@ -30,6 +31,12 @@ def bound_session(asynchronous: bool) -> Any:
     """The session that ``session.bind()`` has put around the caller; None where none is."""
     variable = _bound_session_variable(asynchronous)
     return None if variable is None else variable.get()
+
+
+def bound_session_of(asynchronous: bool) -> Callable[[], Any]:
+    """What answers as ``bound_session``."""
+    variable = _bound_session_variable(asynchronous)
+    return (lambda: None) if variable is None else variable.get
 
 
 @cache

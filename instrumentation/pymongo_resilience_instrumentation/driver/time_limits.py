@@ -7,6 +7,7 @@ a timeout of 0 leaves the older limits in force.
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ExecutionTimeout
@@ -34,6 +35,11 @@ def limited_command(
     """The command that gets a limit; None for a getMore, which gets none."""
     command: MutableMapping[str, Any] | None = kwargs["cmd"] if "cmd" in kwargs else args[-1]
     return command
+
+
+def limits_for_a_client(method: Any) -> bool:
+    """Whether it is given the client beside the command (4.17 to 4.19)."""
+    return len(inspect.signature(method).parameters) > len(("self", "cmd"))
 
 
 def refuse_without_end(command: MutableMapping[str, Any], left: float) -> None:

@@ -1,0 +1,172 @@
+"""What runs in place of the retry loop's ``_read`` and ``_write``: one attempt each, which the
+executor repeats.
+
+The first attempt of most operations is the driver's own. What it takes to repeat one is made once
+it has failed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.attempts import Attempts, refuse_without_txn_number
+from pymongo_resilience_instrumentation.methods import Method
+from pymongo_resilience_instrumentation.selection_wrappers import counted
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.methods import Function
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+class _FirstWrite:
+    """Stands in for the function that the loop calls once it has a connection: that it was called
+    is how we know that a write may have been sent."""
+
+    __slots__ = ("_func", "_loop", "reached_connection", "was_retryable")
+
+    def __init__(self, loop: Any, func: Any) -> None:
+        self._loop = loop
+        self._func = func
+        self.was_retryable = driver.is_retryable(loop)
+        self.reached_connection = False
+        driver.replace_func(loop, self)
+
+    def __call__(self, session: Any, connection: Any, retryable: bool) -> Any:
+        if self.was_retryable and not retryable:
+            refuse_without_txn_number(self._loop, connection)
+        self.reached_connection = True
+        return self._func(session, connection, retryable)
+
+    def release(self) -> None:
+        """As with Attempts: nothing may keep the two alive together."""
+        driver.replace_func(self._loop, self._func)
+
+
+def read(runtime: Runtime, asynchronous: bool) -> Method:
+    executor, async_executor = runtime.executor, runtime.async_executor
+
+    def of_sync(original: Function) -> Function:
+        def method(loop: Any) -> Any:
+            work = driver.func(loop)
+            if type(work) is Attempts:
+                return executor.run(_prepared(work, original, asynchronous))
+            try:
+                return original(loop)
+            except Exception as error:
+                if not _is_light(loop):
+                    raise
+                failed = error
+            try:
+                reached = driver.reached_connection(failed)
+                with _after(runtime, loop, failed, reached, original) as work:
+                    return executor.recover(work, failed)
+            finally:
+                del failed
+
+        return method
+
+    def of_async(original: Function) -> Function:
+        async def method(loop: Any) -> Any:
+            work = driver.func(loop)
+            if type(work) is Attempts:
+                return await async_executor.run(_prepared(work, original, asynchronous))
+            try:
+                return await original(loop)
+            except Exception as error:
+                if not _is_light(loop):
+                    raise
+                failed = error
+            try:
+                reached = driver.reached_connection(failed)
+                with _after(runtime, loop, failed, reached, original) as work:
+                    return await async_executor.recover(work, failed)
+            finally:
+                del failed
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)
+
+
+def write(runtime: Runtime, asynchronous: bool) -> Method:
+    executor, async_executor = runtime.executor, runtime.async_executor
+
+    def of_sync(original: Function) -> Function:
+        def method(loop: Any) -> Any:
+            work = driver.func(loop)
+            if type(work) is Attempts:
+                return executor.run(_prepared(work, original, asynchronous))
+            if not _is_light(loop):
+                return original(loop)
+            first = _FirstWrite(loop, work)
+            try:
+                return original(loop)
+            except Exception as error:  # noqa: BLE001 - every failure is judged
+                failed = error
+            finally:
+                first.release()
+            try:
+                with _after(runtime, loop, failed, first.reached_connection, original) as work:
+                    work.wants_txn_number = work.wants_txn_number or first.was_retryable
+                    return executor.recover(work, failed)
+            finally:
+                del failed
+
+        return method
+
+    def of_async(original: Function) -> Function:
+        async def method(loop: Any) -> Any:
+            work = driver.func(loop)
+            if type(work) is Attempts:
+                return await async_executor.run(_prepared(work, original, asynchronous))
+            if not _is_light(loop):
+                return await original(loop)
+            first = _FirstWrite(loop, work)
+            try:
+                return await original(loop)
+            except Exception as error:  # noqa: BLE001 - every failure is judged
+                failed = error
+            finally:
+                first.release()
+            try:
+                with _after(runtime, loop, failed, first.reached_connection, original) as work:
+                    work.wants_txn_number = work.wants_txn_number or first.was_retryable
+                    return await async_executor.recover(work, failed)
+            finally:
+                del failed
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)
+
+
+def _is_light(loop: Any) -> bool:
+    call = calls.found()
+    return call is not None and call.light and call.client is driver.client(loop)
+
+
+def _prepared(work: Attempts, original: Function, asynchronous: bool) -> Attempts:
+    work.send = original
+    if work.count is not None:
+        work.send = counted(original, work.count, asynchronous)
+    return work
+
+
+def _after(
+    runtime: Runtime, loop: Any, error: Exception, reached_connection: bool, original: Function
+) -> Attempts:
+    """What repeats a loop that ran as it is until its first attempt failed.
+
+    Raises ``error`` where a fault of ours keeps us from that.
+    """
+    try:
+        work = runtime.after_failure(loop, reached_connection)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after an attempt")
+        raise error from error.__cause__
+    work.send = original
+    return work

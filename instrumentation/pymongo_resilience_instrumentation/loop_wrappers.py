@@ -1,0 +1,147 @@
+"""What runs in place of the driver's retry loop.
+
+Most loops are light: they run as they are, and what it takes to repeat an attempt is made once one
+has failed. With breakers, counts or budgets, and under a timeout, it is made before.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import InvalidOperation
+
+from pymongo_resilience_instrumentation import calls, driver, seen_waits
+from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.errors_raised import end_with, raise_alone
+from pymongo_resilience_instrumentation.methods import Method
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.methods import Function
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+logger = logging.getLogger("pymongo_resilience")
+
+
+def run(runtime: Runtime, asynchronous: bool) -> Method:
+    """The driver's loop around the attempts. It is entered once: that allocates the txnNumber."""
+    return Method(_Async(runtime).around if asynchronous else _Sync(runtime).around)
+
+
+class _Run:
+    def __init__(self, runtime: Runtime) -> None:
+        self.switch = runtime.switch
+        self.budgets = runtime.budgets
+        self.leave = runtime.leave_loop
+        self._runtime = runtime
+
+    def enter(self, loop: Any) -> Attempts | None:
+        """None for a loop that is none of ours."""
+        if not self.switch.on:
+            return None
+        try:
+            return self._runtime.enter_loop(loop)
+        except InvalidOperation:
+            raise
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before the driver's loop")
+            return None
+
+
+class _Sync(_Run):
+    def around(self, original: Function) -> Function:
+        budgets, found, client_of = self.budgets, calls.found, driver.client
+
+        def run(loop: Any) -> Any:
+            call = found()
+            if call is None or not call.light or budgets.any or call.client is not client_of(loop):
+                return self.prepared(original, loop)
+            call.patience = None
+            try:
+                result = original(loop)
+            except GaveUp as gave_up:
+                error = gave_up.error
+            except BaseException as raised:
+                _interrupted(call, loop, raised)
+                raise
+            else:
+                if call.waits:
+                    seen_waits.over(call, None)
+                if not call.ended:
+                    call.selected = driver.server(loop)
+                return result
+            return raise_alone(error)
+
+        return run
+
+    def prepared(self, original: Function, loop: Any) -> Any:
+        work = self.enter(loop)
+        if work is None:
+            return original(loop)
+        try:
+            with work.call.deadline if work.owns_call else NO_DEADLINE:
+                result = original(loop)
+        except GaveUp as gave_up:
+            error = gave_up.error
+        except BaseException as raised:
+            end_with(self.leave, work, raised)
+            raise
+        else:
+            self.leave(work, None)
+            return result
+        end_with(self.leave, work, error)
+        return raise_alone(error)
+
+
+class _Async(_Run):
+    def around(self, original: Function) -> Function:
+        budgets, found, client_of = self.budgets, calls.found, driver.client
+
+        async def run(loop: Any) -> Any:
+            call = found()
+            if call is None or not call.light or budgets.any or call.client is not client_of(loop):
+                return await self.prepared(original, loop)
+            call.patience = None
+            try:
+                result = await original(loop)
+            except GaveUp as gave_up:
+                error = gave_up.error
+            except BaseException as raised:
+                _interrupted(call, loop, raised)
+                raise
+            else:
+                if call.waits:
+                    seen_waits.over(call, None)
+                if not call.ended:
+                    call.selected = driver.server(loop)
+                return result
+            return raise_alone(error)
+
+        return run
+
+    async def prepared(self, original: Function, loop: Any) -> Any:
+        work = self.enter(loop)
+        if work is None:
+            return await original(loop)
+        try:
+            with work.call.deadline if work.owns_call else NO_DEADLINE:
+                result = await original(loop)
+        except GaveUp as gave_up:
+            error = gave_up.error
+        except BaseException as raised:
+            end_with(self.leave, work, raised)
+            raise
+        else:
+            self.leave(work, None)
+            return result
+        end_with(self.leave, work, error)
+        return raise_alone(error)
+
+
+def _interrupted(call: Call, loop: Any, error: BaseException) -> None:
+    if call.waits:
+        seen_waits.over(call, None if driver.reached_connection(error) else error)
+    if not call.ended:
+        call.selected = driver.server(loop)

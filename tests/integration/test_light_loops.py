@@ -1,0 +1,111 @@
+"""Most operations run as the driver runs them, until an attempt fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from conftest import Instrument, Side
+from pymongo.errors import AutoReconnect
+from pymongo.monitoring import (
+    CommandFailedEvent,
+    CommandListener,
+    CommandStartedEvent,
+    CommandSucceededEvent,
+)
+from pymongo_resilience_instrumentation import attempts, calls, runtime
+from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
+
+from pymongo_resilience import override
+
+pytestmark = pytest.mark.oldest
+
+OPERATIONS: dict[str, Callable[[Side, Any], object]] = {
+    "find_one": lambda side, coll: side.do(coll.find_one, {}),
+    "insert_one": lambda side, coll: side.do(coll.insert_one, {}),
+    "update_one": lambda side, coll: side.do(coll.update_one, {}, {"$set": {"n": 1}}),
+    "bulk_write": lambda side, coll: side.do(coll.insert_many, [{}, {}]),
+    "count_documents": lambda side, coll: side.do(coll.count_documents, {}),
+    "a cursor": lambda side, coll: side.documents(coll.find({}, batch_size=2)),
+    "command": lambda side, coll: side.do(coll.database.command, "ping"),
+}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every ``Attempts`` that is made."""
+    found: list[Any] = []
+
+    class Counted(attempts.Attempts):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            found.append(self)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(runtime, "Attempts", Counted)
+    return found
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_succeeds_is_not_prepared(
+    name: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    made: list[Any],
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_many, [{} for _ in range(5)])
+    OPERATIONS[name](side, coll)
+    assert made == []
+    with override(timeout_ms=10_000):
+        OPERATIONS[name](side, coll)
+    assert made != []
+
+
+@pytest.mark.parametrize("name", ["find_one", "insert_one"])
+def test_what_fails_is_repeated_once_it_has(
+    name: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    made: list[Any],
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    coll = side.client(proxy.uri)[database].coll
+    proxy.inject(CutAfter("find" if name == "find_one" else "insert"))
+    OPERATIONS[name](side, coll)
+    assert len(made) == len(telemetry.decisions.events) == 1
+    OPERATIONS[name](side, coll)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_call_that_has_ended_holds_nothing_of_the_application(
+    fails: bool, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """A task that was started inside of it keeps its context, and the call with it."""
+    seen: list[Any] = []
+
+    class Inside(CommandListener):
+        def started(self, event: CommandStartedEvent) -> None:
+            seen.append(calls.current())
+
+        def succeeded(self, event: CommandSucceededEvent) -> None: ...
+
+        def failed(self, event: CommandFailedEvent) -> None: ...
+
+    instrument(base_backoff_ms=1)
+    coll = side.client(proxy.uri, event_listeners=[Inside()])[database].coll
+    if fails:
+        proxy.inject(CutAfter("insert", times=9))
+    with pytest.raises(AutoReconnect) if fails else nullcontext():
+        side.do(coll.insert_one, {"secret": 1})
+    call = seen[-1]
+    assert call.ended
+    assert call.operation == "insert"
+    assert call.client is call.made is call.selected is None
