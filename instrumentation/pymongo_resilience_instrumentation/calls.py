@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
-    from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
     from pymongo_resilience_instrumentation.fast_fail import Patience
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""
+NEVER = float("inf")
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 
 
@@ -62,112 +62,118 @@ class Timeout(AbstractContextManager[None]):
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
-    What most calls never set is an attribute of the class until they do.
+    All it has is in slots, and set when it is made: an instance's attribute that its class has as
+    well takes ten times as long to ask for (CPython 3.11).
     """
+
+    __slots__ = (
+        "_target",
+        "backoff",
+        "bound",
+        "client",
+        "command_spans",
+        "cursor",
+        "deadline",
+        "declined_by",
+        "driver_connection_id",
+        "ended",
+        "ends",
+        "judged",
+        "light",
+        "made",
+        "only_reads",
+        "operation",
+        "otel_token",
+        "outer_context",
+        "patience",
+        "public",
+        "reads_inside",
+        "reasons",
+        "selected",
+        "selecting",
+        "server",
+        "span",
+        "started",
+        "timeout",
+        "token",
+        "transaction",
+        "unknown_concern",
+        "waiting",
+        "waits",
+        "waits_until",
+        "withholds",
+    )  # fmt: skip
 
     has_operations = True
     """The driver calls its own public operations inside; where it does not, an application's
     listener does, and those are calls of their own."""
 
-    bound: Policy = NOTHING
-    """The policy that the collection, database or session carries."""
-    cursor: CursorTimeout | None = None
-    """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
-    transaction: TransactionDeadline | None = None
-    """That of the with_transaction in whose callback the call's session is."""
-    ends: TransactionSpan | None = None
-    """That of the transaction which this commit or abort ends."""
-    withholds = False
-    """A command with credentials was sent: no text of an error may leave."""
-    only_reads = False
-    """A command runner was given a command that can only read."""
-    reads_inside = False
-    """The driver fetches batches for it, as it does for all but writes: they are no calls of their
-    own."""
-    light = False
-    """The driver's loop runs as it is until an attempt fails: nothing has to be known before."""
-    ended = False
-    started = 0.0
-    timeout: float | None = None
-    """Seconds the whole call has; 0 is without end, None is no deadline."""
-    deadline = NO_DEADLINE
-    """Puts the timeout in force, where that is ours to do."""
-    span: Span | None = None
-    waits_until = float("inf")
-    """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
-    connection may pass it."""
-    selecting: AttemptCount | None = None
-    """That of the attempt whose server the driver is selecting, where anybody counts."""
-    waits: list[Wait] | None = None
-    """Those for a server and for a connection that it had to wait for."""
-    patience: Patience | None = None
-    """What the selection in progress has seen of the servers that it waits for."""
-    waiting: set[Call] | None = None
-    """Those who wait for a connection of the pool that this one waits for."""
-    selected: Any = None
-    """The driver's server of the last run of its loop."""
-    server: tuple[str, int | None] | None = None
-    """Of the last command sent."""
-    driver_connection_id: int | None = None
-    backoff = 0.0
-    declined_by: Rule | None = None
-    judged: Exception | None = None
-    """What the rules let through as it is: if it is a timeout, then not the deadline's."""
-    token: Token[Call | None] | None = None
-    otel_token: Token[Context] | None = None
-    outer_context: Context | None = None
-    """OpenTelemetry's context around the call."""
-    made: Made | None = None
-    """How a method of the public API was called, while it is in progress."""
-
-    reasons: Sequence[RetryReason] = ()
-    """One for each retry."""
-
-    def __init__(
-        self,
-        client: Any,
-        operation: str,
-        database: str,
-        collection: str | None,
-        *,
-        acknowledged: bool = True,
-        public: bool = True,
+    def __init__(  # noqa: PLR0915 - one statement for each attribute
+        self, client: Any, operation: str, target: Target | None, made: Made | None = None
     ) -> None:
+        """``target`` is None where it is found out of how the method was ``made``, if need be."""
         self.client = client
         self.operation = operation
-        self.database = database
-        self.collection = collection
-        self.acknowledged = acknowledged
-        """False where the write concern asks for no answer, or nobody knows."""
-        self.reads_inside = self.has_operations and operation not in WRITES
-        self.public = public
+        self._target = target
+        self.made = made
+        """How a method of the public API was called, while it is in progress."""
+        self.reads_inside = operation not in WRITES
+        """The driver fetches batches for it, as it does for all but writes: they are no calls of
+        their own."""
+        self.public = True
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
+        self.unknown_concern = False
+        """Nobody knows whether its write concern asks for an answer."""
+        self.bound = NOTHING
+        """The policy that the collection, database or session carries."""
+        self.cursor: CursorTimeout | None = None
+        """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
+        self.transaction: TransactionDeadline | None = None
+        """That of the with_transaction in whose callback the call's session is."""
+        self.ends: TransactionSpan | None = None
+        """That of the transaction which this commit or abort ends."""
+        self.withholds = False
+        """A command with credentials was sent: no text of an error may leave."""
+        self.only_reads = False
+        """A command runner was given a command that can only read."""
+        self.light = False
+        """The driver's loop runs as it is until an attempt fails."""
+        self.ended = False
+        self.started = 0.0
+        self.timeout: float | None = None
+        """Seconds the whole call has; 0 is without end, None is no deadline."""
+        self.deadline = NO_DEADLINE
+        """Puts the timeout in force, where that is ours to do."""
+        self.span: Span | None = None
         self.command_spans: dict[int, tuple[Span, int | None]] = {}
         """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
         ended with the call at the latest."""
-
-    @property
-    def namespace(self) -> str:
-        return namespace_text(self.database, self.collection)
-
-    def elapsed(self) -> float:
-        """Seconds since it was entered."""
-        return time.perf_counter() - self.started
-
-
-class MethodCall(Call):
-    """Of a method of the public API. What most calls are never asked for is worked out when they
-    are."""
-
-    public = True
-    _target: Target | None = None
-
-    def __init__(self, client: Any, operation: str, made: Made) -> None:
-        self.client = client
-        self.operation = operation
-        self.reads_inside = operation not in WRITES
-        self.made = made
-        self.command_spans = {}
+        self.waits_until = NEVER
+        """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
+        connection may pass it."""
+        self.selecting: AttemptCount | None = None
+        """That of the attempt whose server the driver is selecting, where anybody counts."""
+        self.waits: list[Wait] | None = None
+        """Those for a server and for a connection that it had to wait for."""
+        self.patience: Patience | None = None
+        """What the selection in progress has seen of the servers that it waits for."""
+        self.waiting: set[Call] | None = None
+        """Those who wait for a connection of the pool that this one waits for."""
+        self.selected: Any = None
+        """The driver's server of the last run of its loop."""
+        self.server: tuple[str, int | None] | None = None
+        """Of the last command sent."""
+        self.driver_connection_id: int | None = None
+        self.reasons: Sequence[RetryReason] = ()
+        """One for each retry."""
+        self.backoff = 0.0
+        self.declined_by: Rule | None = None
+        self.judged: Exception | None = None
+        """What the rules let through as it is: if it is a timeout, then not the deadline's."""
+        self.token: Token[Call | None] | None = None
+        self.otel_token: Token[Context] | None = None
+        self.outer_context: Context | None = None
+        """OpenTelemetry's context around the call."""
 
     @property
     def target(self) -> Target:
@@ -179,17 +185,28 @@ class MethodCall(Call):
         return self._target
 
     @property
-    def database(self) -> str:  # type: ignore[override]  # read alone
+    def database(self) -> str:
         return self.target[0]
 
     @property
-    def collection(self) -> str | None:  # type: ignore[override]  # read alone
+    def collection(self) -> str | None:
         return self.target[1]
 
     @property
-    def acknowledged(self) -> bool:  # type: ignore[override]  # read alone
+    def namespace(self) -> str:
+        return namespace_text(*self.target)
+
+    @property
+    def acknowledged(self) -> bool:
+        """False where the write concern asks for no answer, or nobody knows."""
+        if self.unknown_concern:
+            return False
         concern = None if self.made is None else getattr(self.made[1][0], "write_concern", None)
         return concern is None or bool(concern.acknowledged)
+
+    def elapsed(self) -> float:
+        """Seconds since it was entered."""
+        return time.perf_counter() - self.started
 
 
 _current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", default=None)

@@ -41,7 +41,9 @@ class CleanupCall(Call):
     __slots__ = ("address", "swallowed")
 
     def __init__(self, client: Any, operation: str, database: str, collection: str | None) -> None:
-        super().__init__(client, operation, database, collection, acknowledged=False, public=False)
+        super().__init__(client, operation, (database, collection))
+        self.public = self.reads_inside = False
+        self.unknown_concern = True
         self.address: Address | None = None
         """Of the server it was sent to."""
         self.swallowed: Exception | None = None

@@ -38,7 +38,9 @@ class BackgroundCall(Call):
     __slots__ = ("is_last",)
 
     def __init__(self, client: Any) -> None:
-        super().__init__(client, KILL_CURSORS, "", None, acknowledged=False, public=False)
+        super().__init__(client, KILL_CURSORS, ("", None))
+        self.public = self.reads_inside = False
+        self.unknown_concern = True
         self.is_last = driver.kills_no_more(client)
         """The client is being closed: no later run takes up what this one leaves."""
 

@@ -38,7 +38,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
         name = str(getattr(operation.name, "value", operation.name))
         if nested and not _reads_for_the_application(name):
             return None
-        call = Call(client, name, operation.db, operation.coll)
+        call = Call(client, name, (operation.db, operation.coll))
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
         runtime.begin(call, operation.session)
@@ -161,7 +161,7 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
     kept = kept_by(cursor)
     if cursor.cursor_id is None:
         coll = cursor.collection
-        call = Call(coll.database.client, "find", coll.database.name, coll.name)
+        call = Call(coll.database.client, "find", (coll.database.name, coll.name))
         call.bound = policy_of_cursor(cursor)
         call.timeout, _ = runtime.deadline(call)
         kept = _find_out(runtime, call, cursor)
@@ -243,7 +243,7 @@ def resume(runtime: Runtime, asynchronous: bool) -> Method:
         if runtime.nested(client):
             return None
         target = operations.namespace_of(driver.target_of_stream(stream))
-        call = Call(client, "aggregate", *target)
+        call = Call(client, "aggregate", target)
         call.bound = policy_of_cursor(stream)
         runtime.begin(call)
         return call

@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation import (
 )
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.by_client import keep
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
+from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.sessions import transaction_of
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
         TransactionSpan,
         TransactionSpans,
     )
-
-NEVER = float("inf")
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -254,7 +252,8 @@ class Runtime:
     def _loop_call(self, loop: Any, client: Any) -> Call:
         database, collection = driver.namespace(loop)
         name = driver.operation_name(loop)
-        call = Call(client, name, database, collection, acknowledged=False, public=False)
+        call = Call(client, name, (database, collection))
+        call.public, call.unknown_concern = False, True
         call.transaction = transaction_of(driver.session(loop))
         self.enter(call)
         return call
@@ -262,7 +261,8 @@ class Runtime:
     def timeout_of(self, client: Any, target: Target, bound: Policy) -> float | None:
         """Seconds that what is no call itself has for its calls together; None is no deadline."""
         self.disinherit()
-        call = Call(client, "", *target, acknowledged=False, public=False)
+        call = Call(client, "", target)
+        call.public = False
         call.bound = bound
         return self.deadline(call)[0] if self.knows_timeouts else None
 

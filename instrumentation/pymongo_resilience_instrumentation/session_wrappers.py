@@ -67,7 +67,8 @@ def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) ->
         client = session.client
         if runtime.nested(client):
             return None
-        call = Call(client, operation, *NOWHERE, acknowledged=False)
+        call = Call(client, operation, NOWHERE)
+        call.unknown_concern = True
         call.bound = sessions.default_of(session)
         call.transaction = sessions.transaction_of(session)
         call.ends = transaction_spans.span_of(session)

@@ -23,12 +23,11 @@ from pymongo_resilience_instrumentation import (
     sessions,
     tracing,
 )
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, MethodCall
+from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.errors_raised import end_with
 from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.operations import PublicOperation, Target
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -41,7 +40,6 @@ After = Callable[["Call", Any], None]
 
 FAULT_BEFORE = "a fault of pymongo-resilience before %s"
 MOST_ARGUMENTS = 100
-NEVER = float("inf")
 UNKNOWN = float("nan")
 
 logger = logging.getLogger("pymongo_resilience")
@@ -77,7 +75,7 @@ def public(
     def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         instance = given[0]
         client = client_of(instance)
-        call = MethodCall(client, name, (operation, given, kwargs))
+        call = Call(client, name, None, (operation, given, kwargs))
         if (
             plain
             and type(instance) is owner

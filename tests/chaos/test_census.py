@@ -104,7 +104,7 @@ def _driver_timeout(undo: Undo, spans: OpenSpans) -> None:
 
 
 def _call(undo: Undo, spans: OpenSpans) -> Any:
-    return calls.Call(None, "forgotten", "db", "coll", acknowledged=True)
+    return calls.Call(None, "forgotten", ("db", "coll"))
 
 
 def _registered_client(undo: Undo, spans: OpenSpans) -> Any:
