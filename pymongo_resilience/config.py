@@ -8,7 +8,6 @@ wins over the file. Namespace rules come from code and from the file alone.
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,6 +227,8 @@ class Config:
 
 
 def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
+    import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
+
     try:
         document = tomllib.loads(_content(path))
     except (OSError, ValueError, RecursionError) as error:
