@@ -96,6 +96,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             return
         refusal = monkey_patching.refusal()
         if refusal is None:
+            # OpenTelemetry's check reads what is installed, for 5 ms: it is left to name a conflict.
+            kwargs.setdefault("skip_dep_check", _is_supported())
             super().instrument(config=config, **kwargs)
         elif given is None:
             _stay_off(ConfigurationError([refusal]))
@@ -157,6 +159,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
+
+
+def _is_supported() -> bool:
+    """As :data:`SUPPORTED` has it."""
+    return (4, 17) <= pymongo.version_tuple[:2] < (5, 0)
 
 
 def _check_client(client: Any, function: str) -> None:
