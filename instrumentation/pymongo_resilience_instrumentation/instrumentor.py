@@ -96,7 +96,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             return
         refusal = monkey_patching.refusal()
         if refusal is None:
-            # OpenTelemetry's check reads what is installed, for 5 ms: it is left to name a conflict.
+            # OpenTelemetry's check reads what is installed, for 5 ms: left to it is the refusal.
             kwargs.setdefault("skip_dep_check", _is_supported())
             super().instrument(config=config, **kwargs)
         elif given is None:

@@ -1,4 +1,4 @@
-"""A pymongo that is not supported is left alone, and OpenTelemetry's base class says which it is."""
+"""A pymongo that is not supported is left alone, and OpenTelemetry says which it is."""
 
 from __future__ import annotations
 
