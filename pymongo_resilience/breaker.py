@@ -6,8 +6,7 @@ One for each server. The states are in breaker_states.py; here is what makes the
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from pymongo_resilience.breaker_states import Closed, HalfOpen, Open, Permit, Refusal, State
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 PROBES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerSettings:
+class BreakerSettings(NamedTuple):
     """The same for all breakers. Immutable."""
 
     failure_rate: float = 0.5
@@ -36,8 +34,7 @@ class BreakerSettings:
     """How many may be under way at once, and how many must succeed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A breaker at one instant."""
 
     state: State

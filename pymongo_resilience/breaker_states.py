@@ -8,8 +8,7 @@ open again. A state says which one follows it, and knows nothing of threads: bre
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo_resilience.failure_window import FailureWindow
 from pymongo_resilience.health import Evidence
@@ -30,8 +29,7 @@ class State(enum.Enum):
     HALF_OPEN = "half_open"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Nothing may be sent now."""
 
     next_probe_in: float

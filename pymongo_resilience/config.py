@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.kinds import (
@@ -43,8 +43,7 @@ LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One row of the table of options."""
 
     name: str

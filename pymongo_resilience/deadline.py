@@ -5,8 +5,7 @@ Source: Client Side Operations Timeout, "timeoutMS" and "Background: retries".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
@@ -15,8 +14,7 @@ SHORTEST = 0.001
 """Seconds. A timeout is a whole number of milliseconds, and 0 is none: less is no time at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(NamedTuple):
     """A point on a monotonic clock. Immutable, so thread- and task-safe."""
 
     clock: Clock

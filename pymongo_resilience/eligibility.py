@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from pymongo_resilience.read_preference import PRIMARY, Mode, ReadPreference, TagSet
 from pymongo_resilience.server_description import (
@@ -46,8 +46,7 @@ class SelectionRule(enum.Enum):
     LATENCY = "latency"
 
 
-@dataclass(frozen=True, slots=True)
-class Criteria:
+class Criteria(NamedTuple):
     """What one operation asks of its server. Immutable, so thread- and task-safe."""
 
     write: bool = False
@@ -58,7 +57,7 @@ class Criteria:
     deprioritized: Collection[str] = ()
     """Addresses of servers that are taken only if no other is suitable."""
     server_selector: ServerSelector | None = None
-    open_breakers: Mapping[str, float] = field(default_factory=dict[str, float])
+    open_breakers: Mapping[str, float] = MappingProxyType({})
     """Addresses of servers whose breaker is open, with the seconds until the next probe."""
     local_threshold: float = LOCAL_THRESHOLD
     """The size of the latency window, in seconds."""
@@ -68,8 +67,7 @@ class Criteria:
         return Mode.PRIMARY if self.write else self.read_preference.mode
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What each rule has left, in the order in which they were applied."""
 
     topology: TopologyDescription

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo_resilience import backoff
 from pymongo_resilience.deadline import SHORTEST
@@ -54,15 +54,13 @@ class Rule(enum.Enum):
     """Rule 8: the client's retry budget has no token left."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(NamedTuple):
     """The error is final."""
 
     rule: Rule
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(NamedTuple):
     """Repeat after ``delay`` seconds."""
 
     delay: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.kinds import (
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # A file's own words: what variables may call true and false beside that is no boolean there.
-_TRUTH = replace(BOOLEAN, allowed="true or false")
+_TRUTH = BOOLEAN._replace(allowed="true or false")
 _TABLE = Kind("table", "a table, as in {robot = true}", str, lambda value: isinstance(value, dict))
 KEYS: Mapping[str, Kind] = {
     "timeout_ms": TIMEOUT_MS,

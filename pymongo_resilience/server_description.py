@@ -7,8 +7,8 @@ the driver: whoever asks for a selection states what the driver knows. All times
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,15 +49,14 @@ REPLICA_SETS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerDescription:
+class ServerDescription(NamedTuple):
     """One server at one moment. Immutable, so thread- and task-safe."""
 
     address: str
     """``"host:port"``; what a server is known by everywhere."""
     type: ServerType = ServerType.UNKNOWN
     set_name: str | None = None
-    tags: Mapping[str, object] = field(default_factory=dict[str, object])
+    tags: Mapping[str, object] = MappingProxyType({})
     last_write: float | None = None
     """When the server's last write was made, by the primary's clock; None where it told none."""
     last_update: float = 0.0
@@ -71,8 +70,7 @@ class ServerDescription:
     """How long ago that was."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyDescription:
+class TopologyDescription(NamedTuple):
     """A deployment at one moment. Immutable, so thread- and task-safe."""
 
     type: TopologyType

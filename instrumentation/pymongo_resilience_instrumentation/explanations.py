@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.eligibility import Criteria
@@ -87,7 +86,7 @@ def why_not(topology: Any, selector: Any) -> str:
     criteria = _criteria(selector)
     if applications_own(driver.selector_of(topology)) is not None:
         # It is not asked once more. What the rules have left is what it has refused.
-        criteria = replace(criteria, server_selector=lambda _: ())
+        criteria = criteria._replace(server_selector=lambda _: ())
     verdicts = explain(descriptions.topology(topology.description), criteria)
     return "; ".join(map(str, verdicts)) or "no server is known"
 

@@ -10,8 +10,7 @@ import logging
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import (
     BulkWriteError,
@@ -66,8 +65,7 @@ end is ``driver``'s own."""
 logger = logging.getLogger("pymongo_resilience")
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """What the driver's loop knows about the attempt that failed."""
 
     reached_connection: bool

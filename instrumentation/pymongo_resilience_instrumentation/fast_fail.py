@@ -8,8 +8,7 @@ but which refused password is being tried again: what recovers is found recovere
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pymongo_resilience.strategy import FastFailOnTerminalError
@@ -41,8 +40,7 @@ PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
 logger = logging.getLogger("pymongo_resilience")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A server as a selection found it. Immutable."""
 
     description: Any

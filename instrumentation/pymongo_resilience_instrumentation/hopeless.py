@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo.errors import (
     ConfigurationError,
@@ -39,8 +38,7 @@ class Cause(enum.Enum):
     PASSWORD = "password"  # noqa: S105 - the name of a cause, no password
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One cause. Immutable."""
 
     says: str

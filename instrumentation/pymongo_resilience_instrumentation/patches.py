@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import wrapt
 from pymongo import AsyncMongoClient, MongoClient
@@ -62,8 +61,7 @@ CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
 Owner = type | ModuleType
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """One attribute of one class or module: what was there, and what we put there."""
 
     owner: Owner
@@ -72,11 +70,11 @@ class Patch:
     wrapper: Any
 
 
-@dataclass(slots=True)
 class Patches:
     """Not thread-safe: applied and removed by one thread, at start-up and at the end."""
 
-    applied: list[Patch] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.applied: list[Patch] = []
 
     def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
         """All patches but those whose feature the installed pymongo cannot have."""

@@ -6,8 +6,7 @@ Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo.errors import (
     ConnectionFailure,
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """An error code of the server's."""
 
     number: int
@@ -38,8 +36,7 @@ class Code:
     """Retryable Reads lists it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One reason, and all that leads to it. Immutable."""
 
     reason: RetryReason

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,8 +35,7 @@ class Feature(enum.Enum):
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Private names in one place of the driver, and the feature that needs them."""
 
     feature: Feature

@@ -9,7 +9,6 @@ only, which pymongo does not call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -58,11 +57,11 @@ NUMBERS = {
 @examples(400)
 @given(topology=topologies(), criteria=any_criteria())
 def test_both_leave_the_same_servers(topology: TopologyDescription, criteria: Criteria) -> None:
-    criteria = replace(criteria, open_breakers={})
+    criteria = criteria._replace(open_breakers={})
     if criteria.read_preference.staleness_limit is not None:
-        criteria = replace(criteria, deprioritized=())
+        criteria = criteria._replace(deprioritized=())
     if topology.type in ALONE:
-        criteria = replace(criteria, server_selector=None)
+        criteria = criteria._replace(server_selector=None)
     ours = {each.address for each in decide(topology, criteria).in_window}
     event(f"{len(ours)} servers")
     assert ours == left_by_the_driver(topology, criteria)

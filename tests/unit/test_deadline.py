@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +46,7 @@ def test_once_over_it_allows_nothing() -> None:
 
 def test_it_cannot_be_moved() -> None:
     deadline = Deadline.after(FakeClock(START), 1.0)
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         deadline.expires_at = 0.0  # type: ignore[misc]
 
 

@@ -136,7 +136,7 @@ def test_a_reason_that_allows_any_write_proves_that_nothing_happened(
 def test_every_reason_that_allows_any_write_is_met(reason: RetryReason) -> None:
     """So that the property above says something of each."""
     labelled = OperationFailure("busy", 462, {"errorLabels": list(BOTH_OVERLOAD_LABELS)})
-    unsent = replace(SENT, reached_connection=False)
+    unsent = SENT._replace(reached_connection=False)
     met = {
         failures.describe(labelled, SENT).reason,
         failures.describe(AutoReconnect("refused"), unsent).reason,
@@ -152,7 +152,7 @@ def refused_by_a_breaker() -> Exception:
 
 
 def test_a_refusal_from_within_an_attempt_is_another_client_s() -> None:
-    unsent = replace(SENT, reached_connection=False)
+    unsent = SENT._replace(reached_connection=False)
     own, another_s = (failures.describe(refused_by_a_breaker(), it) for it in (unsent, SENT))
     assert (own.reason, own.next_probe_in) == (RetryReason.CIRCUIT_BREAKER_OPEN, 5.0)
     assert (another_s.reason, another_s.next_probe_in) == (RetryReason.UNKNOWN, None)

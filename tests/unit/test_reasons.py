@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import replace
 
 import pytest
 from pymongo.errors import (
@@ -79,7 +78,7 @@ def test_a_class_is_classified_as_the_table_has_it(
     error: Exception, sent: bool, row: reasons.Row
 ) -> None:
     assert isinstance(error, row.errors)
-    attempt = replace(SENT, reached_connection=sent)
+    attempt = SENT._replace(reached_connection=sent)
     assert failures.describe(error, attempt).reason is row.reason
 
 
@@ -93,7 +92,7 @@ def test_every_row_of_a_class_is_among_them() -> None:
      (OSError("refused"), False), (UNTRUSTED, True)],
 )  # fmt: skip
 def test_a_peer_that_hangs_up_is_not_about_tls(cause: Exception, sent: bool) -> None:
-    attempt = replace(SENT, reached_connection=sent)
+    attempt = SENT._replace(reached_connection=sent)
     assert failures.describe(_of_tls(cause), attempt).reason is not RetryReason.TLS_ERROR
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.deadline import SHORTEST
 from pymongo_resilience_instrumentation.driver.deadline import now
@@ -25,8 +24,7 @@ class _Ours(float):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RunningTimeout:
+class RunningTimeout(NamedTuple):
     """A timeout that has begun. Immutable, so thread- and task-safe."""
 
     seconds: float | None
