@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import logging
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
@@ -83,16 +82,18 @@ def _fault_of_ours(error: Exception) -> Iterator[None]:
         raise error from error.__cause__
 
 
-@dataclass(frozen=True, slots=True)
 class _Loop:
     """What both loops share: every decision. Thread- and task-safe: but for names that are only
     ever added to a set, nothing changes."""
 
-    orchestrator: Orchestrator
-    clock: Clock
-    listener: Listener
-    told: set[str] = field(default_factory=set, compare=False)
-    """Strategies that were logged once and are not to be logged again."""
+    __slots__ = ("clock", "listener", "orchestrator", "told")
+
+    def __init__(self, orchestrator: Orchestrator, clock: Clock, listener: Listener) -> None:
+        self.orchestrator = orchestrator
+        self.clock = clock
+        self.listener = listener
+        self.told: set[str] = set()
+        """Strategies that were logged once and are not to be logged again."""
 
     def _screen(self, operation: Operation, failure: Failure) -> Verdict | Ask:
         operation.record(failure)

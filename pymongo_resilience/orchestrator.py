@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import random
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo_resilience import backoff
@@ -66,26 +65,34 @@ class Retry(NamedTuple):
     delay: float
 
 
-@dataclass(frozen=True, slots=True)
 class Ask:
     """The rules allow a retry: the strategy decides."""
+
+
+ASK = Ask()
 
 
 Verdict = GiveUp | Retry
 
 
-@dataclass(frozen=True, slots=True)
 class Orchestrator:
-    """Thread- and task-safe: immutable, and operations belong to one thread or task each."""
+    """Thread- and task-safe: nothing of it changes, and operations belong to one thread or task."""
 
-    max_retries: int = 5
-    """Retries of a command once an overload error was seen (Client Backpressure, MAX_RETRIES),
-    unless its operation has a number of its own."""
-    base_backoff: float = backoff.OVERLOAD_BASE
-    """Seconds."""
-    max_backoff: float = backoff.OVERLOAD_LIMIT
-    """Seconds."""
-    random: Random = field(default=random.random)
+    __slots__ = ("base_backoff", "max_backoff", "max_retries", "random")
+
+    def __init__(
+        self,
+        max_retries: int = 5,
+        base_backoff: float = backoff.OVERLOAD_BASE,
+        max_backoff: float = backoff.OVERLOAD_LIMIT,
+        random: Random = random.random,
+    ) -> None:
+        """``max_retries`` of a command once an overload error was seen (Client Backpressure,
+        MAX_RETRIES), unless its operation has a number of its own. Back-offs are in seconds."""
+        self.max_retries = max_retries
+        self.base_backoff = base_backoff
+        self.max_backoff = max_backoff
+        self.random = random
 
     def screen(self, operation: Operation, failure: Failure) -> GiveUp | Retry | Ask:
         """Rules 0 to 4, for a failure that ``operation`` has recorded."""
@@ -95,7 +102,7 @@ class Orchestrator:
         if failure.reason.always_retry and not _follows_texts(operation):
             controlled = RetryAction(backoff.controlled(operation.attempts))
             return self.settle(operation, failure, controlled)
-        return Ask()
+        return ASK
 
     def settle(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
         """Rules 5 to 8, with the strategy's answer."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
 from opentelemetry.context import Context
 
 from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience_instrumentation import calls, driver, transaction_spans
 from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CleanupCall, CloseNow
 from pymongo_resilience_instrumentation.cleanup_in_background import (
@@ -47,15 +47,10 @@ class _Kills:
     def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         self.runtime = runtime
         self.now: Any = runtime.async_executor if asynchronous else runtime.executor
-        orchestrator, interval = self.now.orchestrator, driver.kill_interval()
+        retries, interval = self.now.orchestrator.max_retries, driver.kill_interval()
         # The same rules; only what they call a delay is the time until the next run.
         self.background: Any = (AsyncExecutor if asynchronous else Executor)(
-            replace(
-                orchestrator,
-                base_backoff=interval,
-                max_backoff=interval,
-                random=lambda: 1.0,
-            ),
+            Orchestrator(retries, interval, interval, random=lambda: 1.0),
             NeverWaits(self.now.clock),
             self.now.listener,
         )

@@ -40,9 +40,6 @@ LIVING_TOO_SHORT = {
     # made and dropped between two decisions
     "Part": "names of pymongo's private parts",
     "Attempt": "the loop's facts, which the Failure made of them repeats",
-    "Ask": "has no fields",
-    # a base class, never made
-    "_Loop": "its subclasses are the executors",
     # raised, and never alive while a decision is made
     "ConfigurationError": "its text is about options of ours",
     "OperationTimeoutError": "handed to the application, with the server's text",
