@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pymongo.errors import ConfigurationError
 
@@ -34,8 +33,7 @@ _CLIENTS = "_pymongo_resilience_tracing"
 logger = logging.getLogger("pymongo_resilience")
 
 
-@dataclass(frozen=True, slots=True)
-class Tracing:
+class Tracing(NamedTuple):
     """Immutable, so thread- and task-safe."""
 
     enabled: bool = True
