@@ -6,8 +6,7 @@ make a cursor; its batches are operations of their own (``_run_operation``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
@@ -21,8 +20,7 @@ Target = tuple[str, str | None]
 """Database, and collection where there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublicOperation:
+class PublicOperation(NamedTuple):
     """How calls of one method appear."""
 
     name: str

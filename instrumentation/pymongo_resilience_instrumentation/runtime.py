@@ -74,7 +74,7 @@ class CallLog:
             call.declined_by = event.rule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Runtime:
     """Immutable, so thread- and task-safe; what changes is on the call."""
 

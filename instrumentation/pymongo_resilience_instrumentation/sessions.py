@@ -6,8 +6,7 @@ Source: Client Side Operations Timeout, "Sessions" and "Convenient Transactions 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import ConfigurationError, InvalidOperation
 
@@ -51,8 +50,7 @@ def default_of(session: Any) -> Policy:
     return default
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionDeadline:
+class TransactionDeadline(NamedTuple):
     """The one deadline of a with_transaction, for the operations with its session."""
 
     timeout: driver.RunningTimeout
