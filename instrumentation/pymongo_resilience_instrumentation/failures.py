@@ -55,12 +55,12 @@ MAX_TIME_EXPIRED = 50
 """The code of MaxTimeMSExpired."""
 LONGEST_BASE_MS = 1e12
 """Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
-REFUSAL = re.compile(
+REFUSAL = (
     r"operation would exceed time limit, remaining timeout:-?\d+\.\d{5}"
     r" (<= network round trip time:\d+\.\d{5}|< 1 ms) "
 )
 """How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow. The other
-end is ``driver``'s own."""
+end is ``driver``'s own.."""
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -246,7 +246,7 @@ def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
     if not isinstance(error, ExecutionTimeout) or document.keys() != {"ok", "errmsg", "code"}:
         return False
     ok, text = document["ok"], document["errmsg"]
-    return type(ok) is int and isinstance(text, str) and REFUSAL.match(text) is not None
+    return type(ok) is int and isinstance(text, str) and re.match(REFUSAL, text) is not None
 
 
 def _reason(

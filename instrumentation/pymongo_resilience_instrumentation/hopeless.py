@@ -73,17 +73,15 @@ TABLE: Mapping[Cause, Row] = {
 }
 
 
-TEXTS: Mapping[Cause, re.Pattern[str]] = {
+TEXTS: Mapping[Cause, str] = {
     # Of the standard library, with the reason after it, and of PyOpenSSL, which has other words for
     # a wrong host. What is not valid yet will be.
-    Cause.CERTIFICATE: re.compile(
-        r"certificate verify failed(?!.*not yet valid)|VerificationError\(errors="
-    ),
-    Cause.PLAIN_PORT: re.compile(r"wrong version number"),
+    Cause.CERTIFICATE: r"certificate verify failed(?!.*not yet valid)|VerificationError\(errors=",
+    Cause.PLAIN_PORT: r"wrong version number",
     # A server that is down, or has not read its configuration yet, has the name None.
-    Cause.SET_NAME: re.compile(r"this node belongs to a set named '(?!None')"),
+    Cause.SET_NAME: r"this node belongs to a set named '(?!None')",
 }
-"""What the error of a server says; of a refused password it is the code that counts."""
+"""Patterns for what a server's error says; of a refused password it is the code that counts."""
 
 
 def cause_of(error: Exception | None) -> Cause | None:
@@ -96,7 +94,7 @@ def cause_of(error: Exception | None) -> Cause | None:
     of_the_set = isinstance(error, ConfigurationError)
     possible = (Cause.SET_NAME,) if of_the_set else (Cause.CERTIFICATE, Cause.PLAIN_PORT)
     text = str(error)
-    return next((cause for cause in possible if TEXTS[cause].search(text)), None)
+    return next((cause for cause in possible if re.search(TEXTS[cause], text)), None)
 
 
 def selection_error(
