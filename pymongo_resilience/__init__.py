@@ -5,13 +5,13 @@ The engine lives here and decides; it needs neither pymongo nor OpenTelemetry.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
 from pymongo_resilience.binding import bind
 from pymongo_resilience.config import Config
-from pymongo_resilience.eligibility import SelectionRule
 from pymongo_resilience.errors import (
     CircuitBreakerOpenError,
     ConfigurationError,
@@ -25,11 +25,9 @@ from pymongo_resilience.events import (
     RetryDeclined,
     RetryScheduled,
 )
-from pymongo_resilience.explanation import ServerVerdict
 from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Operation
 from pymongo_resilience.policy import Policy, override
-from pymongo_resilience.status import ClientStatus, ServerStatus
 from pymongo_resilience.strategy import (
     BestEffort,
     FastFailOnTerminalError,
@@ -43,6 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+
+    from pymongo_resilience.client_status import ClientStatus, ServerStatus
+    from pymongo_resilience.eligibility import SelectionRule
+    from pymongo_resilience.explanation import ServerVerdict
 
 __all__ = [
     "BestEffort",
@@ -78,6 +80,22 @@ __all__ = [
     "status",
     "uninstrument",
 ]
+
+_ANSWERS = {
+    "ClientStatus": "client_status",
+    "SelectionRule": "eligibility",
+    "ServerStatus": "client_status",
+    "ServerVerdict": "explanation",
+}
+"""The types of what status() and explain_selection() return: imported for whoever asks."""
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _ANSWERS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_ANSWERS[name]}"), name)
 
 
 def instrument(

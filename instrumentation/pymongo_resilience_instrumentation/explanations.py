@@ -12,14 +12,13 @@ from pymongo_resilience_instrumentation.breakers import ALONE
 from pymongo_resilience_instrumentation.selector import applications_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from pymongo_resilience.breaker import Snapshot
     from pymongo_resilience.eligibility import Servers
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 
 def explain_selection(
@@ -59,26 +58,6 @@ def _open_breakers(breakers: Mapping[Address, Snapshot]) -> dict[str, float]:
         for address, breaker in breakers.items()
         if breaker.next_probe_in > 0
     }
-
-
-def error_message(runtime: Runtime) -> Wrapper:
-    """A topology's text of a failed selection: after pymongo's own words, every server.
-
-    It runs under the topology's lock, so a fault of ours is not even logged.
-    """
-
-    def wrapper(
-        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        text = wrapped(*args, **kwargs)
-        if not runtime.switch.on:
-            return text
-        try:
-            return f"{text} ({why_not(topology, *args)})"
-        except Exception:  # noqa: BLE001 - whatever it is, the driver's text does without ours
-            return text
-
-    return wrapper
 
 
 def why_not(topology: Any, selector: Any) -> str:

@@ -14,7 +14,6 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 
 from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
-from pymongo_resilience.breaker import BreakerSettings
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
@@ -25,14 +24,11 @@ from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation import (
     driver,
-    explanations,
     forks,
     monkey_patching,
     self_check,
-    statuses,
     tracing,
 )
-from pymongo_resilience_instrumentation.breakers import Breakers
 from pymongo_resilience_instrumentation.budgets import Budgets
 from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
@@ -47,7 +43,6 @@ from pymongo_resilience_instrumentation.metrics import (
 from pymongo_resilience_instrumentation.other_tracers import OtherTracers
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
-from pymongo_resilience_instrumentation.selector import Selectors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.span_hooks import SpanHooks
 from pymongo_resilience_instrumentation.spans import OperationSpans
@@ -56,11 +51,13 @@ from pymongo_resilience_instrumentation.transaction_spans import TransactionSpan
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.explanation import ServerVerdict
-    from pymongo_resilience.status import ClientStatus
     from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience_instrumentation.breakers import Breakers
+    from pymongo_resilience_instrumentation.selector import Selectors
 
 SCOPE = "pymongo_resilience"
 SUPPORTED = ("pymongo >= 4.17, < 5",)
@@ -137,6 +134,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def status(self, client: Any) -> ClientStatus:
         """As :func:`pymongo_resilience.status`."""
+        from pymongo_resilience_instrumentation import statuses  # noqa: PLC0415 - for who asks
+
         _check_client(client, "status")
         return statuses.status(client, self._runtime)
 
@@ -144,6 +143,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self, client: Any, read_preference: Any, *, writes: bool
     ) -> tuple[ServerVerdict, ...]:
         """As :func:`pymongo_resilience.explain_selection`."""
+        from pymongo_resilience_instrumentation import explanations  # noqa: PLC0415 - for who asks
+
         _check_client(client, "explain_selection")
         return explanations.explain_selection(client, read_preference, self._runtime, writes=writes)
 
@@ -276,6 +277,9 @@ def _breakers(
 ) -> Breakers | None:
     if config.circuit_breaker == "off":
         return None
+    from pymongo_resilience.breaker import BreakerSettings  # noqa: PLC0415 - off by default
+    from pymongo_resilience_instrumentation.breakers import Breakers  # noqa: PLC0415 - the same
+
     settings = BreakerSettings(
         failure_rate=config.circuit_breaker_failure_rate,
         window=config.circuit_breaker_window_s,
@@ -290,7 +294,13 @@ def _selectors(
     config: Config, breakers: Breakers | None, ours: switch.Switch, *, counts: bool
 ) -> Selectors | None:
     counting = counts and config.server_selection != "driver"
-    return Selectors(ours, breakers, counting=counting) if counting or breakers else None
+    if not counting and breakers is None:
+        return None
+    from pymongo_resilience_instrumentation.selector import (  # noqa: PLC0415 - pymongo mostly selects
+        Selectors,
+    )
+
+    return Selectors(ours, breakers, counting=counting)
 
 
 def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:

@@ -23,12 +23,12 @@ from pymongo_resilience_instrumentation import (
     deprioritized,
     driver,
     end_sessions_wrappers,
-    explanations,
     fast_fail,
     gridfs_wrappers,
     kill_cursors_wrappers,
     loop_wrappers,
     operations,
+    selection_errors,
     selection_wrappers,
     session_wrappers,
     sessions,
@@ -186,7 +186,7 @@ def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.topology_owners(driver.ERROR_MESSAGE):
-        yield owner, driver.ERROR_MESSAGE, explanations.error_message(runtime)
+        yield owner, driver.ERROR_MESSAGE, selection_errors.error_message(runtime)
 
 
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.status import ClientStatus, ServerStatus
+from pymongo_resilience.client_status import ClientStatus, ServerStatus
 from pymongo_resilience_instrumentation import descriptions, driver
 
 if TYPE_CHECKING:

@@ -1,0 +1,58 @@
+"""What a process imports for ``instrument()``: nothing that most of them never need."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from child_programs import ended
+
+PROGRAM = """
+import json, sys
+import pymongo, gridfs, opentelemetry.metrics, opentelemetry.trace
+import opentelemetry.instrumentation.instrumentor
+
+before = set(sys.modules)
+import pymongo_resilience
+
+pymongo_resilience.instrument()
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+ENGINE, OTHER_HALF = "pymongo_resilience", "pymongo_resilience_instrumentation"
+
+
+def imported(**variables: str) -> set[str]:
+    status, output, errors = ended([sys.executable, "-c", PROGRAM], variables)
+    assert status == 0, errors
+    return set(json.loads(output))
+
+
+@pytest.fixture(scope="module")
+def by_default() -> set[str]:
+    return imported()
+
+
+def test_the_driver_is_imported_no_further(by_default: set[str]) -> None:
+    """Neither is anything else: what is new is the library's own."""
+    assert {name.partition(".")[0] for name in by_default} == {ENGINE, OTHER_HALF}
+
+
+def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) -> None:
+    tools = {f"{OTHER_HALF}.{name}" for name in ("cli", "dashboards", "demo", "testbed")}
+    questions = {f"{ENGINE}.{name}" for name in ("client_status", "eligibility", "explanation")}
+    assert by_default & (tools | questions) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "variable", "value"),
+    [
+        (f"{ENGINE}.breaker", "CIRCUIT_BREAKER", "on"),
+        (f"{OTHER_HALF}.selector", "SERVER_SELECTION", "least_loaded"),
+    ],
+)
+def test_what_is_off_is_imported_where_it_is_on(
+    module: str, variable: str, value: str, by_default: set[str]
+) -> None:
+    assert module not in by_default
+    assert module in imported(**{f"PYMONGO_RESILIENCE_{variable}": value})
