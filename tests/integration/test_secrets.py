@@ -54,7 +54,6 @@ LIVING_TOO_SHORT = {
     "Query": "the same",
     "ExistingFilesError": "paths that the command line was given",
     # of a cursor, a transaction or a stream, while one is under way
-    "CursorTimeout": "numbers and a mode",
     "RunningTimeout": "two numbers",
     "_Ours": "a number",
     "TransactionDeadline": "these and a Policy, which hides the data it carries",
@@ -74,6 +73,11 @@ LIVING_TOO_SHORT = {
     "ServerSelectionError": "these texts",
     "IncompatibleTopologyError": "the driver's text about versions",
     "ServerSelector": "as the application's own shows itself",
+    "Mode": "words of ours",
+    "SelectionRule": "the same",
+    "ServerType": "the same",
+    "State": "the same",
+    "TopologyType": "the same",
     "ServerStatus": "an address, numbers and an error without any text of the server's",
     "ClientStatus": "these",
     # in the queue of a background task, between two ticks
