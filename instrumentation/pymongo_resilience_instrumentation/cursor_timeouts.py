@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ATTRIBUTE = "_pymongo_resilience_timeout"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class CursorTimeout:
     """Belongs to one cursor or change stream, and to whoever uses that."""
 
