@@ -74,9 +74,9 @@ class CallLog:
             call.declined_by = event.rule
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Runtime:
-    """Immutable, so thread- and task-safe; what changes is on the call."""
+    """Nothing of it changes, so it is thread- and task-safe; what does is on the call."""
 
     config: Config
     rules: NamespaceRules
