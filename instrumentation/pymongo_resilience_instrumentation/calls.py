@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
+    from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
     from pymongo_resilience_instrumentation.fast_fail import Patience
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
@@ -62,53 +63,41 @@ class Timeout(AbstractContextManager[None]):
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
-    All it has is in slots, and set when it is made: an instance's attribute that its class has as
-    well takes ten times as long to ask for (CPython 3.11).
+    What most calls never set is an attribute of the class until they do. What every call asks for
+    is none, for an attribute that the class has as well takes five times as long (CPython 3.11).
     """
-
-    __slots__ = (
-        "_target",
-        "backoff",
-        "bound",
-        "client",
-        "command_spans",
-        "cursor",
-        "deadline",
-        "declined_by",
-        "driver_connection_id",
-        "ended",
-        "ends",
-        "judged",
-        "light",
-        "made",
-        "only_reads",
-        "operation",
-        "otel_token",
-        "outer_context",
-        "patience",
-        "public",
-        "reads_inside",
-        "reasons",
-        "selected",
-        "selecting",
-        "server",
-        "span",
-        "started",
-        "timeout",
-        "token",
-        "transaction",
-        "unknown_concern",
-        "waiting",
-        "waits",
-        "waits_until",
-        "withholds",
-    )  # fmt: skip
 
     has_operations = True
     """The driver calls its own public operations inside; where it does not, an application's
     listener does, and those are calls of their own."""
 
-    def __init__(  # noqa: PLR0915 - one statement for each attribute
+    unknown_concern = False
+    """Nobody knows whether its write concern asks for an answer."""
+    bound: Policy = NOTHING
+    """The policy that the collection, database or session carries."""
+    cursor: CursorTimeout | None = None
+    """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
+    transaction: TransactionDeadline | None = None
+    """That of the with_transaction in whose callback the call's session is."""
+    ends: TransactionSpan | None = None
+    """That of the transaction which this commit or abort ends."""
+    withholds = False
+    """A command with credentials was sent: no text of an error may leave."""
+    only_reads = False
+    """A command runner was given a command that can only read."""
+    waits_until = NEVER
+    """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
+    connection may pass it."""
+    selecting: AttemptCount | None = None
+    """That of the attempt whose server the driver is selecting, where anybody counts."""
+    patience: Patience | None = None
+    """What the selection in progress has seen of the servers that it waits for."""
+    backoff = 0.0
+    declined_by: Rule | None = None
+    judged: Exception | None = None
+    """What the rules let through as it is: if it is a timeout, then not the deadline's."""
+
+    def __init__(
         self, client: Any, operation: str, target: Target | None, made: Made | None = None
     ) -> None:
         """``target`` is None where it is found out of how the method was ``made``, if need be."""
@@ -122,20 +111,6 @@ class Call:
         their own."""
         self.public = True
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
-        self.unknown_concern = False
-        """Nobody knows whether its write concern asks for an answer."""
-        self.bound = NOTHING
-        """The policy that the collection, database or session carries."""
-        self.cursor: CursorTimeout | None = None
-        """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
-        self.transaction: TransactionDeadline | None = None
-        """That of the with_transaction in whose callback the call's session is."""
-        self.ends: TransactionSpan | None = None
-        """That of the transaction which this commit or abort ends."""
-        self.withholds = False
-        """A command with credentials was sent: no text of an error may leave."""
-        self.only_reads = False
-        """A command runner was given a command that can only read."""
         self.light = False
         """The driver's loop runs as it is until an attempt fails."""
         self.ended = False
@@ -148,15 +123,8 @@ class Call:
         self.command_spans: dict[int, tuple[Span, int | None]] = {}
         """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
         ended with the call at the latest."""
-        self.waits_until = NEVER
-        """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
-        connection may pass it."""
-        self.selecting: AttemptCount | None = None
-        """That of the attempt whose server the driver is selecting, where anybody counts."""
         self.waits: list[Wait] | None = None
         """Those for a server and for a connection that it had to wait for."""
-        self.patience: Patience | None = None
-        """What the selection in progress has seen of the servers that it waits for."""
         self.waiting: set[Call] | None = None
         """Those who wait for a connection of the pool that this one waits for."""
         self.selected: Any = None
@@ -166,10 +134,6 @@ class Call:
         self.driver_connection_id: int | None = None
         self.reasons: Sequence[RetryReason] = ()
         """One for each retry."""
-        self.backoff = 0.0
-        self.declined_by: Rule | None = None
-        self.judged: Exception | None = None
-        """What the rules let through as it is: if it is a timeout, then not the deadline's."""
         self.token: Token[Call | None] | None = None
         self.otel_token: Token[Context] | None = None
         self.outer_context: Context | None = None
@@ -244,7 +208,9 @@ def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
     call.client = call.made = None
-    call.selected = call.judged = call.waits = call.patience = None
+    call.selected = None
+    if call.waits is not None or not call.light:
+        call.waits = call.judged = call.patience = None
     if call.waiting is not None:
         # Interrupted while it waited for a connection: the driver does not tell (pymongo 4.20).
         call.waiting.discard(call)

@@ -58,7 +58,8 @@ class _Sync(_Run):
             call = found()
             if call is None or not call.light or budgets.any or call.client is not client_of(loop):
                 return self.prepared(original, loop)
-            call.patience = None
+            if call.waits is not None:
+                call.patience = None
             try:
                 result = original(loop)
             except GaveUp as gave_up:
@@ -103,7 +104,8 @@ class _Async(_Run):
             call = found()
             if call is None or not call.light or budgets.any or call.client is not client_of(loop):
                 return await self.prepared(original, loop)
-            call.patience = None
+            if call.waits is not None:
+                call.patience = None
             try:
                 result = await original(loop)
             except GaveUp as gave_up:
