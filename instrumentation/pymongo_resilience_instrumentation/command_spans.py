@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bson.binary import Binary
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import calls, semconv
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from opentelemetry.trace import Tracer
-    from pymongo.monitoring import CommandFailedEvent, CommandStartedEvent, CommandSucceededEvent
+    from pymongo.monitoring import CommandFailedEvent, CommandSucceededEvent
 
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.span_hooks import SpanHooks
@@ -74,76 +74,101 @@ class CommandSpans:
 
     def __init__(self, tracer: Tracer, hooks: SpanHooks = NO_HOOKS) -> None:
         self._tracer = tracer
-        self._hooks = hooks
+        self.hooks = hooks
         self._without_call: dict[tuple[str, int], InFlight] = {}
 
-    def start(self, event: CommandStartedEvent, tracing: Tracing = DEFAULT) -> None:
-        """``tracing``: of the client that sends it."""
-        call = calls.current()
-        if _is_sensitive(event):
+    def start(  # noqa: PLR0917 - what an event of the driver's says, without the event
+        self,
+        command: Mapping[str, Any],
+        database: str,
+        request_id: int,
+        address: Address,
+        server_connection_id: Any,
+        call: calls.Call | None,
+        tracing: Tracing = DEFAULT,
+        *,
+        name: str | None = None,
+    ) -> Span | None:
+        """``call``: the one that it is sent in. ``tracing``: of the client that sends it.
+        ``name``: where the command itself was emptied, since it carries credentials.
+
+        Answers with the span, None where none is drawn.
+        """
+        if name is None:
+            name = next(iter(command), "")
+        if not command or name.lower() in SENSITIVE:
             if call is not None:
                 call.withholds = True
-            return
-        if (call is None or call.span is None) and is_suppressed():
-            return
-        name = event.command_name
-        database = "admin" if name in AGAINST_ADMIN else event.database_name
-        in_no_trace = call is not None and call.span is trace.INVALID_SPAN
-        if in_no_trace and not self._hooks.any:
+            return None
+        around = None if call is None else call.span
+        if around is None and is_suppressed():
+            return None
+        if around is trace.INVALID_SPAN and not self.hooks.any:
             # There is no SDK: what the API gives is the same again.
-            return
-        # A task started inside of a call that has ended still carries its span: not a parent.
-        orphan = call is None and calls.inherited() is not None
-        attributes = _attributes(name, database, _collection(event), event.connection_id)
-        drawn = call is not None and call.span is not None and call.span.is_recording()
+            return None
+        if name in AGAINST_ADMIN:
+            database = "admin"
+        attributes = _attributes(name, database, _collection(name, command, database), address)
+        drawn = around is not None and around.is_recording()
         if drawn:
             # Likely this one is, too, and to give them all at once takes less.
-            attributes = {**attributes, **_of_this_command(event, call)}
+            attributes = {**attributes, **_of_this_command(command, server_connection_id, call)}
+        # A task started inside of a call that has ended still carries its span: not a parent.
+        orphan = call is None and calls.inherited() is not None
         span = self._tracer.start_span(
             name,
             context=Context() if orphan else None,
             kind=SpanKind.CLIENT,
             attributes=attributes,
         )
-        in_flight = self._spans(call)
-        unfinished = in_flight.pop(event.request_id, None)
+        unfinished = self._of(call).pop(request_id, None)
         if unfinished is not None:
             unfinished[0].end()
-        in_flight[event.request_id] = span, _used_cursor(event)
+        if type(span) is NonRecordingSpan:
+            # Nothing has to end it.
+            return span
+        self._of(call)[request_id] = span, _used_cursor(name, command)
         if span.is_recording():
             if not drawn:
-                span.set_attributes(_of_this_command(event, call))
+                span.set_attributes(_of_this_command(command, server_connection_id, call))
             if tracing.quotes:
-                text = text_of(event.command, tracing.query_text_max_length)
-                span.set_attribute(semconv.DB_QUERY_TEXT, text)
-        if self._hooks.request is not None:
-            self._hooks.request(span, event)
+                span.set_attribute(
+                    semconv.DB_QUERY_TEXT, text_of(command, tracing.query_text_max_length)
+                )
+        return span
 
-    def succeed(self, event: CommandSucceededEvent) -> None:
-        span, used_cursor = self._taken(event.request_id)
+    def succeed(
+        self,
+        request_id: int,
+        reply: Any,
+        call: calls.Call | None,
+        event: CommandSucceededEvent | None = None,
+    ) -> None:
+        """``event``: for the application's hook, where it has one."""
+        span, used_cursor = self._taken(request_id, call)
         if span is None:
             return
         try:
             if span.is_recording():
-                cursor_id = _open_cursor(event.reply) or used_cursor
+                cursor_id = _open_cursor(reply) or used_cursor
                 if cursor_id:
                     span.set_attribute(semconv.CURSOR_ID, cursor_id)
-                if self._hooks.response is not None:
-                    self._hooks.response(span, event)
+                if self.hooks.response is not None and event is not None:
+                    self.hooks.response(span, event)
         finally:
             # A Ctrl-C may come while the hook runs.
             span.end()
 
     def fail(self, event: CommandFailedEvent, tracing: Tracing = DEFAULT) -> None:
         """``tracing``: of the client that sent it."""
-        span, _ = self._taken(event.request_id)
+        span, _ = self._taken(event.request_id, calls.current())
         if span is None:
             return
         try:
             if span.is_recording():
                 _record_failure(span, event, quotes=tracing.quotes)
-                if self._hooks.failed is not None:
-                    self._hooks.failed(span, event)
+                if self.hooks.failed is not None:
+                    self.hooks.failed(span, event)
         finally:
             span.end()
 
@@ -160,14 +185,13 @@ class CommandSpans:
         """In a forked child: what is in flight without a call is the parent's, which ends it."""
         self._without_call.clear()
 
-    def _taken(self, request_id: int) -> tuple[Span | None, int | None]:
+    def _taken(self, request_id: int, call: calls.Call | None) -> tuple[Span | None, int | None]:
         """The span of a command that ends, None for one whose start drew none; and its cursor."""
-        call = calls.current()
         if call is not None:
             return call.command_spans.pop(request_id, NOTHING)
         return self._without_call.get(_thread_or_task(), {}).pop(request_id, NOTHING)
 
-    def _spans(self, call: calls.Call | None) -> InFlight:
+    def _of(self, call: calls.Call | None) -> InFlight:
         if call is not None:
             return call.command_spans
         return self._without_call.setdefault(_thread_or_task(), {})
@@ -181,31 +205,26 @@ def _thread_or_task() -> tuple[str, int]:
     return ("thread", threading.get_ident()) if task is None else ("task", id(task))
 
 
-def _is_sensitive(event: CommandStartedEvent) -> bool:
-    # The driver empties the command of a hello that carries credentials.
-    return event.command_name.lower() in SENSITIVE or not event.command
-
-
-def _collection(event: CommandStartedEvent) -> str | None:
-    if event.database_name == "admin":
+def _collection(name: str, command: Mapping[str, Any], database: str) -> str | None:
+    if database == "admin":
         return None
-    name = event.command_name
     if name != "getMore" and name not in NAMING_A_COLLECTION:
         return None
-    value = event.command.get("collection" if name == "getMore" else name)
+    value = command.get("collection" if name == "getMore" else name)
     # Plain: a bson.Code is a str that cannot be hashed.
     return str(value) if isinstance(value, str) else None
 
 
-def _of_this_command(event: CommandStartedEvent, call: calls.Call | None) -> dict[str, Any]:
+def _of_this_command(
+    command: Mapping[str, Any], server_connection_id: Any, call: calls.Call | None
+) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     # The server's word, as the cursor's id further down: what is no number is left out.
-    server_connection_id = _number(event.server_connection_id)
-    if server_connection_id is not None:
-        attributes[semconv.SERVER_CONNECTION_ID] = server_connection_id
+    number = _number(server_connection_id)
+    if number is not None:
+        attributes[semconv.SERVER_CONNECTION_ID] = number
     if call is not None and call.driver_connection_id is not None:
         attributes[semconv.DRIVER_CONNECTION_ID] = call.driver_connection_id
-    command = event.command
     session_id = _session_id(command.get("lsid"))
     if session_id is not None:
         attributes[semconv.LSID] = session_id
@@ -215,12 +234,12 @@ def _of_this_command(event: CommandStartedEvent, call: calls.Call | None) -> dic
     return attributes
 
 
-def _used_cursor(event: CommandStartedEvent) -> int | None:
+def _used_cursor(name: str, command: Mapping[str, Any]) -> int | None:
     """The one cursor that it reads on or closes; an attribute once it has succeeded."""
-    if event.command_name == "getMore":
-        return _number(event.command.get("getMore"))
-    if event.command_name == "killCursors":
-        ids = event.command.get("cursors")
+    if name == "getMore":
+        return _number(command.get("getMore"))
+    if name == "killCursors":
+        ids = command.get("cursors")
         return _number(ids[0]) if isinstance(ids, list) and len(ids) == 1 else None
     return None
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.tracing import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.switch import Switch
+    from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import ClientState
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
@@ -39,6 +40,22 @@ class OurListener:
 
 
 _L = TypeVar("_L", bound=OurListener)
+
+
+def _logged(method: Callable[..., None]) -> Callable[..., None]:
+    """The function; what it raises is logged once."""
+    logged = False
+
+    def told(*said: Any, **named: Any) -> None:
+        nonlocal logged
+        try:
+            method(*said, **named)
+        except Exception:
+            if not logged:
+                logged = True
+                logger.exception("a fault of pymongo-resilience in %s", method.__qualname__)
+
+    return told
 
 
 def _safely(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
@@ -105,16 +122,90 @@ class Commands(OurListener, monitoring.CommandListener):
         call = calls.current()
         if call is not None:
             call.server = event.connection_id
-        if self._drawn_elsewhere is None or not self._drawn_elsewhere():
-            self._spans.start(event, self._tracing)
+        if self._drawn_elsewhere is not None and self._drawn_elsewhere():
+            return
+        span = self._spans.start(
+            event.command,
+            event.database_name,
+            event.request_id,
+            event.connection_id,
+            event.server_connection_id,
+            call,
+            self._tracing,
+            name=event.command_name,
+        )
+        if span is not None and self._spans.hooks.request is not None:
+            self._spans.hooks.request(span, event)
 
     @_harmless
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        self._spans.succeed(event)
+        self._spans.succeed(event.request_id, event.reply, calls.current(), event)
 
     @_harmless
     def failed(self, event: monitoring.CommandFailedEvent) -> None:
         self._spans.fail(event, self._tracing)
+
+    def without_events(self) -> dict[str, Callable[..., None]]:
+        """What the driver may call in place of making events, where nobody else wants them."""
+        if self._spans.hooks.any or self._drawn_elsewhere is not None:
+            return {}
+        switch, spans, tracing = self.switch, self._spans, self._tracing
+
+        def start(  # noqa: PLR0917 - the driver's own, as is what follows
+            command: Any,
+            database_name: str,
+            request_id: int,
+            connection_id: Any,
+            server_connection_id: int | None,
+            op_id: int | None = None,
+            service_id: Any = None,
+        ) -> None:
+            if not switch.on:
+                return
+            if "speculativeAuthenticate" in command:
+                # The event of such a command leaves out what is secret of it.
+                event = monitoring.CommandStartedEvent(
+                    command,
+                    database_name,
+                    request_id,
+                    connection_id,
+                    op_id,
+                    service_id,
+                    server_connection_id,
+                )
+                self.started(event)
+                return
+            call = calls.current()
+            if call is not None:
+                call.server = connection_id
+            spans.start(
+                command,
+                database_name,
+                request_id,
+                connection_id,
+                server_connection_id,
+                call,
+                tracing,
+            )
+
+        def succeed(
+            duration: Any,  # noqa: ARG001 - as the driver may name it, and so is what follows
+            reply: Any,
+            command_name: str,  # noqa: ARG001
+            request_id: int,
+            *_: Any,
+            **__: Any,
+        ) -> None:
+            if not switch.on:
+                return
+            call = calls.current()
+            if call is None or call.command_spans:
+                spans.succeed(request_id, reply, call)
+
+        return {
+            "publish_command_start": _logged(start),
+            "publish_command_success": _logged(succeed),
+        }
 
 
 class LastServer(OurListener, monitoring.CommandListener):
@@ -201,25 +292,35 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     def connection_check_out_started(
         self, event: monitoring.ConnectionCheckOutStartedEvent
     ) -> None:
+        self._asked(event.address)
+
+    def _asked(self, address: Address) -> None:
+        if not self.switch.on:
+            return
         call = calls.current()
-        pool = self._pools.get(event.address)
+        pool = self._pools.get(address)
         if self._metrics is not None and call is not None and pool is not None:
             call.waiting = pool.waiting
             pool.waiting.add(call)
 
     @_safely
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
-        pool = self._pools.get(event.address)
+        self._taken(event.address, event.connection_id, event.duration)
+
+    def _taken(self, address: Address, connection_id: int, duration: float | None) -> None:
+        pool = self._pools.get(address)
         if pool is not None:
-            pool.checked_out(event.connection_id)
+            pool.checked_out(connection_id)
         if not self.switch.on:
             return
         call = calls.current()
         if call is not None:
-            _waits_no_more(call)
-            call.driver_connection_id = event.connection_id
+            if call.waiting is not None:
+                call.waiting.discard(call)
+                call.waiting = None
+            call.driver_connection_id = connection_id
         if self._metrics is not None and pool is not None:
-            self._metrics.waited(pool, event.duration, call)
+            self._metrics.waited(pool, duration, call)
 
     @_harmless
     def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
@@ -232,14 +333,28 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
 
     @_safely
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
-        pool = self._pools.get(event.address)
-        seconds = None if pool is None else pool.checked_in(event.connection_id)
+        self._given_back(event.address, event.connection_id)
+
+    def _given_back(self, address: Address, connection_id: int) -> None:
+        pool = self._pools.get(address)
+        seconds = None if pool is None else pool.checked_in(connection_id)
         if not self.switch.on:
             return
         if self._metrics is not None and pool is not None and seconds is not None:
             self._metrics.used(pool, seconds, calls.current())
         if self._spans is not None:
             self._spans.leave_connection()
+
+    def without_events(self) -> dict[str, Callable[..., None]]:
+        """As for commands; not for what happens once in the life of a connection."""
+        return {
+            f"publish_connection_{name}": _logged(told)
+            for name, told in (
+                ("check_out_started", self._asked),
+                ("checked_out", self._taken),
+                ("checked_in", self._given_back),
+            )
+        }
 
     @_safely
     def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
@@ -250,6 +365,14 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     def pool_ready(self, event: monitoring.PoolReadyEvent) -> None: ...
 
     def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
+
+
+def tell_without_events(client: Any) -> None:
+    """Where ours alone listen to a client that was made, the driver makes no event for each command
+    and for each connection taken."""
+    for each in client.options.event_listeners:
+        if isinstance(each, (Commands, Pools)):
+            driver.tell(client, each, each.without_events())
 
 
 def _waits_no_more(call: Call) -> None:

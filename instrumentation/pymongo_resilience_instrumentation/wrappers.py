@@ -18,6 +18,7 @@ from pymongo_resilience_instrumentation import (
     client_options,
     cursor_makers,
     driver,
+    listeners,
     new_clients,
     operations,
     sessions,
@@ -232,6 +233,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
         wrapped(*args, **kwargs)
         try:
             runtime.deprecated.meet(client)
+            listeners.tell_without_events(client)
             if hides_listeners:
                 driver.show_listeners(client, given)
                 driver.show_selector(client, *selector)

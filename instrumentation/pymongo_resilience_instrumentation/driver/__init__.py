@@ -46,6 +46,7 @@ from pymongo_resilience_instrumentation.driver.deadline import (
     remaining,
     timeout_in_force,
 )
+from pymongo_resilience_instrumentation.driver.events import tell
 from pymongo_resilience_instrumentation.driver.gridfs import (
     files_of_bucket,
     files_of_stream,
@@ -260,6 +261,7 @@ __all__ = [
     "show_selector",
     "stream_classes",
     "target_of_stream",
+    "tell",
     "time_to_connect",
     "time_to_wait",
     "timeout_in_force",

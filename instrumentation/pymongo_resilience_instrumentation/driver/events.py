@@ -1,0 +1,53 @@
+"""The events of commands and connections, told to a listener of ours without an object for each.
+
+pymongo builds an event for each command that starts and ends, and for each connection taken and
+given back, with a property for everything in it. Where a listener of ours is the only one of its
+kind, it is handed what the event would be made of.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pymongo import monitoring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_KINDS = (monitoring.CommandListener, monitoring.ConnectionPoolListener)
+_OF_A_COMMAND = ("request_id", "connection_id", "server_connection_id", "op_id", "service_id")
+ARGUMENTS = {
+    "publish_command_start": ("command", "database_name", *_OF_A_COMMAND),
+    "publish_command_success": (
+        "duration", "reply", "command_name", *_OF_A_COMMAND, "speculative_hello", "database_name",
+    ),
+    "publish_connection_check_out_started": ("address",),
+    "publish_connection_checked_out": ("address", "connection_id", "duration"),
+    "publish_connection_checked_in": ("address", "connection_id"),
+}  # fmt: skip
+"""The methods that functions given to ``tell`` stand in for, as in pymongo 4.17 to 4.20."""
+
+
+def tell(client: Any, listener: Any, instead: Mapping[str, Callable[..., None]]) -> None:
+    """Have ``instead`` called, by the names in ``ARGUMENTS``, in place of making the events.
+
+    Nothing changes where somebody else listens to the same kind as well, or where pymongo's methods
+    have other arguments than they are known to have. Those of ``instead`` must not raise.
+    """
+    publisher = client._event_listeners
+    if publisher is None or not all(_is_as_known(name) for name in instead):
+        return
+    kind = next(each for each in _KINDS if isinstance(listener, each))
+    if [each for each in publisher.event_listeners() if isinstance(each, kind)] == [listener]:
+        vars(publisher).update(instead)
+
+
+@cache
+def _is_as_known(name: str) -> bool:
+    method = getattr(monitoring._EventListeners, name, None)
+    if method is None:
+        return False
+    _, *arguments = inspect.signature(method).parameters
+    return tuple(arguments) == ARGUMENTS[name]
