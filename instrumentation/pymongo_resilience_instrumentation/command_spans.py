@@ -18,6 +18,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes, namespace_text
 from pymongo_resilience_instrumentation.query_text import text_of
+from pymongo_resilience_instrumentation.sampling import Sampling
 from pymongo_resilience_instrumentation.span_hooks import NO_HOOKS
 from pymongo_resilience_instrumentation.spans import KNOWN_NAMES, end_span, record_error
 from pymongo_resilience_instrumentation.suppression import is_suppressed
@@ -75,6 +76,7 @@ class CommandSpans:
     def __init__(self, tracer: Tracer, hooks: SpanHooks = NO_HOOKS) -> None:
         self._tracer = tracer
         self.hooks = hooks
+        self._sampling = Sampling(tracer)
         self._without_call: dict[tuple[str, int], InFlight] = {}
 
     def start(  # noqa: PLR0917 - what an event of the driver's says, without the event
@@ -101,10 +103,7 @@ class CommandSpans:
                 call.withholds = True
             return None
         around = None if call is None else call.span
-        if around is None and is_suppressed():
-            return None
-        if around is trace.INVALID_SPAN and not self.hooks.any:
-            # There is no SDK: what the API gives is the same again.
+        if not self._asks_tracer(around):
             return None
         if name in AGAINST_ADMIN:
             database = "admin"
@@ -136,6 +135,19 @@ class CommandSpans:
                     semconv.DB_QUERY_TEXT, text_of(command, tracing.query_text_max_length)
                 )
         return span
+
+    def _asks_tracer(self, around: Span | None) -> bool:
+        """``around``: the operation's span, None where it has none. False where nothing but a span
+        that records nothing can come of it, and no hook of the application waits for that."""
+        if around is None:
+            return not is_suppressed()
+        if self.hooks.any:
+            return True
+        if around is trace.INVALID_SPAN:
+            # There is no SDK: what the API gives is the same again.
+            return False
+        below_undrawn = type(around) is NonRecordingSpan and trace.get_current_span() is around
+        return not (below_undrawn and self._sampling.never_below_undrawn())
 
     def succeed(
         self,

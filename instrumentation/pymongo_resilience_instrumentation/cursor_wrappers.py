@@ -42,6 +42,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
         runtime.begin(call, operation.session)
+        call.server = driver.pinned_address(operation)
         try:
             if cursor is not None and call.transaction is None:
                 _apply(runtime, call, cursor, first=name != "getMore")

@@ -367,12 +367,21 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
 
 
-def tell_without_events(client: Any) -> None:
+def tell_without_events(client: Any, *, dispensable: bool) -> None:
     """Where ours alone listen to a client that was made, the driver makes no event for each command
-    and for each connection taken."""
+    and for each connection taken.
+
+    ``dispensable``: nobody but the spans needs to know of commands.
+    """
     for each in client.options.event_listeners:
         if isinstance(each, (Commands, Pools)):
-            driver.tell(client, each, each.without_events())
+            instead = each.without_events()
+            driver.tell(
+                client,
+                each,
+                instead,
+                dispensable=dispensable and isinstance(each, Commands) and bool(instead),
+            )
 
 
 def _waits_no_more(call: Call) -> None:
@@ -389,8 +398,11 @@ def listeners_of(
     *,
     tracing: Tracing = DEFAULT,
     drawn_elsewhere: Callable[[], bool] | None = None,
+    tells_server: bool = False,
 ) -> list[Any]:
     """What one new client is given: nothing that nobody consumes, since each listener costs.
+
+    ``tells_server``: nothing but a command's event tells which server an operation went to.
 
     No server or topology listeners: with one, pymongo starts a thread for each client, whose
     ``close()`` then takes half a second longer, and an async client can no longer be made outside
@@ -399,7 +411,7 @@ def listeners_of(
     if spans is not None:
         chosen: list[Any] = [Commands(spans, switch, tracing, drawn_elsewhere)]
     elif metrics is not None:
-        chosen = [LastServer(switch)]
+        chosen = [LastServer(switch)] if tells_server else []
     else:
         return []
     if metrics is not None:

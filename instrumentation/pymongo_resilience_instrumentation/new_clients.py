@@ -44,6 +44,7 @@ def equip(
         runtime.driver_metrics,
         runtime.switch,
         tracing=tracing,
+        tells_server=not runtime.judges,
         drawn_elsewhere=(
             contrib_is_active if draws and runtime.tracers.drawn_by_contrib() else None
         ),

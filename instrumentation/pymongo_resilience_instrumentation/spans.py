@@ -10,10 +10,11 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience.unquoting import stack
-from pymongo_resilience_instrumentation import calls, semconv
+from pymongo_resilience_instrumentation import calls, driver, semconv
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures import attribute
 from pymongo_resilience_instrumentation.outcomes import outcome_of
+from pymongo_resilience_instrumentation.sampling import Sampling
 from pymongo_resilience_instrumentation.seen_waits import For
 from pymongo_resilience_instrumentation.suppression import is_suppressed
 from pymongo_resilience_instrumentation.tracing import tracing_of
@@ -63,11 +64,12 @@ class OperationSpans:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
+        self._sampling = Sampling(tracer)
 
     def start(self, call: Call, transaction: Span | None = None) -> None:
         """``transaction``: the span of the one that it is in."""
         outer = context.get_current()
-        if is_suppressed(outer) or not tracing_of(call.client).enabled:
+        if (outer and is_suppressed(outer)) or not tracing_of(call.client).enabled:
             return
         name, attributes = _operation_attributes(
             # A transaction's end has no database of its own.
@@ -82,7 +84,13 @@ class OperationSpans:
             attributes=attributes,
         )
         call.span = span
-        if span is trace.INVALID_SPAN:
+        invalid = span is trace.INVALID_SPAN
+        events = driver.command_events(call.client)
+        if events is not None:
+            wanted = not (invalid or self._sampling.never())
+            if events.wanted is not wanted:
+                events.want(wanted)
+        if invalid:
             # Of an API without an SDK, and outside of any trace: nothing has to find it.
             return
         call.outer_context = outer
@@ -96,7 +104,7 @@ class OperationSpans:
                     end_span(command_span, error)
                 call.command_spans.clear()
         finally:
-            if call.span is not None:
+            if call.span is not None and call.span is not trace.INVALID_SPAN:
                 _end_operation(call, call.span, error)
 
     def add_waits(self, call: Call) -> None:

@@ -233,7 +233,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
         wrapped(*args, **kwargs)
         try:
             runtime.deprecated.meet(client)
-            listeners.tell_without_events(client)
+            listeners.tell_without_events(client, dispensable=runtime.judges)
             if hides_listeners:
                 driver.show_listeners(client, given)
                 driver.show_selector(client, *selector)

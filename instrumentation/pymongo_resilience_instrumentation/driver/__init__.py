@@ -28,6 +28,7 @@ from pymongo_resilience_instrumentation.driver.cursors import (
     cursor_of_stream,
     is_tailable,
     max_await_time_ms,
+    pinned_address,
     sending_without_max_time,
     set_timeout_of_each_next,
     stream_classes,
@@ -46,7 +47,10 @@ from pymongo_resilience_instrumentation.driver.deadline import (
     remaining,
     timeout_in_force,
 )
-from pymongo_resilience_instrumentation.driver.events import tell
+from pymongo_resilience_instrumentation.driver.events import (
+    command_events,
+    tell,
+)
 from pymongo_resilience_instrumentation.driver.gridfs import (
     files_of_bucket,
     files_of_stream,
@@ -183,6 +187,7 @@ __all__ = [
     "client",
     "client_of_connection",
     "client_of_stream",
+    "command_events",
     "commanded_connections",
     "connection_classes",
     "connects_for_an_operation",
@@ -235,6 +240,7 @@ __all__ = [
     "operations_in_progress",
     "parts",
     "passing_command",
+    "pinned_address",
     "prepare_retry",
     "reached_connection",
     "refuse_without_end",

@@ -15,6 +15,8 @@ from pymongo_resilience_instrumentation.driver.time_limits import LIMIT, limited
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pymongo_resilience_instrumentation.addresses import Address
+
 _PLACES = (
     ("pymongo.synchronous.cursor", "Cursor"),
     ("pymongo.asynchronous.cursor", "AsyncCursor"),
@@ -41,6 +43,15 @@ def cursor_of(method: Any) -> Any:
     """The cursor that ``_run_operation`` sends for, given its second argument, a method of the
     cursor: what unpacks the reply (4.17), or sends (4.20)."""
     return getattr(method, "__self__", None)
+
+
+def pinned_address(operation: Any) -> Address | None:
+    """Of the server whose connection the cursor keeps: such a batch does not enter the loop, which
+    would note its server. None for any other."""
+    manager = getattr(operation, "conn_mgr", None)
+    connection = getattr(manager, "conn", None)
+    found: Address | None = getattr(connection, "address", None)
+    return found
 
 
 def is_tailable(cursor: Any) -> bool:

@@ -30,8 +30,45 @@ ARGUMENTS = {
 """The methods that functions given to ``tell`` stand in for, as in pymongo 4.17 to 4.20."""
 
 
-def tell(client: Any, listener: Any, instead: Mapping[str, Callable[..., None]]) -> None:
+_ENABLED = "_EventListeners__enabled_for_commands"
+_KEPT = "_pymongo_resilience_command_events"
+
+
+class CommandEvents:
+    """Whether the driver tells of one client's commands at all: what it has to make up to tell is
+    made for nothing where no span can come of it.
+
+    Thread-safe: one step of a dictionary. Where two threads disagree, whoever is last wins, and the
+    next operation says anew what it wants.
+    """
+
+    __slots__ = ("_of_publisher", "wanted")
+
+    def __init__(self, publisher: Any) -> None:
+        self._of_publisher = vars(publisher)
+        self.wanted = True
+
+    def want(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self._of_publisher[_ENABLED] = wanted
+
+
+def command_events(client: Any) -> CommandEvents | None:
+    """None where they are told in any case."""
+    found: CommandEvents | None = getattr(client, "__dict__", {}).get(_KEPT)
+    return found
+
+
+def tell(
+    client: Any,
+    listener: Any,
+    instead: Mapping[str, Callable[..., None]],
+    *,
+    dispensable: bool = False,
+) -> None:
     """Have ``instead`` called, by the names in ``ARGUMENTS``, in place of making the events.
+
+    ``dispensable``: that they are told at all may be switched off, by ``command_events``.
 
     Nothing changes where somebody else listens to the same kind as well, or where pymongo's methods
     have other arguments than they are known to have. Those of ``instead`` must not raise.
@@ -42,6 +79,8 @@ def tell(client: Any, listener: Any, instead: Mapping[str, Callable[..., None]])
     kind = next(each for each in _KINDS if isinstance(listener, each))
     if [each for each in publisher.event_listeners() if isinstance(each, kind)] == [listener]:
         vars(publisher).update(instead)
+        if dispensable and _ENABLED in vars(publisher):
+            vars(client)[_KEPT] = CommandEvents(publisher)
 
 
 @cache

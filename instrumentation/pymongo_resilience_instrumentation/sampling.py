@@ -1,0 +1,49 @@
+"""Whether a tracer can draw at all, and whether it can below a span that it did not draw.
+
+Only what is certain counts: an SDK's own samplers, asked what they are by the description that
+OpenTelemetry's specification asks of them ("Sampler", "GetDescription").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+SDK = "opentelemetry.sdk.trace.sampling"
+OFF = "AlwaysOffSampler"
+
+
+class Sampling:
+    """Of one tracer. Thread- and task-safe: what two find out at once is the same."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._sampler: Any = None
+        self._never = self._never_below = False
+
+    def never(self) -> bool:
+        """Whether it draws no span at all."""
+        if getattr(self._tracer, "sampler", None) is not self._sampler:
+            self._look()
+        return self._never
+
+    def never_below_undrawn(self) -> bool:
+        """Whether it draws no span whose parent, of this process, it did not draw."""
+        if getattr(self._tracer, "sampler", None) is not self._sampler:
+            self._look()
+        return self._never_below
+
+    def _look(self) -> None:
+        # Read anew, so that whoever gives the tracer another one is heard.
+        sampler = getattr(self._tracer, "sampler", None)
+        described = ""
+        if sampler is not None and type(sampler).__module__ == SDK:
+            described = sampler.get_description()
+        self._never = described == OFF
+        self._never_below = self._never or (
+            described.startswith("ParentBased{")
+            and described.endswith(f"localParentNotSampled:{OFF}}}")
+        )
+        self._sampler = sampler
