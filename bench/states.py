@@ -47,8 +47,8 @@ def prepare(state: str) -> Callable[[Any], Any]:
         from pymongo_resilience import Config, instrument
 
         telemetry = who == OURS
-        provider = _meter_provider(what)
-        instrument(Config(traces=telemetry, metrics=telemetry), meter_provider=provider)
+        without = OTHER_METRICS if DURATION in what else ()
+        instrument(Config(traces=telemetry, metrics=telemetry, metrics_without=without))
     return lambda call: call
 
 
@@ -62,31 +62,6 @@ def _tenacity() -> Callable[[Any], Any]:
         retry=tenacity.retry_if_exception_type(AutoReconnect),
         reraise=True,
     )
-
-
-def _meter_provider(what: list[str]) -> Any:
-    """The global one; or one that records the duration and takes the other histograms for nothing,
-    as a View could not: the SDK looks at each record before a View drops it."""
-    from opentelemetry import metrics
-
-    provider = metrics.get_meter_provider()
-    if DURATION not in what:
-        return provider
-
-    class Provider(metrics.MeterProvider):
-        def get_meter(self, *args: Any, **kwargs: Any) -> Any:
-            meter = provider.get_meter(*args, **kwargs)
-            create = meter.create_histogram
-
-            def create_histogram(name: str, *args: Any, **kwargs: Any) -> Any:
-                if name in OTHER_METRICS:
-                    return metrics.NoOpHistogram(name)
-                return create(name, *args, **kwargs)
-
-            meter.create_histogram = create_histogram
-            return meter
-
-    return Provider()
 
 
 def _configure_sdk(*, sampled: bool, metrics: bool) -> None:

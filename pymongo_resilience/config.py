@@ -22,9 +22,11 @@ from pymongo_resilience.kinds import (
     integer,
     number,
     one_of,
+    several_of,
     shown,
     warn_unknown,
 )
+from pymongo_resilience.metric_names import METRICS
 from pymongo_resilience.namespaces import problems_of
 from pymongo_resilience.policy_file import policies_of
 from pymongo_resilience.strategy import NAMED
@@ -163,6 +165,11 @@ class Config:
         "Whether durations are told apart by collection; off where their names are without "
         "number, one for each customer or day, say.",
     )
+    metrics_without: tuple[str, ...] = _option(
+        (),
+        several_of(METRICS),
+        "Metrics that are not measured at all, for what they cost each operation.",
+    )
     policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 
@@ -175,6 +182,8 @@ class Config:
         problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
+        # Of a TOML file it is a list.
+        object.__setattr__(self, "metrics_without", tuple(self.metrics_without))
         # A copy: what the caller changes later must not seem to hold.
         object.__setattr__(self, "policies", dict(self.policies))
 

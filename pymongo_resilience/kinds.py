@@ -70,6 +70,21 @@ def one_of(names: Iterable[str], *, optional: bool = False) -> Kind:
     return Kind("name", "one of " + ", ".join(known), str, legal)
 
 
+def several_of(names: Iterable[str]) -> Kind:
+    """A sequence of names; in a variable, with commas between."""
+    known = tuple(names)
+
+    def parse(text: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+
+    def legal(value: Any) -> bool:
+        return isinstance(value, (tuple, list)) and all(
+            isinstance(each, str) and each in known for each in value
+        )
+
+    return Kind("names", "any of " + ", ".join(known), parse, legal)
+
+
 CURSOR_LIFETIME = "cursor_lifetime"
 ITERATION = "iteration"
 TIMEOUT_MODES = (CURSOR_LIFETIME, ITERATION)

@@ -62,7 +62,7 @@ def options_table() -> str:
 
 
 def _default(option: Option) -> str:
-    if option.default is None:
+    if option.default is None or option.default == ():
         return "unset"
     value = option.default
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

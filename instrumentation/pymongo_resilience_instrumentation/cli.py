@@ -271,6 +271,8 @@ def _said(value: object) -> str:
 def _shown(value: object) -> str:
     if value is None:
         return "unset"
+    if isinstance(value, tuple):
+        return ",".join(value) or "unset"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

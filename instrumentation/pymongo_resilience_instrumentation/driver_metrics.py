@@ -11,9 +11,12 @@ from pymongo.monitoring import ConnectionCheckOutFailedReason
 
 from pymongo_resilience_instrumentation import semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes
+from pymongo_resilience_instrumentation.instruments import Instruments
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Histogram, Meter
+    from collections.abc import Collection
+
+    from opentelemetry.metrics import Meter
 
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
@@ -28,67 +31,64 @@ operation: what they measure must not lead to its trace. The SDK takes an empty 
 class DriverMetrics:
     """Thread- and task-safe. Durations are seconds."""
 
-    def __init__(self, meter: Meter) -> None:
-        def histogram(name: str, description: str) -> Histogram:
-            return meter.create_histogram(
-                name,
-                unit="s",
-                description=description,
-                explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
-            )
-
-        self._wait_time = histogram(
+    def __init__(self, meter: Meter, without: Collection[str] = ()) -> None:
+        """``without``: the names of instruments that are left out."""
+        made = Instruments(meter, without)
+        self._wait_time = made.histogram(
             semconv.CONNECTION_WAIT_TIME, "Time until the pool gave a connection."
         )
-        self._use_time = histogram(
+        self._use_time = made.histogram(
             semconv.CONNECTION_USE_TIME, "Time from taking a connection to giving it back."
         )
-        self._create_time = histogram(
+        self._create_time = made.histogram(
             semconv.CONNECTION_CREATE_TIME,
             "Time to connect: TCP, TLS, hello and authentication.",
         )
-        self._timeouts = meter.create_counter(
+        self._timeouts = made.counter(
             semconv.CONNECTION_TIMEOUTS,
-            unit="{timeout}",
-            description="Waits for a connection of the pool that ended without one, out of time.",
+            "Waits for a connection of the pool that ended without one, out of time.",
+            "{timeout}",
         )
-        self._heartbeat = histogram(
+        self._heartbeat = made.histogram(
             semconv.HEARTBEAT_DURATION,
             "Duration of a monitor's hello; an awaited one lasts as long as the server likes.",
         )
-        self._heartbeat_failures = meter.create_counter(
-            semconv.HEARTBEAT_FAILURES,
-            unit="{failure}",
-            description="Hellos of a monitor that failed.",
+        self._heartbeat_failures = made.counter(
+            semconv.HEARTBEAT_FAILURES, "Hellos of a monitor that failed.", "{failure}"
         )
+        self.counts_uses = not {semconv.CONNECTION_COUNT, semconv.CONNECTION_USE_TIME} <= {*without}
+        """Whether anybody asks which connections are in use, and for how long."""
+        self.counts_waiting = semconv.CONNECTION_PENDING_REQUESTS not in without
+        """Whether anybody asks who waits for a connection."""
 
     def waited(self, pool: Pool, seconds: float | None, call: Call | None) -> None:
         """``call``, here and below: the one that it is measured in, which its exemplars lead to.
 
         What makes no sense is not recorded: None, or less than nothing.
         """
-        if seconds is not None and 0 <= seconds < math.inf:
+        if self._wait_time is not None and seconds is not None and 0 <= seconds < math.inf:
             self._wait_time.record(seconds, pool.attributes, _context(call))
 
     def used(self, pool: Pool, seconds: float, call: Call | None) -> None:
-        self._use_time.record(seconds, pool.attributes, _context(call))
+        if self._use_time is not None:
+            self._use_time.record(seconds, pool.attributes, _context(call))
 
     def connected(self, pool: Pool, seconds: float | None, call: Call | None) -> None:
-        if seconds is not None and 0 <= seconds < math.inf:
+        if self._create_time is not None and seconds is not None and 0 <= seconds < math.inf:
             self._create_time.record(seconds, pool.attributes, _context(call))
 
     def refused(self, pool: Pool, reason: str, call: Call | None) -> None:
         """A check-out ended without a connection."""
-        if reason == ConnectionCheckOutFailedReason.TIMEOUT:
+        if self._timeouts is not None and reason == ConnectionCheckOutFailedReason.TIMEOUT:
             self._timeouts.add(1, pool.attributes, _context(call))
 
     def heartbeat(
         self, server: Address, seconds: float | None, *, awaited: bool, failed: bool
     ) -> None:
         attributes: dict[str, Any] = {**address_attributes(server), semconv.AWAITED: awaited}
-        if seconds is not None and 0 <= seconds < math.inf:
+        if self._heartbeat is not None and seconds is not None and 0 <= seconds < math.inf:
             self._heartbeat.record(seconds, attributes, NO_CONTEXT)
-        if failed:
+        if failed and self._heartbeat_failures is not None:
             self._heartbeat_failures.add(1, attributes, NO_CONTEXT)
 
 

@@ -124,8 +124,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self._patches.apply(runtime, without=without)
         if config.metrics:
             provider = kwargs.get("meter_provider")
-            self._gauges = server_metrics(_meter(provider), provider)
-            self._gauges.show(runtime.clients, runtime.breakers)
+            self._gauges = server_metrics(_meter(provider), provider, config.metrics_without)
+            self._gauges.show(runtime.clients, runtime.breakers, config.metrics_without)
         forks.watch(runtime)
         switch.current = runtime.switch
         runtime.switch.on = True
@@ -230,8 +230,10 @@ def _runtime(
         hearing.append(operation_spans)
     if config.metrics:
         meter = _meter(meter_provider)
-        operation_metrics = OperationMetrics(meter, by_collection=config.metrics_by_collection)
-        driver_metrics = DriverMetrics(meter)
+        operation_metrics = OperationMetrics(
+            meter, by_collection=config.metrics_by_collection, without=config.metrics_without
+        )
+        driver_metrics = DriverMetrics(meter, config.metrics_without)
         hearing.append(operation_metrics)
     rules = _rules(config, strategy)
     clock, listener = MonotonicClock(), Broadcast([*hearing, *listeners])

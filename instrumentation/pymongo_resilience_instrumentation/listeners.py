@@ -42,53 +42,44 @@ class OurListener:
 _L = TypeVar("_L", bound=OurListener)
 
 
-def _logged(method: Callable[..., None]) -> Callable[..., None]:
-    """The function; what it raises is logged once."""
-    logged = False
+class _Complaint:
+    """Logs the first exception of a callback."""
 
-    def told(*said: Any, **named: Any) -> None:
-        nonlocal logged
-        try:
-            method(*said, **named)
-        except Exception:
-            if not logged:
-                logged = True
-                logger.exception("a fault of pymongo-resilience in %s", method.__qualname__)
+    def __init__(self, callback: str) -> None:
+        self._callback = callback
+        self._logged = False
 
-    return told
+    def log(self, error: Exception) -> None:
+        if not self._logged:
+            self._logged = True
+            logger.error("a fault of pymongo-resilience in %s", self._callback, exc_info=error)
 
 
 def _safely(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
     """The callback; what it raises is logged once."""
-    logged = False
+    complaint = _Complaint(method.__qualname__)
 
     @functools.wraps(method)
     def callback(self: _L, event: _E) -> None:
-        nonlocal logged
         try:
             method(self, event)
-        except Exception:
-            if not logged:
-                logged = True
-                logger.exception("a fault of pymongo-resilience in %s", method.__qualname__)
+        except Exception as error:  # noqa: BLE001 - logged
+            complaint.log(error)
 
     return callback
 
 
 def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
     """The same, while the library is on."""
-    logged = False
+    complaint = _Complaint(method.__qualname__)
 
     @functools.wraps(method)
     def callback(self: _L, event: _E) -> None:
-        nonlocal logged
         try:
             if self.switch.on:
                 method(self, event)
-        except Exception:
-            if not logged:
-                logged = True
-                logger.exception("a fault of pymongo-resilience in %s", method.__qualname__)
+        except Exception as error:  # noqa: BLE001 - logged
+            complaint.log(error)
 
     return callback
 
@@ -150,6 +141,7 @@ class Commands(OurListener, monitoring.CommandListener):
         if self._spans.hooks.any or self._drawn_elsewhere is not None:
             return {}
         switch, spans, tracing = self.switch, self._spans, self._tracing
+        complaint = _Complaint(type(self).__qualname__)
 
         def start(  # noqa: PLR0917 - the driver's own, as is what follows
             command: Any,
@@ -162,31 +154,34 @@ class Commands(OurListener, monitoring.CommandListener):
         ) -> None:
             if not switch.on:
                 return
-            if "speculativeAuthenticate" in command:
-                # The event of such a command leaves out what is secret of it.
-                event = monitoring.CommandStartedEvent(
+            try:
+                if "speculativeAuthenticate" in command:
+                    # The event of such a command leaves out what is secret of it.
+                    event = monitoring.CommandStartedEvent(
+                        command,
+                        database_name,
+                        request_id,
+                        connection_id,
+                        op_id,
+                        service_id,
+                        server_connection_id,
+                    )
+                    self.started(event)
+                    return
+                call = calls.current()
+                if call is not None:
+                    call.server = connection_id
+                spans.start(
                     command,
                     database_name,
                     request_id,
                     connection_id,
-                    op_id,
-                    service_id,
                     server_connection_id,
+                    call,
+                    tracing,
                 )
-                self.started(event)
-                return
-            call = calls.current()
-            if call is not None:
-                call.server = connection_id
-            spans.start(
-                command,
-                database_name,
-                request_id,
-                connection_id,
-                server_connection_id,
-                call,
-                tracing,
-            )
+            except Exception as error:  # noqa: BLE001 - logged
+                complaint.log(error)
 
         def succeed(
             duration: Any,  # noqa: ARG001 - as the driver may name it, and so is what follows
@@ -198,14 +193,14 @@ class Commands(OurListener, monitoring.CommandListener):
         ) -> None:
             if not switch.on:
                 return
-            call = calls.current()
-            if call is None or call.command_spans:
-                spans.succeed(request_id, reply, call)
+            try:
+                call = calls.current()
+                if call is None or call.command_spans:
+                    spans.succeed(request_id, reply, call)
+            except Exception as error:  # noqa: BLE001 - logged
+                complaint.log(error)
 
-        return {
-            "publish_command_start": _logged(start),
-            "publish_command_success": _logged(succeed),
-        }
+        return {"publish_command_start": start, "publish_command_success": succeed}
 
 
 class LastServer(OurListener, monitoring.CommandListener):
@@ -264,6 +259,9 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         self._pools = client.pools_by_address
         self._spans = spans
         self._metrics = metrics
+        self._counts_uses = metrics is not None and metrics.counts_uses
+        self._counts_waiting = metrics is not None and metrics.counts_waiting
+        self._complaint = _Complaint(type(self).__qualname__)
 
     @_safely
     def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
@@ -288,39 +286,43 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         if self._metrics is not None and self.switch.on:
             self._metrics.connected(pool, event.duration, calls.current())
 
-    @_harmless
     def connection_check_out_started(
         self, event: monitoring.ConnectionCheckOutStartedEvent
     ) -> None:
         self._asked(event.address)
 
     def _asked(self, address: Address) -> None:
-        if not self.switch.on:
+        if not self._counts_waiting or not self.switch.on:
             return
-        call = calls.current()
-        pool = self._pools.get(address)
-        if self._metrics is not None and call is not None and pool is not None:
-            call.waiting = pool.waiting
-            pool.waiting.add(call)
+        try:
+            call = calls.current()
+            pool = self._pools.get(address)
+            if call is not None and pool is not None:
+                call.waiting = pool.waiting
+                pool.waiting.add(call)
+        except Exception as error:  # noqa: BLE001 - logged
+            self._complaint.log(error)
 
-    @_safely
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
         self._taken(event.address, event.connection_id, event.duration)
 
     def _taken(self, address: Address, connection_id: int, duration: float | None) -> None:
-        pool = self._pools.get(address)
-        if pool is not None:
-            pool.checked_out(connection_id)
-        if not self.switch.on:
-            return
-        call = calls.current()
-        if call is not None:
-            if call.waiting is not None:
-                call.waiting.discard(call)
-                call.waiting = None
-            call.driver_connection_id = connection_id
-        if self._metrics is not None and pool is not None:
-            self._metrics.waited(pool, duration, call)
+        try:
+            pool = self._pools.get(address)
+            if self._counts_uses and pool is not None:
+                pool.checked_out(connection_id)
+            if not self.switch.on:
+                return
+            call = calls.current()
+            if call is not None:
+                if call.waiting is not None:
+                    call.waiting.discard(call)
+                    call.waiting = None
+                call.driver_connection_id = connection_id
+            if self._metrics is not None and pool is not None:
+                self._metrics.waited(pool, duration, call)
+        except Exception as error:  # noqa: BLE001 - logged
+            self._complaint.log(error)
 
     @_harmless
     def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
@@ -331,29 +333,28 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         if self._metrics is not None and pool is not None:
             self._metrics.refused(pool, event.reason, call)
 
-    @_safely
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
         self._given_back(event.address, event.connection_id)
 
     def _given_back(self, address: Address, connection_id: int) -> None:
-        pool = self._pools.get(address)
-        seconds = None if pool is None else pool.checked_in(connection_id)
-        if not self.switch.on:
-            return
-        if self._metrics is not None and pool is not None and seconds is not None:
-            self._metrics.used(pool, seconds, calls.current())
-        if self._spans is not None:
-            self._spans.leave_connection()
+        try:
+            pool = self._pools.get(address) if self._counts_uses else None
+            seconds = None if pool is None else pool.checked_in(connection_id)
+            if not self.switch.on:
+                return
+            if self._metrics is not None and pool is not None and seconds is not None:
+                self._metrics.used(pool, seconds, calls.current())
+            if self._spans is not None:
+                self._spans.leave_connection()
+        except Exception as error:  # noqa: BLE001 - logged
+            self._complaint.log(error)
 
     def without_events(self) -> dict[str, Callable[..., None]]:
         """As for commands; not for what happens once in the life of a connection."""
         return {
-            f"publish_connection_{name}": _logged(told)
-            for name, told in (
-                ("check_out_started", self._asked),
-                ("checked_out", self._taken),
-                ("checked_in", self._given_back),
-            )
+            "publish_connection_check_out_started": self._asked,
+            "publish_connection_checked_out": self._taken,
+            "publish_connection_checked_in": self._given_back,
         }
 
     @_safely

@@ -11,13 +11,14 @@ from opentelemetry.metrics import Observation
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes
+from pymongo_resilience_instrumentation.instruments import Instruments
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.pool_gauges import PoolGauges
 from pymongo_resilience_instrumentation.seen_waits import For
 from pymongo_resilience_instrumentation.spans import KNOWN_NAMES, code_name, qualified_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from opentelemetry.metrics import CallbackOptions, Meter
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.breakers import Breakers
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import Clients, ClientState, Server
+    from pymongo_resilience_instrumentation.pool_gauges import Callback
 
 
 @lru_cache(KNOWN_NAMES)
@@ -52,47 +54,51 @@ def _attempts_attributes(operation: str, outcome: str) -> Mapping[str, Any]:
 class OperationMetrics:
     """Records what one call did; as a listener, counts the decisions. Thread- and task-safe."""
 
-    def __init__(self, meter: Meter, *, by_collection: bool = True) -> None:
+    def __init__(
+        self, meter: Meter, *, by_collection: bool = True, without: Collection[str] = ()
+    ) -> None:
+        """``without``: the names of instruments that are left out, here and below."""
         self._by_collection = by_collection
-        self._duration = meter.create_histogram(
+        made = Instruments(meter, without)
+        self._duration = made.histogram(
             semconv.OPERATION_DURATION,
-            unit="s",
-            description="Duration of a call of the public API, its retries included.",
-            explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
+            "Duration of a call of the public API, its retries included.",
         )
-        self._retries = meter.create_counter(
+        self._retries = made.counter(
             semconv.RETRIES,
-            unit="{decision}",
-            description="Failed attempts by decision: scheduled, or the rule that declined.",
+            "Failed attempts by decision: scheduled, or the rule that declined.",
+            "{decision}",
         )
-        self._attempts = meter.create_histogram(
+        self._attempts = made.histogram(
             semconv.ATTEMPTS,
-            unit="{attempt}",
-            description="Attempts that one call of the public API took.",
-            explicit_bucket_boundaries_advisory=semconv.ATTEMPT_BOUNDARIES,
+            "Attempts that one call of the public API took.",
+            "{attempt}",
+            semconv.ATTEMPT_BOUNDARIES,
         )
-        self._selection = meter.create_histogram(
+        self._selection = made.histogram(
             semconv.SELECTION_DURATION,
-            unit="s",
-            description="Time that an attempt waited for a server, where it had to.",
-            explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
+            "Time that an attempt waited for a server, where it had to.",
         )
-        self._backoff = meter.create_histogram(
-            semconv.BACKOFF,
-            unit="s",
-            description="Delay before an attempt is repeated.",
-            explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDARIES,
-        )
+        self._backoff = made.histogram(semconv.BACKOFF, "Delay before an attempt is repeated.")
 
     def record_waits(self, call: Call) -> None:
         """Of a call that had to wait for a server."""
         for wait in call.waits or ():
-            if wait.what is For.SERVER:
+            if wait.what is For.SERVER and self._selection is not None:
                 outcome = {semconv.OUTCOME: wait.outcome or ""}
                 attributes = {semconv.DB_OPERATION_NAME: call.operation} | outcome
                 self._selection.record(wait.seconds, attributes)
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
+        if self._duration is not None:
+            self._duration.record(seconds, self._of_duration(call, error))
+        if self._attempts is not None:
+            outcome = outcome_of(call, error)
+            self._attempts.record(
+                1 + len(call.reasons), _attempts_attributes(call.operation, outcome)
+            )
+
+    def _of_duration(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
         attributes = _duration_attributes(
             call.operation,
             call.database or "admin",
@@ -101,10 +107,7 @@ class OperationMetrics:
         )
         if error is not None:
             attributes = {**attributes, semconv.ERROR_TYPE: error_type(error)}
-        self._duration.record(seconds, attributes)
-        self._attempts.record(
-            1 + len(call.reasons), _attempts_attributes(call.operation, outcome_of(call, error))
-        )
+        return attributes
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):
@@ -112,9 +115,12 @@ class OperationMetrics:
         call = calls.current()
         if isinstance(event, RetryScheduled):
             decision = "scheduled"
-            self._backoff.record(event.delay, {semconv.REASON: event.reason.value})
+            if self._backoff is not None:
+                self._backoff.record(event.delay, {semconv.REASON: event.reason.value})
         else:
             decision = event.rule.value
+        if self._retries is None:
+            return
         self._retries.add(
             1,
             {
@@ -137,34 +143,60 @@ class ServerMetrics:
     provider, and each ``instrument()`` shows its own clients through it.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, without: Collection[str] = ()) -> None:
         self._shown: Clients | None = None
         self._breakers: Breakers | None = None
-        meter.create_observable_gauge(
-            semconv.SERVER_RTT,
-            callbacks=[self._rtt],
-            unit="s",
-            description="Weighted average of a server's round-trip time.",
-        )
-        meter.create_observable_gauge(
+        self._without = without
+        self._to_make: dict[str, Callable[[], object]] = {}
+
+        def gauge(name: str, callback: Callback, unit: str, description: str) -> None:
+            self._to_make[name] = lambda: meter.create_observable_gauge(
+                name,
+                callbacks=[self._unless_left_out(name, callback)],
+                unit=unit,
+                description=description,
+            )
+
+        def level(name: str, callback: Callback, unit: str, description: str) -> None:
+            self._to_make[name] = lambda: meter.create_observable_up_down_counter(
+                name,
+                callbacks=[self._unless_left_out(name, callback)],
+                unit=unit,
+                description=description,
+            )
+
+        gauge(semconv.SERVER_RTT, self._rtt, "s", "Weighted average of a server's round-trip time.")
+        gauge(
             semconv.SERVER_RTT_MIN,
-            callbacks=[self._rtt_min],
-            unit="s",
-            description="Minimum of a server's last ten round-trip times.",
+            self._rtt_min,
+            "s",
+            "Minimum of a server's last ten round-trip times.",
         )
-        meter.create_observable_gauge(
+        gauge(
             semconv.SERVER_STATE,
-            callbacks=[self._state],
-            unit="{server}",  # for "1" exporters to Prometheus end the name in "_ratio"
-            description="1 for the current type of a server and of its topology.",
+            self._state,
+            "{server}",  # for "1" exporters to Prometheus end the name in "_ratio"
+            "1 for the current type of a server and of its topology.",
         )
-        meter.create_observable_gauge(
+        gauge(
             semconv.BREAKER_STATE,
-            callbacks=[self._breaker_state],
-            unit="{server}",  # as above
-            description="1 for the current state of a server's circuit breaker.",
+            self._breaker_state,
+            "{server}",  # as above
+            "1 for the current state of a server's circuit breaker.",
         )
-        PoolGauges(meter, self._alive)
+        PoolGauges(gauge, level, self._alive)
+        self._make()
+
+    def _make(self) -> None:
+        for name in [each for each in self._to_make if each not in self._without]:
+            self._to_make.pop(name)()
+
+    def _unless_left_out(self, name: str, callback: Callback) -> Callback:
+        # One that an earlier instrument() asked for cannot be taken back.
+        def observe(options: CallbackOptions) -> Iterable[Observation]:
+            return () if name in self._without else callback(options)
+
+        return observe
 
     def _rtt(self, _: CallbackOptions) -> Iterable[Observation]:
         return self._of_each_server(lambda server: server.rtt.average)
@@ -198,10 +230,18 @@ class ServerMetrics:
                 if seconds is not None:
                     yield Observation(seconds, address_attributes(address))
 
-    def show(self, clients: Clients | None, breakers: Breakers | None = None) -> None:
+    def show(
+        self,
+        clients: Clients | None,
+        breakers: Breakers | None = None,
+        without: Collection[str] = (),
+    ) -> None:
         """From now on these; None shows nothing."""
         self._shown = clients
         self._breakers = breakers
+        if clients is not None:
+            self._without = without
+            self._make()
 
     def _alive(self) -> list[ClientState]:
         return [] if self._shown is None else self._shown.alive()
@@ -217,12 +257,12 @@ _of_global_provider: list[ServerMetrics] = []
 _by_provider: weakref.WeakKeyDictionary[Any, ServerMetrics] = weakref.WeakKeyDictionary()
 
 
-def server_metrics(meter: Meter, provider: Any) -> ServerMetrics:
+def server_metrics(meter: Meter, provider: Any, without: Collection[str]) -> ServerMetrics:
     """The gauges of a provider, made once; ``provider`` is None for the global one."""
     if provider is None:
         if not _of_global_provider:
-            _of_global_provider.append(ServerMetrics(meter))
+            _of_global_provider.append(ServerMetrics(meter, without))
         return _of_global_provider[0]
     if provider not in _by_provider:
-        _by_provider[provider] = ServerMetrics(meter)
+        _by_provider[provider] = ServerMetrics(meter, without)
     return _by_provider[provider]

@@ -10,24 +10,22 @@ from pymongo_resilience_instrumentation import semconv
 from pymongo_resilience_instrumentation.pools import IDLE, USED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from opentelemetry.metrics import CallbackOptions, CallbackT, Meter
+    from opentelemetry.metrics import CallbackOptions
 
     from pymongo_resilience_instrumentation.clients import ClientState
+
+    Callback = Callable[[CallbackOptions], Iterable[Observation]]
+    Make = Callable[[str, Callback, str, str], None]
 
 
 class PoolGauges:
     """What ``clients`` answers with is shown; each has a number of its own in its pools' names."""
 
-    def __init__(self, meter: Meter, clients: Callable[[], list[ClientState]]) -> None:
+    def __init__(self, gauge: Make, level: Make, clients: Callable[[], list[ClientState]]) -> None:
+        """``gauge`` and ``level`` make an instrument of a name, callback, unit and description."""
         self._clients = clients
-
-        def level(name: str, callback: CallbackT, unit: str, description: str) -> None:
-            meter.create_observable_up_down_counter(
-                name, callbacks=[callback], unit=unit, description=description
-            )
-
         level(
             semconv.CONNECTION_COUNT,
             self._count,
@@ -58,11 +56,11 @@ class PoolGauges:
             "{connection}",
             "How many connections the pool keeps open (minPoolSize).",
         )
-        meter.create_observable_gauge(
+        gauge(
             semconv.BUDGET_TOKENS,
-            callbacks=[self._tokens],
-            unit="{token}",
-            description="What a client with adaptive retries may still spend on them.",
+            self._tokens,
+            "{token}",
+            "What a client with adaptive retries may still spend on them.",
         )
 
     def _count(self, _: CallbackOptions) -> Iterator[Observation]:

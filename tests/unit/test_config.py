@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from pymongo_resilience.breaker import BreakerSettings
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.metric_names import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+WAIT_TIME = "db.client.connection.wait_time"
+ATTEMPTS = "pymongo_resilience.attempts"
 DEFAULTS: dict[str, Any] = {
     "enabled": True,
     "strategy": "fast_fail",
@@ -40,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "command_comment": False,
     "metrics": True,
     "metrics_by_collection": True,
+    "metrics_without": (),
 }
 BOOLEANS = tuple(name for name, default in DEFAULTS.items() if isinstance(default, bool))
 GOOD: list[tuple[str, str, Any]] = [
@@ -60,6 +64,9 @@ GOOD: list[tuple[str, str, Any]] = [
     *((f"circuit_breaker_{name}_s", text, float(text))
       for name in ("window", "open") for text in ("0.1", "30", "2.5", "3600")),
     *(("circuit_breaker_minimum_calls", str(number), number) for number in (1, 1_000_000)),
+    *(("metrics_without", text, names)
+      for text, names in ((WAIT_TIME, (WAIT_TIME,)), (f" {ATTEMPTS}, {WAIT_TIME},",
+                                                      (ATTEMPTS, WAIT_TIME)))),
 ]  # fmt: skip
 BAD: list[tuple[str, str, str]] = [
     *((name, text, "true, false, 1, 0, yes, no, on or off")
@@ -84,6 +91,8 @@ BAD: list[tuple[str, str, str]] = [
       for name in ("window", "open") for text in ("0", "3601", "10s", "nan", "inf", "-1")),
     *(("circuit_breaker_minimum_calls", text, "an integer from 1 to 1000000")
       for text in ("0", "1000001", "1.5")),
+    *(("metrics_without", text, "any of " + ", ".join(METRICS))
+      for text in ("wait_time", f"{ATTEMPTS};{WAIT_TIME}", "all", f"{ATTEMPTS},db.client")),
 ]  # fmt: skip
 WRONG_TYPES: list[tuple[str, Any]] = [
     *((name, value)
@@ -98,6 +107,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
       for value in (None, True, 1.0, "1", -1)),
     *(("server_selection", value) for value in (None, True, 1, ["driver"])),
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
+    *(("metrics_without", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
     *((f"circuit_breaker_{name}", value)
       for name in ("failure_rate", "window_s", "open_s") for value in (None, True, "1", -1, 0)),
 ]  # fmt: skip
@@ -111,6 +121,8 @@ def toml(value: Any) -> str:
     """``value`` as it stands in a TOML file."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, tuple):
+        return str(list(value))
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

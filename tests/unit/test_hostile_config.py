@@ -14,6 +14,7 @@ from strategies import examples
 
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.metric_names import METRICS
 from pymongo_resilience.namespaces import problems_of
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def is_legal(variable: str, text: str) -> bool:
         return text in {"driver", "least_loaded"}
     if variable == "PYMONGO_RESILIENCE_STRATEGY":
         return text in STRATEGIES
+    if variable == "PYMONGO_RESILIENCE_METRICS_WITHOUT":
+        return {part.strip() for part in text.split(",")} - {""} <= set(METRICS)
     return text.lower() in WORDS
 
 

@@ -1,0 +1,93 @@
+"""``metrics_without``: an instrument that is left out is neither made nor recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Instrument, Side, Telemetry, fail_command
+from metrics_table import metrics_table
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from pymongo_resilience_instrumentation.clients import Clients
+from pymongo_resilience_instrumentation.metrics import server_metrics
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+from pymongo_resilience.metric_names import METRICS
+
+COUNT = "db.client.connection.count"
+OF_EACH_OPERATION = {
+    "db.client.operation.duration",
+    "pymongo_resilience.attempts",
+    "db.client.connection.wait_time",
+    "db.client.connection.use_time",
+}
+
+
+def _measured(telemetry: Telemetry) -> set[str]:
+    data: Any = telemetry.reader.get_metrics_data()
+    return {
+        metric.name
+        for resource in (() if data is None else data.resource_metrics)
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+def test_the_names_are_those_of_the_document() -> None:
+    assert {*METRICS} == {*metrics_table()}
+
+
+def _operate(side: Side, server: EmbeddedServer, control: pymongo.MongoClient[Any], db: str) -> Any:
+    client = side.do(side.client, server.uri, adaptiveRetries=True)
+    side.do(client[db].coll.insert_one, {})
+    with fail_command(control, "find", errorCode=11600, times=1):
+        side.do(client[db].coll.find_one)
+    return client
+
+
+@pytest.mark.parametrize("without", [*((name,) for name in sorted(OF_EACH_OPERATION)), (), METRICS])
+def test_what_is_left_out_is_not_measured(
+    side: Side, server: EmbeddedServer, control: pymongo.MongoClient[Any], database: str,
+    instrument: Instrument, without: tuple[str, ...],
+) -> None:  # fmt: skip
+    telemetry = instrument(timeout_ms=20_000, metrics_without=without)
+    client = _operate(side, server, control, database)
+    measured = _measured(telemetry)
+    assert not measured & {*without}
+    if without == METRICS:
+        assert measured == set()
+    else:
+        assert measured >= (OF_EACH_OPERATION | {COUNT, "pymongo_resilience.retries"}) - {*without}
+        states = {attributes["db.client.connection.state"]: point.value
+                  for attributes, point in telemetry.points(COUNT)}  # fmt: skip
+        assert states == {"idle": 1, "used": 0}
+    assert len(telemetry.operations(f"find {database}.coll")) == 1
+    side.do(client.close)
+
+
+def test_a_gauge_comes_and_goes_with_what_is_said_of_it() -> None:
+    """The SDK keeps an instrument for good, so each ``instrument()`` says anew what is shown."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    meter = provider.get_meter("test")
+    clients = Clients()
+    client = type("Client", (), {"options": None})()
+    state = clients.add(client)
+    state.server(("a", 1)).pool.created(1)
+
+    def shown() -> bool:
+        data: Any = reader.get_metrics_data()
+        return data is not None and any(
+            metric.name == COUNT and list(metric.data.data_points)
+            for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        )
+
+    others = [name for name in METRICS if name != COUNT]
+    for without in (METRICS, others, METRICS, others):
+        gauges = server_metrics(meter, provider, without)
+        gauges.show(clients, None, without)
+        assert shown() == (COUNT not in without)
+        gauges.show(None)
+        assert not shown()
