@@ -32,6 +32,7 @@ class Feature(enum.Enum):
     REPR = "a client's repr and options without what is ours"
     INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
     COMMENTS = "comments on commands that lead to their traces"
+    EVENTS = "telling of commands and connections without an object for each, so it costs more"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 

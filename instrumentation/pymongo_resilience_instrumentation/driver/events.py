@@ -30,7 +30,7 @@ ARGUMENTS = {
 """The methods that functions given to ``tell`` stand in for, as in pymongo 4.17 to 4.20."""
 
 
-_ENABLED = "_EventListeners__enabled_for_commands"
+ENABLED = "_EventListeners__enabled_for_commands"
 _KEPT = "_pymongo_resilience_command_events"
 
 
@@ -50,7 +50,7 @@ class CommandEvents:
 
     def want(self, wanted: bool) -> None:
         self.wanted = wanted
-        self._of_publisher[_ENABLED] = wanted
+        self._of_publisher[ENABLED] = wanted
 
 
 def command_events(client: Any) -> CommandEvents | None:
@@ -73,13 +73,13 @@ def tell(
     Nothing changes where somebody else listens to the same kind as well, or where pymongo's methods
     have other arguments than they are known to have. Those of ``instead`` must not raise.
     """
-    publisher = client._event_listeners
+    publisher = getattr(client, "_event_listeners", None)
     if publisher is None or not all(_is_as_known(name) for name in instead):
         return
     kind = next(each for each in _KINDS if isinstance(listener, each))
     if [each for each in publisher.event_listeners() if isinstance(each, kind)] == [listener]:
         vars(publisher).update(instead)
-        if dispensable and _ENABLED in vars(publisher):
+        if dispensable and ENABLED in vars(publisher):
             vars(client)[_KEPT] = CommandEvents(publisher)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.driver.commands import PASSED
+from pymongo_resilience_instrumentation.driver.events import ARGUMENTS, ENABLED
 from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
 from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
 from pymongo_resilience_instrumentation.driver.selected import SELECT
@@ -58,6 +59,7 @@ def parts() -> Iterator[Part]:
             Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients", "_closed")
         )
         yield Part(Feature.REPR, f"{client}:{prefix}MongoClient", ("_options",))
+        yield Part(Feature.EVENTS, f"{client}:{prefix}MongoClient", ("_event_listeners",))
         yield Part(Feature.CLEANUP, f"{client}:{prefix}MongoClient", _CLEANUP_NAMES)
         yield Part(
             Feature.CLEANUP, f"pymongo.periodic_executor:{prefix}PeriodicExecutor", ("_stopped",)
@@ -85,6 +87,7 @@ def parts() -> Iterator[Part]:
     yield from _of_waits()
     yield Part(Feature.CURSORS, "pymongo.message", ("_CursorAddress",))
     yield Part(Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",))
+    yield Part(Feature.EVENTS, "pymongo.monitoring:_EventListeners", (ENABLED, *ARGUMENTS))
     yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
     yield Part(Feature.CLEANUP, "pymongo.message:_CursorAddress", ("namespace",))
     yield Part(Feature.CLEANUP, "pymongo._csot", ("DEADLINE", "get_timeout", "remaining"))

@@ -1,0 +1,247 @@
+"""What nobody wants is not made, and whoever wants it, however late, gets all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pymongo
+import pymongo_resilience_instrumentation.driver.events as driver_events
+import pytest
+from child_programs import run
+from conftest import Instrument, Side, Telemetry
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    Decision,
+    ParentBased,
+    Sampler,
+    SamplingResult,
+)
+from pymongo.cursor import CursorType
+from pymongo.monitoring import CommandListener, ConnectionPoolListener
+from pymongo_resilience_instrumentation.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import Config
+
+OWN = ("server_connection_id", "driver_connection_id", "lsid", "cursor_id")
+
+
+@pytest.mark.parametrize("half", ["sync", "async"])
+def test_an_sdk_that_comes_late_gets_everything_from_then_on(
+    half: str, server: EmbeddedServer, database: str
+) -> None:
+    answer, _ = run("late_sdk", server.uri, database, half)
+    name = f"find {database}.coll"
+    assert answer == {
+        "told": [False, False, True, True],
+        "spans": [["find", name], [name, None]] * 2,
+        "durations": {str(server.address[1]): 2},
+        "idle": {"idle": 1, "used": 0},
+    }
+
+
+class Heard(CommandListener, ConnectionPoolListener):
+    """The application's own listener: the names of the events that it was told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in dir(CommandListener) + dir(ConnectionPoolListener) and name[0] != "_":
+            return lambda event: self.events.append(type(event).__name__)
+        return super().__getattribute__(name)
+
+
+def _shown(telemetry: Telemetry) -> list[tuple[str, dict[str, Any]]]:
+    """Names and attributes of the spans, without what each client has of its own."""
+    return [
+        (
+            span.name,
+            {
+                name: "known" if name.endswith(OWN) else value
+                for name, value in (span.attributes or {}).items()
+            },
+        )
+        for span in telemetry.spans()
+    ]
+
+
+def test_the_same_is_shown_with_and_without_a_listener_of_the_application(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry, heard = instrument(), Heard()
+    shown, used = [], []
+
+    def uses() -> int:
+        points = telemetry.points("db.client.connection.use_time")
+        return int(sum(point.count for _, point in points))
+
+    for listeners in ([], [heard]):
+        client = side.do(side.client, proxy.uri, event_listeners=listeners)
+        coll = client[database].coll
+        side.do(coll.insert_many, [{"n": n} for n in range(3)])
+        telemetry.clear()
+        before = uses()
+        side.do(coll.update_one, {"n": 1}, {"$set": {"m": 1}})
+        side.documents(coll.find({}, batch_size=2))
+        with pytest.raises(pymongo.errors.OperationFailure):
+            side.do(coll.find_one, {"$no": 1})
+        shown.append(_shown(telemetry))
+        used.append(uses() - before)
+        side.do(client.drop_database, database)
+        side.do(client.close)
+    assert shown[0] == shown[1]
+    assert [name for name, _ in shown[0]][:3] == ["update", f"update {database}.coll", "find"]
+    assert used == [4, 4]
+    assert heard.events.count("CommandStartedEvent") == heard.events.count(
+        "CommandSucceededEvent"
+    ) + heard.events.count("CommandFailedEvent")
+    assert {"ConnectionCheckedOutEvent", "ConnectionCheckedInEvent"} <= {*heard.events}
+
+
+def test_another_pymongo_makes_its_events(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One whose methods take something that is not known yet."""
+    telemetry = instrument()
+    monkeypatch.setattr(driver_events, "_is_as_known", lambda name: False)
+    client = side.do(side.client, proxy.uri)
+    assert not any(name.startswith("publish") for name in vars(client._event_listeners))
+    side.do(client[database].coll.find_one)
+    assert [span.name for span in telemetry.spans()] == ["find", f"find {database}.coll"]
+
+
+class OnlyCommands(Sampler):
+    """Of the application: draws commands and no operations, whatever is around them."""
+
+    def should_sample(
+        self, parent_context: Any, trace_id: int, name: str, *_: Any, **__: Any
+    ) -> SamplingResult:
+        drawn = " " not in name
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if drawn else Decision.DROP)
+
+    def get_description(self) -> str:
+        return "AlwaysOffSampler"
+
+
+Drawn = Callable[..., tuple[InMemorySpanExporter, list[str]]]
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawn]:
+    """``sampled(sampler, **hooks)``: instruments; gives the spans, and the commands whose span was
+    asked for."""
+    asked: list[str] = []
+
+    def start(sampler: Sampler, **hooks: Any) -> tuple[InMemorySpanExporter, list[str]]:
+        exporter = InMemorySpanExporter()
+        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        ask = type(provider.get_tracer("")).start_span
+
+        def start_span(tracer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            if " " not in name:
+                asked.append(name)
+            return ask(tracer, name, *args, **kwargs)
+
+        monkeypatch.setattr(type(provider.get_tracer("")), "start_span", start_span)
+        pymongo_resilience.instrument(Config(), tracer_provider=provider, **hooks)
+        return exporter, asked
+
+    yield start
+    pymongo_resilience.uninstrument()
+
+
+def _names(spans: Sequence[ReadableSpan]) -> list[str]:
+    return [span.name for span in spans]
+
+
+@pytest.mark.parametrize(
+    "sampler", [ALWAYS_OFF, ParentBased(ALWAYS_OFF), ParentBased(OnlyCommands())], ids=str
+)
+def test_no_span_is_asked_for_below_one_that_the_sampler_dropped(
+    side: Side, proxy: ReplicaSet, database: str, sampled: Drawn, sampler: Sampler
+) -> None:
+    exporter, asked = sampled(sampler)
+    client = side.do(side.client, proxy.uri)
+    side.do(client[database].coll.find_one)
+    assert (_names(exporter.get_finished_spans()), asked) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "drawn"),
+    [
+        (OnlyCommands(), ["find"]),
+        (ParentBased(ALWAYS_OFF, local_parent_not_sampled=ALWAYS_ON), ["find"]),
+        (ParentBased(ALWAYS_ON), ["find", "find {}.coll"]),
+    ],
+    ids=str,
+)
+def test_a_sampler_that_may_draw_the_command_is_asked(
+    side: Side, proxy: ReplicaSet, database: str, sampled: Drawn, sampler: Sampler,
+    drawn: list[str],
+) -> None:  # fmt: skip
+    exporter, asked = sampled(sampler)
+    client = side.do(side.client, proxy.uri)
+    side.do(client[database].coll.find_one)
+    names = [name.format(database) for name in drawn]
+    assert (_names(exporter.get_finished_spans()), asked) == (names, ["find"])
+
+
+def test_a_hook_sees_the_commands_that_are_not_drawn(
+    side: Side, proxy: ReplicaSet, database: str, sampled: Drawn
+) -> None:
+    seen: list[tuple[str, bool]] = []
+    sampled(
+        ALWAYS_OFF,
+        request_hook=lambda span, event: seen.append((event.command_name, span.is_recording())),
+    )
+    client = side.do(side.client, proxy.uri)
+    side.do(client[database].coll.find_one)
+    assert seen == [("find", False)]
+
+
+@pytest.mark.parametrize("strategy", ["fast_fail", "driver"])
+def test_durations_know_their_server_without_spans(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, strategy: str
+) -> None:
+    """Also those of a cursor that keeps its connection, whose batches do not enter the loop."""
+    telemetry = instrument(traces=False, config_strategy=strategy)
+    client = side.do(side.client, proxy.uri)
+    # Where pymongo's own loop decides, nothing but an event tells which server it was.
+    assert bool(client._event_listeners.enabled_for_commands) == (strategy == "driver")
+    coll = client[database].coll
+    side.do(coll.insert_many, [{"n": n} for n in range(5)])
+    cursor = coll.find({}, batch_size=2, cursor_type=CursorType.EXHAUST)
+    assert len(side.documents(cursor)) == 5
+    durations = telemetry.points("db.client.operation.duration")
+    assert {each["db.operation.name"] for each, _ in durations} >= {"insert", "find", "getMore"}
+    of_the_server = dict(zip(("server.address", "server.port"), proxy.address, strict=True))
+    for attributes, _ in durations:
+        assert attributes.items() >= of_the_server.items(), attributes
+
+
+def test_a_fault_of_ours_in_what_stands_in_for_an_event_is_logged_once(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken")
+
+    instrument()
+    client = side.do(side.client, proxy.uri)
+    for method in ("start", "succeed", "leave_connection"):
+        monkeypatch.setattr(CommandSpans, method, broken)
+    for _ in range(3):
+        assert side.do(client[database].coll.find_one) is None
+    faults = [each for each in caplog.messages if "a fault of pymongo-resilience" in each]
+    assert sorted(faults) == [f"a fault of pymongo-resilience in {each}" for each in
+                              ("Commands", "Pools")]  # fmt: skip

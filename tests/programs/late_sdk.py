@@ -1,0 +1,46 @@
+"""The SDK is set up once clients are made and have run operations. Arguments: URI, database, sync
+or async. Prints whether the driver told of commands, before and after; then spans and servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from typing import Any
+
+import pymongo
+from common import Telemetry, client, say
+
+import pymongo_resilience
+
+
+async def main() -> None:
+    uri, database, half = sys.argv[1:]
+    pymongo_resilience.instrument()
+    kind = pymongo.MongoClient if half == "sync" else pymongo.AsyncMongoClient
+    one = client(uri, kind)
+
+    async def find() -> bool:
+        found = one[database].coll.find_one()
+        if inspect.isawaitable(found):
+            await found
+        return bool(one._event_listeners.enabled_for_commands)
+
+    told = [await find(), await find()]
+    telemetry = Telemetry()
+    told += [await find(), await find()]
+    spans = telemetry.exporter.get_finished_spans()
+    names = {span.context.span_id: span.name for span in spans}
+    say({
+        "told": told,
+        "spans": [(span.name, span.parent and names[span.parent.span_id]) for span in spans],
+        "durations": telemetry.by("server.port", "db.client.operation.duration"),
+        "idle": telemetry.by("db.client.connection.state", "db.client.connection.count"),
+    })  # fmt: skip
+    closed: Any = one.close()
+    if inspect.isawaitable(closed):
+        await closed
+
+
+asyncio.run(main())
