@@ -225,7 +225,10 @@ def _runtime(
     hearing: list[Listener] = [CallLog(), DecisionLog(), BreakerLog()]
     if config.traces:
         tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
-        operation_spans, command_spans = OperationSpans(tracer), CommandSpans(tracer, hooks)
+        operation_spans, command_spans = (
+            OperationSpans(tracer, leads_from_server=config.command_comment),
+            CommandSpans(tracer, hooks),
+        )
         transaction_spans = TransactionSpans(tracer)
         hearing.append(operation_spans)
     if config.metrics:

@@ -62,14 +62,21 @@ class OperationSpans:
     Thread- and task-safe: all state is on the call.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, *, leads_from_server: bool = False) -> None:
+        """``leads_from_server``: commands carry the span's context, also of one that is not drawn."""
         self._tracer = tracer
         self._sampling = Sampling(tracer)
+        self._leads_from_server = leads_from_server
 
     def start(self, call: Call, transaction: Span | None = None) -> None:
         """``transaction``: the span of the one that it is in."""
         outer = context.get_current()
         if (outer and is_suppressed(outer)) or not tracing_of(call.client).enabled:
+            return
+        if self._sampling.never() and not self._leads_from_server:
+            # The caller's own span stays the current one: whoever draws inside goes by that.
+            call.span = trace.INVALID_SPAN
+            _hear_commands(call.client, False)
             return
         name, attributes = _operation_attributes(
             # A transaction's end has no database of its own.
@@ -85,11 +92,7 @@ class OperationSpans:
         )
         call.span = span
         invalid = span is trace.INVALID_SPAN
-        events = driver.command_events(call.client)
-        if events is not None:
-            wanted = not (invalid or self._sampling.never())
-            if events.wanted is not wanted:
-                events.want(wanted)
+        _hear_commands(call.client, not invalid)
         if invalid:
             # Of an API without an SDK, and outside of any trace: nothing has to find it.
             return
@@ -138,11 +141,20 @@ class OperationSpans:
             )
 
 
+def _hear_commands(client: Any, wanted: bool) -> None:
+    """``wanted``: spans may come of them."""
+    events = driver.command_events(client)
+    if events is not None and events.wanted is not wanted:
+        events.want(wanted)
+
+
 def _end_operation(call: Call, span: Span, error: BaseException | None) -> None:
     quotes = error is not None and not call.withholds and tracing_of(call.client).quotes
     try:
         if span.is_recording():
-            span.set_attributes(_result_attributes(call, error))
+            # One after the other: for so few, an SDK takes longer to take them together.
+            for name, value in _result_attributes(call, error).items():
+                span.set_attribute(name, value)
     finally:
         end_span(span, error, quotes=quotes)
 

@@ -10,6 +10,7 @@ import pymongo_resilience_instrumentation.driver.events as driver_events
 import pytest
 from child_programs import run
 from conftest import Instrument, Side, Telemetry
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -137,7 +138,7 @@ Drawn = Callable[..., tuple[InMemorySpanExporter, list[str]]]
 
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawn]:
-    """``sampled(sampler, **hooks)``: instruments; gives the spans, and the commands whose span was
+    """``sampled(sampler, **hooks)``: instruments; gives the spans, and the names of those that were
     asked for."""
     asked: list[str] = []
 
@@ -148,8 +149,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawn]:
         ask = type(provider.get_tracer("")).start_span
 
         def start_span(tracer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-            if " " not in name:
-                asked.append(name)
+            asked.append(name)
             return ask(tracer, name, *args, **kwargs)
 
         monkeypatch.setattr(type(provider.get_tracer("")), "start_span", start_span)
@@ -165,15 +165,21 @@ def _names(spans: Sequence[ReadableSpan]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "sampler", [ALWAYS_OFF, ParentBased(ALWAYS_OFF), ParentBased(OnlyCommands())], ids=str
+    ("sampler", "operations"),
+    [(ALWAYS_OFF, 0), (ParentBased(ALWAYS_OFF), 1), (ParentBased(OnlyCommands()), 1)],
+    ids=str,
 )
 def test_no_span_is_asked_for_below_one_that_the_sampler_dropped(
-    side: Side, proxy: ReplicaSet, database: str, sampled: Drawn, sampler: Sampler
-) -> None:
+    side: Side, proxy: ReplicaSet, database: str, sampled: Drawn, sampler: Sampler,
+    operations: int,
+) -> None:  # fmt: skip
     exporter, asked = sampled(sampler)
     client = side.do(side.client, proxy.uri)
     side.do(client[database].coll.find_one)
-    assert (_names(exporter.get_finished_spans()), asked) == ([], [])
+    assert (_names(exporter.get_finished_spans()), asked) == (
+        [],
+        [f"find {database}.coll"] * operations,
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +199,31 @@ def test_a_sampler_that_may_draw_the_command_is_asked(
     client = side.do(side.client, proxy.uri)
     side.do(client[database].coll.find_one)
     names = [name.format(database) for name in drawn]
-    assert (_names(exporter.get_finished_spans()), asked) == (names, ["find"])
+    assert (_names(exporter.get_finished_spans()), asked) == (
+        names,
+        [f"find {database}.coll", "find"],
+    )
+
+
+def test_inside_of_an_operation_that_is_never_drawn_the_callers_span_is_the_current_one(
+    side: Side, proxy: ReplicaSet, database: str, sampled: Drawn
+) -> None:
+    """Who draws with another provider inside, from a listener say, draws below it."""
+    sampled(ALWAYS_OFF)
+    inside: list[Any] = []
+
+    class Listener(CommandListener):
+        def started(self, event: Any) -> None:
+            inside.append(trace.get_current_span())
+
+        def succeeded(self, event: Any) -> None: ...
+
+        def failed(self, event: Any) -> None: ...
+
+    client = side.do(side.client, proxy.uri, event_listeners=[Listener()])
+    with TracerProvider(shutdown_on_exit=False).get_tracer("").start_as_current_span("own") as own:
+        side.do(client[database].coll.find_one)
+    assert inside == [own]
 
 
 def test_a_hook_sees_the_commands_that_are_not_drawn(
