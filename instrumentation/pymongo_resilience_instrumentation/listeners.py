@@ -374,7 +374,7 @@ def tell_without_events(client: Any, *, dispensable: bool) -> None:
 
     ``dispensable``: nobody but the spans needs to know of commands.
     """
-    for each in client.options.event_listeners:
+    for each in driver.listeners_of(client):
         if isinstance(each, (Commands, Pools)):
             instead = each.without_events()
             driver.tell(

@@ -13,6 +13,7 @@ from pymongo_resilience.unquoting import stack
 from pymongo_resilience_instrumentation import calls, driver, semconv
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures import attribute
+from pymongo_resilience_instrumentation.listeners import tell_without_events
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.sampling import Sampling
 from pymongo_resilience_instrumentation.seen_waits import For
@@ -63,7 +64,7 @@ class OperationSpans:
     """
 
     def __init__(self, tracer: Tracer, *, leads_from_server: bool = False) -> None:
-        """``leads_from_server``: commands carry the span's context, also of one that is not drawn."""
+        """``leads_from_server``: commands carry the context of the span, drawn or not."""
         self._tracer = tracer
         self._sampling = Sampling(tracer)
         self._leads_from_server = leads_from_server
@@ -144,7 +145,11 @@ class OperationSpans:
 def _hear_commands(client: Any, wanted: bool) -> None:
     """``wanted``: spans may come of them."""
     events = driver.command_events(client)
-    if events is not None and events.wanted is not wanted:
+    if events is None:
+        return
+    if not events.are_of(client):
+        tell_without_events(client, dispensable=True)
+    elif events.wanted is not wanted:
         events.want(wanted)
 
 

@@ -120,6 +120,32 @@ def test_another_pymongo_makes_its_events(
     assert [span.name for span in telemetry.spans()] == ["find", f"find {database}.coll"]
 
 
+def test_a_client_of_an_srv_record_makes_no_events_once_it_is_connected(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It makes its listeners anew with the options of the record. The first operation connects."""
+
+    def answer(result: Any) -> Callable[..., Any]:
+        async def later(*_: Any) -> Any:
+            return result
+
+        return (lambda *_: result) if side.runner is None else later
+
+    half = "synchronous" if side.runner is None else "asynchronous"
+    resolver = f"pymongo.{half}.srv_resolver._SrvResolver"
+    monkeypatch.setattr(f"{resolver}.get_hosts", answer([proxy.address]))
+    monkeypatch.setattr(f"{resolver}.get_options", answer(None))
+    telemetry = instrument()
+    client = side.do(side.client, "mongodb+srv://shop.test.example/", tls=False, connect=False)
+    told = []
+    for _ in range(3):
+        side.do(client[database].coll.find_one)
+        told.append(any(name.startswith("publish") for name in vars(client._event_listeners)))
+    assert told == [False, True, True]
+    assert [span.name for span in telemetry.spans()] == ["find", f"find {database}.coll"] * 3
+
+
 class OnlyCommands(Sampler):
     """Of the application: draws commands and no operations, whatever is around them."""
 

@@ -49,6 +49,7 @@ from pymongo_resilience_instrumentation.driver.deadline import (
 )
 from pymongo_resilience_instrumentation.driver.events import (
     command_events,
+    listeners_of,
     tell,
 )
 from pymongo_resilience_instrumentation.driver.gridfs import (
@@ -227,6 +228,7 @@ __all__ = [
     "lift_limits",
     "limited_connections",
     "limits_for_a_client",
+    "listeners_of",
     "log_failed_selection",
     "loop_classes",
     "lost_its_txn_number",

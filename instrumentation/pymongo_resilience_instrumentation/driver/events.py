@@ -42,21 +42,32 @@ class CommandEvents:
     next operation says anew what it wants.
     """
 
-    __slots__ = ("_of_publisher", "wanted")
+    __slots__ = ("_publisher", "wanted")
 
     def __init__(self, publisher: Any) -> None:
-        self._of_publisher = vars(publisher)
+        self._publisher = publisher
         self.wanted = True
+
+    def are_of(self, client: Any) -> bool:
+        """False once the client has made its listeners anew, as one of an SRV record does when it
+        connects (pymongo 4.20): those make events until they are told otherwise."""
+        return client._event_listeners is self._publisher
 
     def want(self, wanted: bool) -> None:
         self.wanted = wanted
-        self._of_publisher[ENABLED] = wanted
+        vars(self._publisher)[ENABLED] = wanted
 
 
 def command_events(client: Any) -> CommandEvents | None:
     """None where they are told in any case."""
     found: CommandEvents | None = getattr(client, "__dict__", {}).get(_KEPT)
     return found
+
+
+def listeners_of(client: Any) -> list[Any]:
+    """Of every kind."""
+    publisher = getattr(client, "_event_listeners", None)
+    return [] if publisher is None else list(publisher.event_listeners())
 
 
 def tell(
@@ -73,11 +84,11 @@ def tell(
     Nothing changes where somebody else listens to the same kind as well, or where pymongo's methods
     have other arguments than they are known to have. Those of ``instead`` must not raise.
     """
-    publisher = getattr(client, "_event_listeners", None)
-    if publisher is None or not all(_is_as_known(name) for name in instead):
+    publisher = client._event_listeners
+    if not all(_is_as_known(name) for name in instead):
         return
     kind = next(each for each in _KINDS if isinstance(listener, each))
-    if [each for each in publisher.event_listeners() if isinstance(each, kind)] == [listener]:
+    if [each for each in listeners_of(client) if isinstance(each, kind)] == [listener]:
         vars(publisher).update(instead)
         if dispensable and ENABLED in vars(publisher):
             vars(client)[_KEPT] = CommandEvents(publisher)
