@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pymongo
 import pymongo_resilience_instrumentation.driver.events as driver_events
 import pytest
 from child_programs import run
-from conftest import Instrument, Side, Telemetry
+from conftest import Instrument, SentCommands, Side, Telemetry
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -168,18 +169,21 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawn]:
     asked for."""
     asked: list[str] = []
 
-    def start(sampler: Sampler, **hooks: Any) -> tuple[InMemorySpanExporter, list[str]]:
+    def start(
+        sampler: Sampler, *, command_comment: bool = False, **hooks: Any
+    ) -> tuple[InMemorySpanExporter, list[str]]:
         exporter = InMemorySpanExporter()
         provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(exporter))
-        ask = type(provider.get_tracer("")).start_span
+        ask = type(provider.get_tracer("test")).start_span
 
         def start_span(tracer: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             asked.append(name)
             return ask(tracer, name, *args, **kwargs)
 
-        monkeypatch.setattr(type(provider.get_tracer("")), "start_span", start_span)
-        pymongo_resilience.instrument(Config(), tracer_provider=provider, **hooks)
+        monkeypatch.setattr(type(provider.get_tracer("test")), "start_span", start_span)
+        config = Config(command_comment=command_comment)
+        pymongo_resilience.instrument(config, tracer_provider=provider, **hooks)
         return exporter, asked
 
     yield start
@@ -247,9 +251,25 @@ def test_inside_of_an_operation_that_is_never_drawn_the_callers_span_is_the_curr
         def failed(self, event: Any) -> None: ...
 
     client = side.do(side.client, proxy.uri, event_listeners=[Listener()])
-    with TracerProvider(shutdown_on_exit=False).get_tracer("").start_as_current_span("own") as own:
+    with (
+        TracerProvider(shutdown_on_exit=False)
+        .get_tracer("test")
+        .start_as_current_span("own") as own
+    ):
         side.do(client[database].coll.find_one)
     assert inside == [own]
+
+
+def test_a_comment_leads_to_the_trace_of_an_operation_that_is_never_drawn(
+    side: Side, proxy: ReplicaSet, database: str, sampled: Drawn
+) -> None:
+    """The trace may be drawn elsewhere; that the span was not sampled stands at its end."""
+    sampled(ALWAYS_OFF, command_comment=True)
+    sent = SentCommands()
+    client = side.do(side.client, proxy.uri, event_listeners=[sent])
+    side.do(client[database].coll.find_one)
+    (command,) = sent.named("find")
+    assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[02]", command["comment"]["traceparent"])
 
 
 def test_a_hook_sees_the_commands_that_are_not_drawn(
