@@ -15,7 +15,11 @@ OF_CONTRIB = {
 }
 """As a multiple of what opentelemetry-instrumentation-pymongo adds in the same state."""
 GROWTH = 0.10
-"""Between one thread, task or server and many of them."""
+"""Of what is added, between one thread, task or server and many of them."""
+BATCH = 1.1
+"""What is added to a batch of a cursor, as a multiple of what is added to a find_one."""
+DOCUMENT = 0.01
+"""What is added to a document of a cursor, as a share of plain pymongo's; above it is measurable."""
 IMPORT_MS = 30.0
 CLIENT_KIB = 64.0
 
@@ -28,7 +32,7 @@ def judged(row: dict[str, Any]) -> str:
     """A row of ``healthy.py`` beside its bar; empty where it has none."""
     state = row["state"]
     if state in OF_RAW:
-        return verdict(row["of_raw"], OF_RAW[state], f"<= {OF_RAW[state]:.0%}")
+        return verdict(row["of_raw"], OF_RAW[state], f"<= {OF_RAW[state]:.0%} of raw")
     if "of_contrib" in row and state in OF_CONTRIB:
-        return verdict(row["of_contrib"], OF_CONTRIB[state], f"<= {OF_CONTRIB[state]}")
+        return verdict(row["of_contrib"], OF_CONTRIB[state], f"<= {OF_CONTRIB[state]} of contrib's")
     return ""

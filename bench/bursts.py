@@ -26,11 +26,11 @@ class Spec:
 
     state: str
     uri: str
-    workload: str
+    warm_up: dict[str, int]
+    """How many operations of each workload come before the first burst."""
     asynchronous: bool = False
     at_once: int = 1
     """Threads, or tasks of an async client."""
-    warm_up: int = 300
     callgrind: str = ""
     """Where callgrind writes to; empty without it."""
 
@@ -43,11 +43,11 @@ class Worker:
         if self._answer() != "ready":
             raise RuntimeError("a worker of the benchmark did not begin; see its error above")
 
-    def burst(self, count: int) -> float:
+    def burst(self, workload: str, count: int) -> float:
         """What one operation cost: seconds or instructions."""
         if self._child.stdin is None:
             raise RuntimeError("the worker has no pipes")
-        self._child.stdin.write(f"{count}\n")
+        self._child.stdin.write(f"{workload} {count}\n")
         self._child.stdin.flush()
         return float(self._answer()) / count
 
@@ -90,15 +90,17 @@ def workers(specs: Iterable[Spec], *, instructions: bool = False) -> Iterator[li
         yield begun
 
 
-def interleaved(begun: list[Worker], *, bursts: int, count: int) -> list[list[float]]:
+def interleaved(
+    begun: list[Worker], workload: str, *, bursts: int, count: int
+) -> list[list[float]]:
     """What one operation cost in each burst of each worker."""
     costs: list[list[float]] = [[] for _ in begun]
     for _ in range(bursts):
         for worker, cost in zip(begun, costs, strict=True):
-            cost.append(worker.burst(count))
+            cost.append(worker.burst(workload, count))
     return costs
 
 
 def quartiles(costs: list[float]) -> tuple[float, float, float]:
-    low, middle, high = statistics.quantiles(costs, n=4)
+    low, middle, high = statistics.quantiles(costs, n=4, method="inclusive")
     return low, middle, high

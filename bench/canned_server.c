@@ -149,12 +149,12 @@ static void cursor(Bson *b, const char *batch, int64_t id, int documents) {
 
 static void answer(Bson *b, const Command *c, int member) {
     int batch = (int)(c->batch_size > 0 ? c->batch_size : DEFAULT_BATCH);
+    int documents = c->limit > 0 ? (int)c->limit : DOCUMENTS_OF_A_CURSOR;
     if (!strcasecmp(c->name, "hello") || !strcasecmp(c->name, "ismaster")) {
         hello(b, member);
-    } else if (!strcmp(c->name, "find") && c->limit == 1) {
-        cursor(b, "firstBatch", 0, 1);
     } else if (!strcmp(c->name, "find")) {
-        cursor(b, "firstBatch", (DOCUMENTS_OF_A_CURSOR - 1) / batch, batch);
+        if (batch > documents) batch = documents;
+        cursor(b, "firstBatch", (documents - 1) / batch, batch);
     } else if (!strcmp(c->name, "getMore")) {
         cursor(b, "nextBatch", c->first - 1, batch);
     } else if (!strcmp(c->name, "aggregate")) {

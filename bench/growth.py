@@ -1,86 +1,146 @@
 """Whether the added cost of an operation grows with threads, tasks and known servers.
 
     python bench/growth.py [--bursts 40] [--json FILE]
+    python bench/growth.py --instructions    callgrind counts instead: the numbers that repeat
 
-CPU of the client for find_one with and without the library, bursts in turn. Growth is that of the
-ratio to raw, since plain pymongo itself needs more with more of them.
+find_one, in three states, bursts in turn. Growth is that of what is added. Where CPU is measured
+it is also that of the ratio to raw, which tells of the machine: plain pymongo itself needs more
+with many of them. Needs a C compiler, and the extra ``dev``; valgrind for ``--instructions``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import states
 from bars import GROWTH, verdict
 from canned import canned_server
-from healthy import Row, compared, measure
-from rich.console import Console
-from rich.table import Table
+from measuring import CPU, INSTRUCTIONS, Row, compared, measure
 from workloads import FIND
 
-OURS = f"{states.OURS}, {states.API}"
+MEASURED = [
+    states.EXECUTOR,
+    *(f"{states.OURS}, {what}" for what in (states.API, states.ON)),
+]
+BASE_SYNC, BASE_ASYNC = "1 thread, 1 server", "1 task, 1 server"
 CASES = (
-    ("1 thread, 1 server", False, 1, 1),
+    (BASE_SYNC, False, 1, 1),
     ("8 threads", False, 8, 1),
     ("3 servers", False, 1, 3),
     ("50 servers", False, 1, 50),
-    ("1 task, 1 server", True, 1, 1),
+    (BASE_ASYNC, True, 1, 1),
     ("1,000 tasks", True, 1000, 1),
 )
 """What it is, whether it is async, how many at once, and how many servers."""
+BURSTS = 40
+MANY = 100
+BURSTS_COUNTED_OF_MANY = 2
+"""A thousand tasks are a thousand operations in each burst, more than all others together."""
 
 
-def rows(bursts: int) -> list[Row]:
-    found = []
-    base = {False: 0.0, True: 0.0}
-    for name, asynchronous, at_once, members in CASES:
+def growth(
+    *,
+    instructions: bool,
+    bursts: int | None = None,
+    quick: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """``quick``: too little of it to tell anything."""
+    rows: list[Row] = []
+    if quick:
+        bursts = 2
+    for case, asynchronous, at_once, members in CASES[: 2 if quick else None]:
+        many = instructions and at_once > MANY
         with canned_server(members) as uri:
-            chosen = [states.RAW, states.CONTROL, OURS]
-            raw, control, ours = compared(
-                measure(
-                    uri, FIND, chosen, asynchronous=asynchronous, at_once=at_once, bursts=bursts
-                )
+            found = measure(
+                uri,
+                [FIND],
+                [states.RAW, states.CONTROL, *MEASURED],
+                asynchronous=asynchronous,
+                at_once=at_once,
+                bursts=bursts
+                or (BURSTS_COUNTED_OF_MANY if many else None if instructions else BURSTS),
+                instructions=instructions,
             )
-        ratio = 1 + ours["of_raw"]
-        base[asynchronous] = base[asynchronous] or ratio
-        found.append(
-            {
-                "case": name,
-                "raw": raw["quartiles"][0],
-                "control": control["of_raw"],
-                "added": ours["added"],
-                "ratio": ratio,
-                "growth": ratio / base[asynchronous] - 1,
-            }
+        rows += [{"case": case, **row} for row in found]
+        tell(case)
+    return {"unit": INSTRUCTIONS if instructions else CPU, "rows": rows}
+
+
+def growing(rows: list[Row]) -> list[Row]:
+    """For each case and state what is added, and how it grew from the first case of its side."""
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], []).append(row)
+    base: dict[tuple[str, str], Row] = {}
+    made = []
+    for some in cases.values():
+        for row in compared(some):
+            if row["state"] == states.RAW:
+                continue
+            first = base.setdefault((row["side"], row["state"]), row)
+            more: Row = (
+                {}
+                if first is row
+                else {
+                    "growth": row["added"] / first["added"] - 1,
+                    "growth_of_ratio": (1 + row["of_raw"]) / (1 + first["of_raw"]) - 1,
+                }
+            )
+            made.append(row | more)
+    return made
+
+
+def judged(row: Row) -> str:
+    """The control has no added cost that could grow."""
+    if "growth" not in row or row["state"] == states.CONTROL:
+        return ""
+    return verdict(row["growth"], GROWTH, f"<= {GROWTH:.0%}")
+
+
+def show(rows: list[Row], unit: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    made = Table(title=f"find_one, {unit} per operation", title_justify="left")
+    for heading in ("", ""):
+        made.add_column(heading)
+    for heading in ("added", "of raw", "growth", "of the ratio", "bar"):
+        made.add_column(heading, justify="right")
+    for row in growing(rows):
+        grew = "growth" in row and row["state"] != states.CONTROL
+        made.add_row(
+            row["case"],
+            row["state"],
+            f"{row['added']:+.1f}",
+            f"{row['of_raw']:+.1%}",
+            f"{row['growth']:+.1%}" if grew else "",
+            f"{row['growth_of_ratio']:+.1%}" if grew else "",
+            judged(row),
         )
-    return found
+    Console(width=120).print(made)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bursts", type=int, default=40)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bursts", type=int, help="of each process")
+    parser.add_argument("--instructions", action="store_true", help="count with callgrind")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args()
-    found = rows(given.bursts)
-    made = Table(title="find_one, API only, us CPU per operation", title_justify="left")
-    made.add_column("")
-    for heading in ("raw", "raw again", "added", "ratio to raw", "growth", "bar"):
-        made.add_column(heading, justify="right")
-    for row in found:
-        made.add_row(
-            row["case"],
-            f"{row['raw']:.1f}",
-            f"{row['control']:+.1%}",
-            f"{row['added']:+.1f}",
-            f"{row['ratio']:.2f}",
-            f"{row['growth']:+.1%}",
-            verdict(row["growth"], GROWTH, f"<= {GROWTH:.0%}"),
-        )
-    Console(width=120).print(made)
+    found = growth(
+        instructions=given.instructions,
+        bursts=given.bursts,
+        tell=lambda case: print(f"{case}: measured", flush=True),
+    )
+    show(found["rows"], found["unit"])
     if given.json is not None:
-        given.json.write_text(json.dumps({"rows": found}, indent=1) + "\n")
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One process in one state with one workload: runs a burst when told to, and says what it cost.
+"""One process in one state: runs a burst of a workload when told to, and says what it cost.
 
-Started by ``bursts.py``. Reads a number of operations per line, and answers with the CPU seconds,
-or under valgrind the instructions, of all of its threads together.
+Started by ``bursts.py``. Reads a workload and a number of operations per line, and answers with the
+CPU seconds, or under valgrind the instructions, of all of its threads together.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 MARKS = BUILD / "callgrind_marks.so"
 
 
-def cpu_seconds(burst: Callable[[int], None], count: int) -> float:
+def cpu_seconds(burst: Callable[[], None]) -> float:
     began = time.process_time()
-    burst(count)
+    burst()
     return time.process_time() - began
 
 
@@ -39,9 +40,9 @@ class Instructions:
         self._out = Path(out)
         self._bursts = 0
 
-    def __call__(self, burst: Callable[[int], None], count: int) -> float:
+    def __call__(self, burst: Callable[[], None]) -> float:
         self._marks.begin_counting()
-        burst(count)
+        burst()
         self._marks.end_counting()
         self._bursts += 1
         written = self._out.with_name(f"{self._out.name}.{self._bursts}")
@@ -56,14 +57,16 @@ def main() -> None:
         os.sched_setaffinity(0, {cores()[0]})
     around = states.prepare(spec["state"])
     kind = AsyncWork if spec["asynchronous"] else SyncWork
-    work = kind(spec["uri"], spec["workload"], around, spec["at_once"])
+    work = kind(spec["uri"], around, spec["at_once"])
     counter = Instructions(spec["callgrind"]) if spec["callgrind"] else cpu_seconds
-    work.burst(spec["warm_up"])
+    for workload, count in spec["warm_up"].items():
+        work.burst(workload, count)
     gc.collect()
     gc.freeze()
     print("ready", flush=True)
     for line in sys.stdin:
-        print(counter(work.burst, int(line)), flush=True)
+        workload, operations = line.split()
+        print(counter(partial(work.burst, workload, int(operations))), flush=True)
     os._exit(0)
 
 

@@ -11,29 +11,36 @@ from pymongo import AsyncMongoClient, MongoClient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FIND, INSERT, UPDATE, AGGREGATE, CURSOR = (
-    "find_one", "insert_one", "update_one", "aggregate", "cursor",
+FIND, INSERT, UPDATE, AGGREGATE, CURSOR, ONE_BATCH, TEN_DOCUMENTS = (
+    "find_one", "insert_one", "update_one", "aggregate", "cursor", "one_batch", "ten_documents",
 )  # fmt: skip
 WORKLOADS = (FIND, INSERT, UPDATE, AGGREGATE, CURSOR)
 """``cursor`` is 1,000 documents in 10 batches; one operation is all of it."""
+CURSORS = (CURSOR, ONE_BATCH, TEN_DOCUMENTS)
+"""``one_batch`` is 1,000 documents in one batch, ``ten_documents`` as many in one."""
 BATCH_SIZE = 100
+DOCUMENTS = 1000
+FEW = 10
+LONG = (CURSOR, ONE_BATCH)
+"""Operations that take as long as ten others."""
 
 
 class SyncWork:
     """So many threads, each with its share of a burst."""
 
-    def __init__(self, uri: str, workload: str, around: Callable[[Any], Any], at_once: int) -> None:
+    def __init__(self, uri: str, around: Callable[[Any], Any], at_once: int) -> None:
         self.client: MongoClient[Any] = MongoClient(uri)
         self._coll = self.client.bench.coll
-        self._call = around(getattr(self, f"_{workload}"))
+        self._calls = {name: around(getattr(self, f"_{name}")) for name in (*WORKLOADS, *CURSORS)}
         self._at_once = at_once
 
-    def burst(self, count: int) -> None:
+    def burst(self, workload: str, count: int) -> None:
+        call = self._calls[workload]
         if self._at_once == 1:
-            self._share(count)
+            self._share(call, count)
             return
         threads = [
-            threading.Thread(target=self._share, args=(count // self._at_once,))
+            threading.Thread(target=self._share, args=(call, count // self._at_once))
             for _ in range(self._at_once)
         ]
         for thread in threads:
@@ -41,8 +48,8 @@ class SyncWork:
         for thread in threads:
             thread.join()
 
-    def _share(self, count: int) -> None:
-        call = self._call
+    @staticmethod
+    def _share(call: Callable[[], Any], count: int) -> None:
         for _ in range(count):
             call()
 
@@ -62,29 +69,37 @@ class SyncWork:
         for _ in self._coll.find({}, batch_size=BATCH_SIZE):
             pass
 
+    def _one_batch(self) -> Any:
+        for _ in self._coll.find({}, batch_size=DOCUMENTS):
+            pass
+
+    def _ten_documents(self) -> Any:
+        for _ in self._coll.find({}, limit=FEW):
+            pass
+
 
 class AsyncWork:
     """So many tasks, each with its share of a burst, on one event loop."""
 
-    def __init__(self, uri: str, workload: str, around: Callable[[Any], Any], at_once: int) -> None:
+    def __init__(self, uri: str, around: Callable[[Any], Any], at_once: int) -> None:
         self._loop = asyncio.new_event_loop()
         self.client: AsyncMongoClient[Any] = AsyncMongoClient(uri)
         self._coll = self.client.bench.coll
-        self._call = around(getattr(self, f"_{workload}"))
+        self._calls = {name: around(getattr(self, f"_{name}")) for name in (*WORKLOADS, *CURSORS)}
         self._at_once = at_once
 
-    def burst(self, count: int) -> None:
-        self._loop.run_until_complete(self._all(count))
+    def burst(self, workload: str, count: int) -> None:
+        self._loop.run_until_complete(self._all(self._calls[workload], count))
 
-    async def _all(self, count: int) -> None:
+    async def _all(self, call: Callable[[], Any], count: int) -> None:
         if self._at_once == 1:
-            await self._share(count)
+            await self._share(call, count)
             return
         share = count // self._at_once
-        await asyncio.gather(*(self._share(share) for _ in range(self._at_once)))
+        await asyncio.gather(*(self._share(call, share) for _ in range(self._at_once)))
 
-    async def _share(self, count: int) -> None:
-        call = self._call
+    @staticmethod
+    async def _share(call: Callable[[], Any], count: int) -> None:
         for _ in range(count):
             await call()
 
@@ -102,4 +117,12 @@ class AsyncWork:
 
     async def _cursor(self) -> Any:
         async for _ in self._coll.find({}, batch_size=BATCH_SIZE):
+            pass
+
+    async def _one_batch(self) -> Any:
+        async for _ in self._coll.find({}, batch_size=DOCUMENTS):
+            pass
+
+    async def _ten_documents(self) -> Any:
+        async for _ in self._coll.find({}, limit=FEW):
             pass
