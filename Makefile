@@ -18,6 +18,7 @@ MAIN := .venv
 OLDEST := .venv-oldest
 WHEEL := .venv-wheel
 COMPATIBILITY := .venv-compatibility
+GATE := .venv-gate
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -60,22 +61,29 @@ bench-sick: $(MAIN)/demo.stamp
 bench: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
 	@$(MAIN)/bin/python bench/healthy.py $(ARGS)
 	@$(MAIN)/bin/python bench/healthy.py --instructions $(ARGS)
+	@$(MAIN)/bin/python bench/cursors.py
 	@$(MAIN)/bin/python bench/growth.py
 	@$(MAIN)/bin/python bench/footprint.py
 
-gate: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
-	@$(MAIN)/bin/python bench/gate.py $(ARGS)
+# Against bench/baseline.json, in an environment with the versions that it was made with.
+# Recorded anew by ARGS=--record: a commit of its own, with the reason.
+gate: $(GATE)/stamp build/canned_server build/callgrind_marks.so
+	@$(GATE)/bin/python bench/gate.py $(ARGS)
 
 build/canned_server: bench/canned_server.c
 	@mkdir -p build
+	@command -v $(CC) > /dev/null || \
+	  { echo "there is no C compiler ($(CC)): Debian: apt-get install gcc libc6-dev"; exit 1; }
 	$(CC) -O2 -o $@ $<
 
 build/callgrind_marks.so: bench/callgrind_marks.c
 	@mkdir -p build
+	@echo '#include <valgrind/callgrind.h>' | $(CC) -E - > /dev/null 2>&1 || \
+	  { echo "there is no valgrind/callgrind.h: Debian: apt-get install valgrind gcc libc6-dev"; exit 1; }
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 clean:
-	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -100,6 +108,11 @@ $(MAIN)/bench.stamp: $(MAIN)/dev.stamp
 # The oldest pymongo that is supported.
 $(OLDEST)/stamp: pyproject.toml | $(OLDEST)/bin/python
 	$(OLDEST)/$(PIP_INSTALL) --editable ".[dev]" "pymongo==4.17.*"
+	@touch $@
+
+# What counts as many instructions everywhere.
+$(GATE)/stamp: pyproject.toml bench/gate-requirements.txt | $(GATE)/bin/python
+	$(GATE)/$(PIP_INSTALL) --editable . --requirement bench/gate-requirements.txt
 	@touch $@
 
 # Built on pymongo, and no dependencies of the tests. Remove it to have the newest again.

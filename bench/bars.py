@@ -19,7 +19,7 @@ GROWTH = 0.10
 BATCH = 1.1
 """What is added to a batch of a cursor, as a multiple of what is added to a find_one."""
 DOCUMENT = 0.01
-"""What is added to a document of a cursor, as a share of plain pymongo's; above it is measurable."""
+"""What is added to a document of a cursor, as a share of plain pymongo's; more is measurable."""
 IMPORT_MS = 30.0
 CLIENT_KIB = 64.0
 

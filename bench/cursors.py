@@ -45,15 +45,16 @@ def cursors(bursts: int | None = None) -> dict[str, Any]:
 
 def parts(rows: list[Row]) -> list[dict[str, Any]]:
     """For each side and state, what it adds to a find_one, to a batch and to a document."""
-    low = {(row["side"], row["state"], row["workload"]): row["quartiles"][0] for row in rows}
+    cost = {(row["side"], row["state"], row["workload"]): row["cost"] for row in rows}
     found = []
     for side, state in dict.fromkeys((row["side"], row["state"]) for row in rows):
         if state == states.RAW:
             continue
         added = {
-            each: low[side, state, each] - low[side, states.RAW, each] for each in (FIND, *CURSORS)
+            each: cost[side, state, each] - cost[side, states.RAW, each]
+            for each in (FIND, *CURSORS)
         }
-        raw = low[side, states.RAW, ONE_BATCH] - low[side, states.RAW, TEN_DOCUMENTS]
+        raw = cost[side, states.RAW, ONE_BATCH] - cost[side, states.RAW, TEN_DOCUMENTS]
         document = added[ONE_BATCH] - added[TEN_DOCUMENTS]
         found.append(
             {

@@ -5,7 +5,8 @@
     python bench/healthy.py --instructions    callgrind counts instead: the numbers that repeat
 
 One process for each state, a server of canned replies on another core, bursts in turn; what counts
-is the lower quartile. Needs a C compiler, and the extra ``dev``; valgrind for ``--instructions``.
+is the lower quartile, of instructions the least. Needs a C compiler, and the extra ``dev``;
+valgrind for ``--instructions``.
 """
 
 from __future__ import annotations
