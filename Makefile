@@ -6,6 +6,7 @@
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
 #   make compatibility              Motor, MongoEngine and Beanie, the newest of each
 #   make bench                      what a healthy operation costs, beside pymongo and others
+#   make report                     all that the documents quote: measured, kept, written into them
 #   make bench-sick                 what a sick server costs, with circuit breakers and without
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
 #   make gate                       fails where an operation takes more instructions than it did
@@ -22,7 +23,7 @@ GATE := .venv-gate
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos conformance compatibility bench bench-sick bench-overload gate clean
+.PHONY: help demo test chaos conformance compatibility bench bench-sick bench-overload report gate clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -65,6 +66,11 @@ bench: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
 	@$(MAIN)/bin/python bench/growth.py
 	@$(MAIN)/bin/python bench/footprint.py
 
+# bench/report.json and the tables and figures of docs/performance.md and docs/overload.md. All but overload;
+# one section anew: ARGS="--only footprint"; the documents alone: ARGS=--documents; more: ARGS=--help.
+report: $(MAIN)/bench.stamp build/canned_server build/callgrind_marks.so
+	@$(MAIN)/bin/python bench/report.py $(ARGS)
+
 # Against bench/baseline.json, in an environment with the versions that it was made with.
 # Recorded anew by ARGS=--record: a commit of its own, with the reason.
 gate: $(GATE)/stamp build/canned_server build/callgrind_marks.so
@@ -87,9 +93,10 @@ clean:
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Takes about ten minutes. ARGS="--seed 9" for other arrivals, ARGS="--json list.json" for the numbers.
+# Takes about ten minutes. ARGS="--seed 9" for other arrivals, ARGS="--json list.json" for the numbers. The
+# documents take them from there: make report ARGS="--overload list.json".
 bench-overload: $(MAIN)/bench.stamp
-	@$(MAIN)/bin/python bench/overload.py --svg docs/overload.svg $(ARGS)
+	@$(MAIN)/bin/python bench/overload.py $(ARGS)
 
 # A stamp is newer than pyproject.toml, or its environment is brought up to date first.
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 BUILD = Path(__file__).parent.parent / "build"
 SERVER = BUILD / "canned_server"
+SELDOM_MS = 3_600_000
 
 
 def cores() -> tuple[int, int]:
@@ -32,8 +33,14 @@ def need(built: Path) -> Path:
 
 
 @contextmanager
-def canned_server(members: int = 1, *, streaming: bool = True) -> Iterator[str]:
-    """The URI of a replica set of so many members that answers at once, and always the same."""
+def canned_server(
+    members: int = 1, *, streaming: bool = True, heartbeats: bool = True
+) -> Iterator[str]:
+    """The URI of a replica set of so many members that answers at once, and always the same.
+
+    Without heartbeats no monitor of the client wakes up while it is measured: in an async client
+    each would be as much as an operation, in whichever burst it comes.
+    """
     child = subprocess.Popen(  # noqa: S603 - our own
         [str(need(SERVER)), str(members), "streaming" if streaming else "polling"],
         stdin=subprocess.PIPE,
@@ -45,7 +52,8 @@ def canned_server(members: int = 1, *, streaming: bool = True) -> Iterator[str]:
     os.sched_setaffinity(child.pid, {cores()[1]})
     try:
         hosts = ",".join(f"127.0.0.1:{port}" for port in child.stdout.readline().split())
-        yield f"mongodb://{hosts}/?replicaSet=canned"
+        options = "" if heartbeats else f"&heartbeatFrequencyMS={SELDOM_MS}"
+        yield f"mongodb://{hosts}/?replicaSet=canned{options}"
     finally:
         child.stdin.close()
         child.wait(10)

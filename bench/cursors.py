@@ -30,7 +30,7 @@ BATCHES = DOCUMENTS // BATCH_SIZE
 
 def cursors(bursts: int | None = None) -> dict[str, Any]:
     rows: list[Row] = []
-    with canned_server() as uri:
+    with canned_server(heartbeats=False) as uri:
         for side in SIDES:
             rows += measure(
                 uri,

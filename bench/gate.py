@@ -52,7 +52,7 @@ def made_with() -> dict[str, str]:
 
 def ratios() -> dict[str, float]:
     found = {}
-    with canned_server() as uri:
+    with canned_server(heartbeats=False) as uri:
         for side, workloads in MEASURED.items():
             rows = measure(
                 uri, workloads, CHOSEN, asynchronous=side == SIDES[True], instructions=True

@@ -47,7 +47,7 @@ def healthy(
 ) -> dict[str, Any]:
     """What the rows mean and the rows; ``tell`` is called with those of a side as they come."""
     rows: list[Row] = []
-    with canned_server() as uri:
+    with canned_server(heartbeats=False) as uri:
         for side in sides or SIDES:
             found = measure(
                 uri,

@@ -57,7 +57,9 @@ def table_of_bars(some: list[Bar]) -> Table:
 
 
 def asked_for() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--json", type=Path, help="write what was measured")
     parser.add_argument("--svg", type=Path, help="draw it")

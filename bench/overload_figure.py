@@ -1,14 +1,7 @@
-"""The figure of the benchmark of overload.
-
-    python bench/overload_figure.py RESULTS.json FIGURE.svg
-
-draws once more what ``overload.py --json`` has measured.
-"""
+"""The figure of docs/overload.md, drawn from the report."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +25,8 @@ PANELS = (
 )
 
 
-def draw(points: list[dict[str, Any]], file: Path) -> None:
-    """The same points make the same file."""
+def draw(points: list[dict[str, Any]], file: Path, mark: str = "") -> None:
+    """The same points make the same file; ``mark`` names them in it."""
     # A number names what the figure refers to in itself, instead of a random one.
     mpl.rcParams["svg.hashsalt"] = "overload"
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -71,9 +64,4 @@ def draw(points: list[dict[str, Any]], file: Path) -> None:
         panel.set_xlabel("operations offered, in times of the server's capacity", fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(names), fontsize=8)
-    figure.savefig(file, format="svg", metadata={"Date": None})
-
-
-if __name__ == "__main__":
-    results, made = map(Path, sys.argv[1:3])
-    draw(json.loads(results.read_text())["points"], made)
+    figure.savefig(file, format="svg", metadata={"Date": None, "Description": mark})

@@ -6,10 +6,10 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pymongo import AsyncMongoClient, MongoClient
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pymongo import AsyncMongoClient, MongoClient
 
 FIND, INSERT, UPDATE, AGGREGATE, CURSOR, ONE_BATCH, TEN_DOCUMENTS = (
     "find_one", "insert_one", "update_one", "aggregate", "cursor", "one_batch", "ten_documents",
@@ -29,6 +29,8 @@ class SyncWork:
     """So many threads, each with its share of a burst."""
 
     def __init__(self, uri: str, around: Callable[[Any], Any], at_once: int) -> None:
+        from pymongo import MongoClient
+
         self.client: MongoClient[Any] = MongoClient(uri)
         self._coll = self.client.bench.coll
         self._calls = {name: around(getattr(self, f"_{name}")) for name in (*WORKLOADS, *CURSORS)}
@@ -82,6 +84,8 @@ class AsyncWork:
     """So many tasks, each with its share of a burst, on one event loop."""
 
     def __init__(self, uri: str, around: Callable[[Any], Any], at_once: int) -> None:
+        from pymongo import AsyncMongoClient
+
         self._loop = asyncio.new_event_loop()
         self.client: AsyncMongoClient[Any] = AsyncMongoClient(uri)
         self._coll = self.client.bench.coll
