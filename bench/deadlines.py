@@ -11,11 +11,11 @@ Linux does.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
 import random
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -188,7 +188,11 @@ def add_rows(made: Table, name: str, overruns: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="?", type=int, default=40, help="operations of each row")
+    runs = parser.parse_args().runs
     # What is said of each retry is not what is measured here.
     logging.getLogger("pymongo_resilience").disabled = True
     logging.getLogger("pymongo_resilience.retry").disabled = True

@@ -8,12 +8,12 @@ at the end of the table may pass by themselves, so both wait. Needs the extra ``
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
 import os
 import ssl
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -131,7 +131,13 @@ def measure(met: list[Trouble], selection_ms: int) -> list[tuple[float, str]]:
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "seconds", nargs="?", type=float, default=30.0, help="serverSelectionTimeoutMS, in seconds"
+    )
+    seconds = parser.parse_args().seconds
     # A test bed tells of each connection that is not what it should be.
     logging.disable(logging.ERROR)
     made = Table(title=f"seconds until it fails, pymongo {pymongo.version}", show_lines=True)

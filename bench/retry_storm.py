@@ -9,9 +9,9 @@ stops. Plain pymongo never stops there, so it has no such row. Needs the extra `
 
 from __future__ import annotations
 
+import argparse
 import logging
 import statistics
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,7 +124,11 @@ def table(results: dict[str, list[Run]]) -> Table:
 
 
 def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="?", type=int, default=20, help="operations of each row")
+    runs = parser.parse_args().runs
     # What it says of each retry is not what is measured here.
     logging.getLogger("pymongo_resilience").disabled = True
     logging.getLogger("pymongo_resilience.retry").disabled = True

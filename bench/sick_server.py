@@ -13,9 +13,9 @@ row. Needs the extra ``demo``.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import random
-import sys
 import threading
 import time
 from collections import Counter
@@ -172,7 +172,13 @@ def table(results: dict[tuple[str, str], Run], seconds: float) -> Table:
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 15.0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "seconds", nargs="?", type=float, default=15.0, help="how long the secondary is bad"
+    )
+    seconds = parser.parse_args().seconds
     # What it says of each retry is not what is measured here.
     for name in ("pymongo_resilience", "pymongo_resilience.retry"):
         logging.getLogger(name).disabled = True

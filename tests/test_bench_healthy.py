@@ -136,6 +136,10 @@ def test_what_is_not_known_is_named_beside_what_is(
         "gate.py",
         "report.py",
         "overload.py",
+        "sick_server.py",
+        "fail_fast.py",
+        "deadlines.py",
+        "retry_storm.py",
     ],
 )
 def test_help_shows_how_a_script_is_called(script: str) -> None:
@@ -143,11 +147,16 @@ def test_help_shows_how_a_script_is_called(script: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert f"python bench/{script}" in done.stdout
-    assert (
-        "ten minutes" in done.stdout
-        or "Needs a C compiler" in done.stdout
-        or "make gate" in done.stdout
-    )
+
+
+@pytest.mark.parametrize("script", ["sick_server.py", "growth.py"])
+def test_a_number_that_is_none_is_an_error_in_one_line(script: str) -> None:
+    done = run(script, *(["--bursts"] if script == "growth.py" else []), "many")
+
+    assert done.returncode == 2
+    assert "invalid" in done.stderr
+    assert "'many'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_without_valgrind_the_error_says_what_to_install(tmp_path: Path, module: Any) -> None:
