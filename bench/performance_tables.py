@@ -57,7 +57,7 @@ def summary(report: Report) -> str:
     for state in BARRED:
         some = [row for row in rows if row["state"] == state]
         key = "of_raw" if state in bars.OF_RAW else "of_contrib"
-        shown: Callable[[float], str] = "{:.0%}".format if key == "of_raw" else "{:.1f}".format
+        shown: Callable[[float], str] = "{:.0%}".format if key == "of_raw" else "{:.2f}".format
         find = next(row for row in some if row["workload"] == FIND and row["side"] == "sync")
         values = [row[key] for row in some]
         met = sum(bars.judged(row).endswith(" met") for row in some)
@@ -90,15 +90,15 @@ def one(source: str) -> Callable[[Report], str]:
         raw = rows[0]["cost"]
         unit = f"{report[source]['unit']} per operation; plain pymongo takes {raw:,.0f}"
         return by(report[source]["command"], unit) + table(
-            ["state", "lower quartile", "median", "upper quartile", "added", "of plain's",
-             "of contrib's", "bar"],
+            ["state", "counts", "lower quartile", "median", "upper quartile", "added",
+             "of plain's", "of contrib's", "bar"],
             [
                 [
                     name_of(row["state"]),
-                    *(f"{each:,.0f}" for each in row["quartiles"]),
+                    *(f"{each:,.0f}" for each in (row["cost"], *row["quartiles"])),
                     f"{row['added']:+,.0f}",
                     f"{row['of_raw']:+.1%}",
-                    f"{row['of_contrib']:.1f}" if "of_contrib" in row else "",
+                    f"{row['of_contrib']:.2f}" if "of_contrib" in row else "",
                     told(row),
                 ]
                 for row in rows
@@ -145,7 +145,7 @@ def barred(source: str) -> Callable[[Report], str]:
 
     def cell(row: Row) -> str:
         ratio = (
-            f"{row['of_raw']:.1%}" if row["state"] in bars.OF_RAW else f"{row['of_contrib']:.1f}"
+            f"{row['of_raw']:.1%}" if row["state"] in bars.OF_RAW else f"{row['of_contrib']:.2f}"
         )
         return f"{ratio} {'met' if bars.judged(row).endswith(' met') else '**missed**'}"
 
