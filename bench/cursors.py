@@ -70,13 +70,15 @@ def parts(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def batch_judged(part: dict[str, Any]) -> str:
-    """The control adds nothing to either, and is no measure of its own."""
+    """Empty for the control, which adds nothing that could be too much."""
     if part["state"] == states.CONTROL:
         return ""
     return verdict(part["batch"] / part["find_one"], BATCH, f"<= {BATCH:g} of find_one's")
 
 
 def document_judged(part: dict[str, Any]) -> str:
+    if part["state"] == states.CONTROL:
+        return ""
     return verdict(part["document"] / part["raw_document"], DOCUMENT, f"<= {DOCUMENT:.0%} of raw's")
 
 
