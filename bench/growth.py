@@ -55,7 +55,7 @@ def growth(
         bursts = 2
     for case, asynchronous, at_once, members in CASES[: 2 if quick else None]:
         many = instructions and at_once > MANY
-        with canned_server(members) as uri:
+        with canned_server(members, heartbeats=False) as uri:
             found = measure(
                 uri,
                 [FIND],

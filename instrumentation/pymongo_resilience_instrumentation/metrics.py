@@ -99,10 +99,11 @@ class OperationMetrics:
             )
 
     def _of_duration(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
+        database, collection = call.target
         attributes = _duration_attributes(
             call.operation,
-            call.database or "admin",
-            call.collection if self._by_collection else None,
+            database or "admin",
+            collection if self._by_collection else None,
             call.server if call.selected is None else driver.address(call.selected),
         )
         if error is not None:

@@ -71,20 +71,17 @@ class OperationSpans:
 
     def start(self, call: Call, transaction: Span | None = None) -> None:
         """``transaction``: the span of the one that it is in."""
-        outer = context.get_current()
-        if (outer and is_suppressed(outer)) or not tracing_of(call.client).enabled:
-            return
         if self._sampling.never() and not self._leads_from_server:
             # The caller's own span stays the current one: whoever draws inside goes by that.
             call.span = trace.INVALID_SPAN
             _hear_commands(call.client, False)
             return
-        name, attributes = _operation_attributes(
-            # A transaction's end has no database of its own.
-            call.operation,
-            call.database or "admin",
-            call.collection,
-        )
+        outer = context.get_current()
+        if (outer and is_suppressed(outer)) or not tracing_of(call.client).enabled:
+            return
+        database, collection = call.target
+        # A transaction's end has no database of its own.
+        name, attributes = _operation_attributes(call.operation, database or "admin", collection)
         span = self._tracer.start_span(
             name,
             outer if transaction is None else trace.set_span_in_context(transaction, outer),
