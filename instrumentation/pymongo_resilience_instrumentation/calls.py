@@ -90,8 +90,6 @@ class Call:
     connection may pass it."""
     selecting: AttemptCount | None = None
     """That of the attempt whose server the driver is selecting, where anybody counts."""
-    patience: Patience | None = None
-    """What the selection in progress has seen of the servers that it waits for."""
     backoff = 0.0
     declined_by: Rule | None = None
     judged: Exception | None = None
@@ -125,6 +123,8 @@ class Call:
         ended with the call at the latest."""
         self.waits: list[Wait] | None = None
         """Those for a server and for a connection that it had to wait for."""
+        self.patience: Patience | None = None
+        """What the selection in progress has seen of the servers that it waits for."""
         self.waiting: set[Call] | None = None
         """Those who wait for a connection of the pool that this one waits for."""
         self.selected: Any = None
@@ -208,9 +208,9 @@ def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
     call.client = call.made = None
-    call.selected = None
-    if call.waits is not None or not call.light:
-        call.waits = call.judged = call.patience = None
+    call.selected = call.waits = call.patience = None
+    if not call.light:
+        call.judged = None
     if call.waiting is not None:
         # Interrupted while it waited for a connection: the driver does not tell (pymongo 4.20).
         call.waiting.discard(call)

@@ -58,8 +58,7 @@ class _Sync(_Run):
             call = found()
             if call is None or not call.light or budgets.any or call.client is not client_of(loop):
                 return self.prepared(original, loop)
-            if call.waits is not None:
-                call.patience = None
+            call.patience = None
             try:
                 result = original(loop)
             except GaveUp as gave_up:
@@ -104,8 +103,7 @@ class _Async(_Run):
             call = found()
             if call is None or not call.light or budgets.any or call.client is not client_of(loop):
                 return await self.prepared(original, loop)
-            if call.waits is not None:
-                call.patience = None
+            call.patience = None
             try:
                 result = await original(loop)
             except GaveUp as gave_up:

@@ -161,11 +161,13 @@ class Runtime:
         return error
 
     @property
+    def shows_calls(self) -> bool:
+        return self.operation_spans is not None or self.operation_metrics is not None
+
+    @property
     def end_well(self) -> Callable[[Call], Any]:
         """As ``end``, of a call without an error."""
-        if self.operation_spans is None and self.operation_metrics is None:
-            return calls.leave
-        return lambda call: self.end(call, None)
+        return (lambda call: self.end(call, None)) if self.shows_calls else calls.leave
 
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
         judged: BaseException | None = error

@@ -39,12 +39,15 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
     ):
         asynchronous = half is driver.ASYNC_HALF
         for module, what in (("topology", For.SERVER), ("pool", For.CONNECTION)):
-            waiting = seen(runtime, wait(runtime), what, asynchronous=asynchronous)
+            waiting = wait(runtime)
+            if runtime.shows_calls:
+                waiting = seen(runtime, waiting, what, asynchronous=asynchronous)
             yield half.module(module), half.wait, waiting
         yield half.module("pool"), half.connect, connecting
-        shaking_hands = handshake(runtime, asynchronous=asynchronous)
-        made = seen_connecting(runtime, shaking_hands, asynchronous=asynchronous)
-        yield half.module("pool").Pool, driver.HANDSHAKE, made
+        making = handshake(runtime, asynchronous=asynchronous)
+        if runtime.shows_calls:
+            making = seen_connecting(runtime, making, asynchronous=asynchronous)
+        yield half.module("pool").Pool, driver.HANDSHAKE, making
 
 
 def selection_timeout(runtime: Runtime) -> Method:

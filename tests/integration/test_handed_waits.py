@@ -101,7 +101,7 @@ def record_waits(side: Side, patch: pytest.MonkeyPatch) -> list[float | None]:
 
 @contextlib.contextmanager
 def a_call() -> Iterator[calls.Call]:
-    call = calls.Call(None, "find", "db", "coll", acknowledged=True)
+    call = calls.Call(None, "find", ("db", "coll"))
     calls.enter(call)
     yield call
     calls.leave(call)

@@ -95,7 +95,7 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     spans = CommandSpans(provider.get_tracer("test"))
     listener = listeners.Commands(spans, Switch(on=True))
-    call = calls.Call(None, "find", "shop", "orders", acknowledged=True)
+    call = calls.Call(None, "find", ("shop", "orders"))
     begun = 0
     with no_complaints():
         for in_the_call, (kind, event) in events:

@@ -131,7 +131,7 @@ KINDS = [
 
 class in_a_call(AbstractContextManager[None]):  # noqa: N801 - reads as a statement
     def __enter__(self) -> None:
-        self._call = calls.Call(None, "find", "db", "coll", acknowledged=True)
+        self._call = calls.Call(None, "find", ("db", "coll"))
         calls.enter(self._call)
 
     def __exit__(self, *raised: object) -> None:
