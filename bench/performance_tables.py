@@ -75,7 +75,10 @@ def summary(report: Report) -> str:
 
 
 def name_of(state: str) -> str:
-    return NAMES.get(state, state.replace(states.API, "no SDK"))
+    shown = state.replace(states.API, "no SDK").replace(
+        states.BY_HAND, "two spans, one record by hand"
+    )
+    return NAMES.get(state, shown)
 
 
 def one(source: str) -> Callable[[Report], str]:

@@ -12,7 +12,7 @@ RAW, CONTROL = "raw", "raw again"
 EXECUTOR = "executor alone"
 TENACITY = "tenacity"
 API, OFF, ON = "API only", "ALWAYS_OFF", "ALWAYS_ON"
-OURS, CONTRIB = "ours", "contrib"
+OURS, CONTRIB, BY_HAND = "ours", "contrib", "by hand"
 DURATION = "duration metric alone"
 SDK = (OFF, ON)
 STATES = (
@@ -22,6 +22,7 @@ STATES = (
     EXECUTOR,
     *(f"{who}, {what}" for what in (API, OFF, ON) for who in (CONTRIB, OURS)),
     *(f"{OURS}, {what}, {DURATION}" for what in SDK),
+    *(f"{BY_HAND}, {what}" for what in SDK),
 )
 """``contrib`` is opentelemetry-instrumentation-pymongo: one span, no metric."""
 OTHER_METRICS = (
@@ -36,9 +37,13 @@ def prepare(state: str) -> Callable[[Any], Any]:
     logging.disable(logging.WARNING)
     who, *what = state.split(", ")
     if any(sdk in what for sdk in SDK):
-        _configure_sdk(sampled=ON in what, metrics=who == OURS)
+        _configure_sdk(sampled=ON in what, metrics=who != CONTRIB)
     if state == TENACITY:
         return _tenacity()
+    if who == BY_HAND:
+        import by_hand
+
+        return by_hand.around
     if who == CONTRIB:
         from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 

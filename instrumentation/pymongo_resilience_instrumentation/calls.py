@@ -79,8 +79,6 @@ class Call:
     """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
     transaction: TransactionDeadline | None = None
     """That of the with_transaction in whose callback the call's session is."""
-    ends: TransactionSpan | None = None
-    """That of the transaction which this commit or abort ends."""
     withholds = False
     """A command with credentials was sent: no text of an error may leave."""
     only_reads = False
@@ -118,6 +116,8 @@ class Call:
         self.deadline = NO_DEADLINE
         """Puts the timeout in force, where that is ours to do."""
         self.span: Span | None = None
+        self.ends: TransactionSpan | None = None
+        """That of the transaction which this commit or abort ends."""
         self.command_spans: dict[int, tuple[Span, int | None]] = {}
         """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
         ended with the call at the latest."""
@@ -144,8 +144,8 @@ class Call:
         if self._target is None:
             if self.made is None:
                 return "", None
-            operation, (instance, *args), kwargs = self.made
-            self._target = operation.target(instance, tuple(args), kwargs)
+            operation, given, kwargs = self.made
+            self._target = operation.target(given[0], given[1:], kwargs)
         return self._target
 
     @property

@@ -77,7 +77,7 @@ class CommandSpans:
         self._tracer = tracer
         self.hooks = hooks
         self._sampling = Sampling(tracer)
-        self._without_call: dict[tuple[str, int], InFlight] = {}
+        self.without_call: dict[tuple[str, int], InFlight] = {}
 
     def start(  # noqa: PLR0917 - what an event of the driver's says, without the event
         self,
@@ -187,26 +187,26 @@ class CommandSpans:
     def leave_connection(self) -> None:
         """The caller sends no more over its connection: without a call, this is what ends a
         command that was interrupted (with the strategy ``driver``, a ``close()`` sends such)."""
-        if not self._without_call or calls.current() is not None:
+        if not self.without_call or calls.current() is not None:
             return
         error = sys.exc_info()[1]
-        for span, _ in self._without_call.pop(_thread_or_task(), {}).values():
+        for span, _ in self.without_call.pop(_thread_or_task(), {}).values():
             end_span(span, error)
 
     def start_afresh(self) -> None:
         """In a forked child: what is in flight without a call is the parent's, which ends it."""
-        self._without_call.clear()
+        self.without_call.clear()
 
     def _taken(self, request_id: int, call: calls.Call | None) -> tuple[Span | None, int | None]:
         """The span of a command that ends, None for one whose start drew none; and its cursor."""
         if call is not None:
             return call.command_spans.pop(request_id, NOTHING)
-        return self._without_call.get(_thread_or_task(), {}).pop(request_id, NOTHING)
+        return self.without_call.get(_thread_or_task(), {}).pop(request_id, NOTHING)
 
     def _of(self, call: calls.Call | None) -> InFlight:
         if call is not None:
             return call.command_spans
-        return self._without_call.setdefault(_thread_or_task(), {})
+        return self.without_call.setdefault(_thread_or_task(), {})
 
 
 def _thread_or_task() -> tuple[str, int]:

@@ -260,6 +260,8 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         self._spans = spans
         self._metrics = metrics
         self._counts_uses = metrics is not None and metrics.counts_uses
+        self._waited = None if metrics is None or not metrics.times_waits else metrics.waited
+        self._used = None if metrics is None or not metrics.times_uses else metrics.used
         self._counts_waiting = metrics is not None and metrics.counts_waiting
         self._complaint = _Complaint(type(self).__qualname__)
 
@@ -292,12 +294,12 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         self._asked(event.address)
 
     def _asked(self, address: Address) -> None:
-        if not self._counts_waiting or not self.switch.on:
+        call = calls.found()
+        if call is None or call.ended or not self._counts_waiting or not self.switch.on:
             return
         try:
-            call = calls.current()
             pool = self._pools.get(address)
-            if call is not None and pool is not None:
+            if pool is not None:
                 call.waiting = pool.waiting
                 pool.waiting.add(call)
         except Exception as error:  # noqa: BLE001 - logged
@@ -313,14 +315,14 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
                 pool.checked_out(connection_id)
             if not self.switch.on:
                 return
-            call = calls.current()
-            if call is not None:
+            call = calls.found()
+            if call is not None and not call.ended:
                 if call.waiting is not None:
                     call.waiting.discard(call)
                     call.waiting = None
                 call.driver_connection_id = connection_id
-            if self._metrics is not None and pool is not None:
-                self._metrics.waited(pool, duration, call)
+            if self._waited is not None and pool is not None:
+                self._waited(pool, duration, calls.current())
         except Exception as error:  # noqa: BLE001 - logged
             self._complaint.log(error)
 
@@ -342,9 +344,9 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
             seconds = None if pool is None else pool.checked_in(connection_id)
             if not self.switch.on:
                 return
-            if self._metrics is not None and pool is not None and seconds is not None:
-                self._metrics.used(pool, seconds, calls.current())
-            if self._spans is not None:
+            if self._used is not None and seconds is not None and pool is not None:
+                self._used(pool, seconds, calls.current())
+            if self._spans is not None and self._spans.without_call:
                 self._spans.leave_connection()
         except Exception as error:  # noqa: BLE001 - logged
             self._complaint.log(error)

@@ -136,7 +136,7 @@ class Runtime:
             calls.leave(call)
             raise
 
-    def end(self, call: Call, error: BaseException | None) -> BaseException | None:
+    def end(self, call: Call, error: BaseException | None = None) -> BaseException | None:
         """Leave it: the spans end, the duration is recorded, whatever happened.
 
         Answers with the error that the application is to get; see ``timeouts.of_call``.
@@ -167,7 +167,7 @@ class Runtime:
     @property
     def end_well(self) -> Callable[[Call], Any]:
         """As ``end``, of a call without an error."""
-        return (lambda call: self.end(call, None)) if self.shows_calls else calls.leave
+        return self.end if self.shows_calls else calls.leave
 
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
         judged: BaseException | None = error

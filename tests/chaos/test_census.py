@@ -118,7 +118,7 @@ def _listener_of_a_client(undo: Undo, spans: OpenSpans) -> Any:
 
 def _span_by_request_id(undo: Undo, spans: OpenSpans) -> Any:
     drawn = command_spans.CommandSpans(None)  # type: ignore[arg-type]  # as above
-    drawn._without_call[1] = None  # type: ignore[assignment]  # as above
+    drawn.without_call[1] = None  # type: ignore[assignment]  # as above
     return drawn
 
 
@@ -151,7 +151,7 @@ LEAKS: dict[str, Leak] = {
     f"1 x object: {OURS}.clients.ClientState": _registered_client,
     f"1 x entry: {OURS}.clients.Clients._clients": _registered_client,
     f"1 x object: {OURS}.listeners.Commands": _listener_of_a_client,
-    f"1 x entry: {OURS}.command_spans.CommandSpans._without_call": _span_by_request_id,
+    f"1 x entry: {OURS}.command_spans.CommandSpans.without_call": _span_by_request_id,
     f"1 x entry: {OURS}.clients.forgotten": _module_entry,
     f"1 x entry: {OURS}.clients.remembered": _cache_without_bound,
 }

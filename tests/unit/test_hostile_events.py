@@ -107,9 +107,9 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
         OperationSpans(provider.get_tracer("test")).end(call, None)
     drawn: list[ReadableSpan] = list(exporter.get_finished_spans())
     assert len({span.context.span_id for span in drawn}) == len(drawn)
-    unfinished = sum(map(len, spans._without_call.values()))
+    unfinished = sum(map(len, spans.without_call.values()))
     assert len(drawn) + unfinished == begun
-    assert begun or not spans._without_call, "kept something for a command that never started"
+    assert begun or not spans.without_call, "kept something for a command that never started"
 
 
 class Gone:

@@ -1,0 +1,77 @@
+"""The telemetry of one operation written by hand around plain pymongo: the SDK's own share.
+
+An operation's span, one command's span below it, and a record of the duration, each with the
+attributes that the library gives it and always the same. Nobody who shows as much can take less.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import context, metrics, trace
+from opentelemetry.trace import SpanKind
+
+OPERATION = {
+    "db.system.name": "mongodb",
+    "db.namespace": "bench",
+    "db.operation.name": "find",
+    "db.operation.summary": "find bench.coll",
+    "db.collection.name": "coll",
+}
+COMMAND = {
+    "db.system.name": "mongodb",
+    "db.namespace": "bench",
+    "db.command.name": "find",
+    "db.query.summary": "find bench.coll",
+    "db.collection.name": "coll",
+    "network.transport": "tcp",
+    "server.address": "127.0.0.1",
+    "server.port": 27017,
+    "db.mongodb.server_connection_id": 1,
+    "db.mongodb.driver_connection_id": 1,
+    "db.mongodb.lsid": "01234567-89ab-cdef-0123-456789abcdef",
+}
+DURATION = {
+    "db.system.name": "mongodb",
+    "db.namespace": "bench",
+    "db.operation.name": "find",
+    "db.collection.name": "coll",
+    "server.address": "127.0.0.1",
+    "server.port": 27017,
+}
+
+
+def around(call: Callable[..., Any]) -> Callable[..., Any]:
+    tracer = trace.get_tracer("by hand")
+    histogram = metrics.get_meter("by hand").create_histogram("db.client.operation.duration")
+
+    @contextmanager
+    def shown() -> Iterator[None]:
+        began = time.perf_counter()
+        span = tracer.start_span("find bench.coll", kind=SpanKind.CLIENT, attributes=OPERATION)
+        token = context.attach(trace.set_span_in_context(span))
+        command = tracer.start_span("find", kind=SpanKind.CLIENT, attributes=COMMAND)
+        try:
+            yield
+        finally:
+            command.end()
+            context.detach(token)
+            if span.is_recording():
+                span.set_attribute("pymongo_resilience.attempts", 1)
+                span.set_attribute("pymongo_resilience.outcome", "ok")
+            span.end()
+            histogram.record(time.perf_counter() - began, DURATION)
+
+    def of_sync() -> Any:
+        with shown():
+            return call()
+
+    async def of_async() -> Any:
+        with shown():
+            return await call()
+
+    return of_async if inspect.iscoroutinefunction(call) else of_sync
