@@ -62,14 +62,14 @@ bench-sick: $(MAIN)/demo.stamp
 bench: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
 	@$(MAIN)/bin/python bench/healthy.py $(ARGS)
 	@$(MAIN)/bin/python bench/healthy.py --instructions $(ARGS)
-	@$(MAIN)/bin/python bench/cursors.py
+	@$(MAIN)/bin/python bench/cursor_costs.py
 	@$(MAIN)/bin/python bench/growth.py
 	@$(MAIN)/bin/python bench/footprint.py
 
 # bench/report.json and the tables and figures of docs/performance.md and docs/overload.md. All but overload;
 # one section anew: ARGS="--only footprint"; the documents alone: ARGS=--documents; more: ARGS=--help.
 report: $(MAIN)/bench.stamp build/canned_server build/callgrind_marks.so
-	@$(MAIN)/bin/python bench/report.py $(ARGS)
+	@$(MAIN)/bin/python bench/make_report.py $(ARGS)
 
 # Against bench/baseline.json, in an environment with the versions that it was made with.
 # Recorded anew by ARGS=--record: a commit of its own, with the reason.

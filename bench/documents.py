@@ -1,6 +1,6 @@
 """What the documents quote of bench/report.json: their tables, and what their figures show.
 
-``bench/report.py --documents`` writes them; tests/test_bench_report.py fails where they differ.
+``make_report.py --documents`` writes them; tests/test_bench_report.py fails where they differ.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import bars
-import cursors as of_cursors
+import cursor_costs as of_cursors
 import footprint as of_footprint
 import growth as of_growth
 import states

@@ -72,16 +72,16 @@ def test_a_batch_and_a_document_are_differences_of_cursors(module: Any) -> None:
         for row in rows({"raw": raw, "executor alone": raw + added[workload]}, workload=workload)
     ]
 
-    [part] = module("cursors").parts(measured)
+    [part] = module("cursor_costs").parts(measured)
 
     assert part["find_one"] == 10
     assert part["batch"] == pytest.approx((119 - 20) / 9)
     assert part["document"] == pytest.approx(5 / 990)
     assert part["raw_document"] == pytest.approx(1)
-    assert module("cursors").batch_judged(part).endswith(" met")
-    assert module("cursors").document_judged(part).endswith(" met")
-    assert module("cursors").batch_judged(part | {"batch": 11.1}).endswith(" MISSED")
-    assert module("cursors").document_judged(part | {"document": 0.011}).endswith(" MISSED")
+    assert module("cursor_costs").batch_judged(part).endswith(" met")
+    assert module("cursor_costs").document_judged(part).endswith(" met")
+    assert module("cursor_costs").batch_judged(part | {"batch": 11.1}).endswith(" MISSED")
+    assert module("cursor_costs").document_judged(part | {"document": 0.011}).endswith(" MISSED")
 
 
 def test_growth_is_that_of_what_is_added(module: Any) -> None:
@@ -113,7 +113,11 @@ def run(script: str, *arguments: str, path: str = "") -> subprocess.CompletedPro
         ("healthy.py", ["--workloads", "find_two"], "no such workload: find_two\nthere are: find_"),
         ("healthy.py", ["--states", "theirs"], "no such state: theirs\nthere are: raw; raw again;"),
         ("healthy.py", ["--sides", "left"], "no such side: left\nthere are: sync, async"),
-        ("report.py", ["--only", "all of it"], "no such section: all of it\nthere are: healthy, "),
+        (
+            "make_report.py",
+            ["--only", "all of it"],
+            "no such section: all of it\nthere are: healthy, ",
+        ),
     ],
 )
 def test_what_is_not_known_is_named_beside_what_is(
@@ -130,11 +134,11 @@ def test_what_is_not_known_is_named_beside_what_is(
     "script",
     [
         "healthy.py",
-        "cursors.py",
+        "cursor_costs.py",
         "growth.py",
         "footprint.py",
         "gate.py",
-        "report.py",
+        "make_report.py",
         "overload.py",
         "sick_server.py",
         "fail_fast.py",

@@ -1,6 +1,6 @@
 """What the documents quote is in bench/report.json, and nothing else is quoted.
 
-``python bench/report.py --documents`` writes the tables and figures.
+``python bench/make_report.py --documents`` writes the tables and figures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def report() -> dict[str, Any]:
 def test_tables_say_what_the_report_says(documents: Any, report: dict[str, Any], name: str) -> None:
     document = ROOT / "docs" / name
     assert documents.as_it_should_be(document, report) == document.read_text(), (
-        "run: python bench/report.py --documents"
+        "run: python bench/make_report.py --documents"
     )
 
 
@@ -85,7 +85,7 @@ def test_each_section_names_its_command_and_versions(
     monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
-    sections = importlib.import_module("report").SECTIONS
+    sections = importlib.import_module("make_report").SECTIONS
     assert list(report) == [name for name in sections if name in report]
     for name, (command, _) in sections.items():
         assert (ROOT / command.split()[1]).exists()
@@ -99,7 +99,7 @@ def test_a_section_measured_anew_replaces_itself_alone(
     monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
-    module = importlib.import_module("report")
+    module = importlib.import_module("make_report")
     found = {"start_ms": 12.345678, "client_kib": 4.0, "plain_client_kib": 50.0}
 
     merged = module.merged(report, "footprint", found)

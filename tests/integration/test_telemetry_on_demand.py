@@ -26,6 +26,7 @@ from opentelemetry.sdk.trace.sampling import (
 from pymongo.cursor import CursorType
 from pymongo.monitoring import CommandListener, ConnectionPoolListener
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.pools import Pool
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
@@ -314,8 +315,8 @@ def test_a_fault_of_ours_in_what_stands_in_for_an_event_is_logged_once(
 
     instrument()
     client = side.do(side.client, proxy.uri)
-    for method in ("start", "succeed", "leave_connection"):
-        monkeypatch.setattr(CommandSpans, method, broken)
+    for owner, method in ((CommandSpans, "start"), (CommandSpans, "succeed"), (Pool, "checked_in")):
+        monkeypatch.setattr(owner, method, broken)
     for _ in range(3):
         assert side.do(client[database].coll.find_one) is None
     faults = [each for each in caplog.messages if "a fault of pymongo-resilience" in each]

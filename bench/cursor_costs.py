@@ -1,6 +1,6 @@
 """What iterating a cursor costs per batch and per document: cursors that differ in one of them.
 
-    python bench/cursors.py [--json FILE]
+    python bench/cursor_costs.py [--json FILE]
 
 1,000 documents in ten batches, 1,000 in one and ten in one, beside a find_one. Thousands of
 instructions, counted by callgrind. Needs a C compiler, valgrind, and the extra ``dev``.

@@ -1,11 +1,11 @@
 """Measures what the documents quote, writes it into bench/report.json, and them from it.
 
-    python bench/report.py                              everything but overload: about 20 minutes
-    python bench/report.py --only healthy-cpu,growth    some of it anew; the rest stays as it is
-    python bench/report.py --only overload              ten minutes, on a machine that is quiet
-    python bench/report.py --overload FILE              what overload.py --json FILE has measured
-    python bench/report.py --documents                  measures nothing, writes the documents
-    python bench/report.py --quick                      only shows that everything runs
+    python bench/make_report.py             everything but overload: about 20 minutes
+        --only healthy-cpu,growth           some of it anew; the rest stays as it is
+        --only overload                     ten minutes, on a machine that is quiet
+        --overload FILE                     what overload.py --json FILE has measured
+        --documents                         measures nothing, writes the documents
+        --quick                             only shows that everything runs
 
 Needs a C compiler, valgrind, and the extras ``dev`` and ``bench``. The file names versions, and
 neither dates nor machines.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import documents
-from cursors import cursors
+from cursor_costs import cursors
 from footprint import footprint
 from growth import growth
 from healthy import healthy
@@ -81,7 +81,7 @@ def _smaller(*, quick: bool) -> dict[str, Any]:
 SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
     "healthy": ("python bench/healthy.py --instructions", counted),
     "healthy-cpu": ("python bench/healthy.py", cpu),
-    "cursors": ("python bench/cursors.py", lambda quick: cursors(bursts=2 if quick else None)),
+    "cursors": ("python bench/cursor_costs.py", lambda quick: cursors(bursts=2 if quick else None)),
     "growth": (
         "python bench/growth.py --instructions",
         lambda quick: growth(instructions=True, quick=quick, tell=told),
