@@ -57,7 +57,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
             try:
                 return original(loop)
             except Exception as error:
-                if not _is_light(loop):
+                if not _is_light(runtime, loop):
                     raise
                 failed = error
             try:
@@ -77,7 +77,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
             try:
                 return await original(loop)
             except Exception as error:
-                if not _is_light(loop):
+                if not _is_light(runtime, loop):
                     raise
                 failed = error
             try:
@@ -100,7 +100,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
             work = driver.func(loop)
             if type(work) is Attempts:
                 return executor.run(_prepared(work, original, asynchronous))
-            if not _is_light(loop):
+            if not _is_light(runtime, loop):
                 return original(loop)
             first = _FirstWrite(loop, work)
             try:
@@ -123,7 +123,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
             work = driver.func(loop)
             if type(work) is Attempts:
                 return await async_executor.run(_prepared(work, original, asynchronous))
-            if not _is_light(loop):
+            if not _is_light(runtime, loop):
                 return await original(loop)
             first = _FirstWrite(loop, work)
             try:
@@ -144,9 +144,11 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
     return Method(of_async if asynchronous else of_sync)
 
 
-def _is_light(loop: Any) -> bool:
+def _is_light(runtime: Runtime, loop: Any) -> bool:
     call = calls.found()
-    return call is not None and call.light and call.client is driver.client(loop)
+    if call is None or not call.light or not runtime.switch.on:
+        return False
+    return call.client is driver.client(loop)
 
 
 def _prepared(work: Attempts, original: Function, asynchronous: bool) -> Attempts:

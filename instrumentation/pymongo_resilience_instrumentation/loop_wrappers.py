@@ -47,16 +47,26 @@ class _Run:
             raise
         except Exception:
             logger.exception("a fault of pymongo-resilience before the driver's loop")
+            call = calls.found()
+            if call is not None:
+                # Whoever repeated its attempts would have nobody to tell that it gave up.
+                call.light = False
             return None
 
 
 class _Sync(_Run):
     def around(self, original: Function) -> Function:
-        budgets, found, client_of = self.budgets, calls.found, driver.client
+        switch, budgets = self.switch, self.budgets
+        found, client_of = calls.found, driver.client
 
         def run(loop: Any) -> Any:
             call = found()
-            if call is None or not call.light or budgets.any or call.client is not client_of(loop):
+            if (
+                call is None
+                or not (call.light and switch.on)
+                or budgets.any
+                or call.client is not client_of(loop)
+            ):
                 return self.prepared(original, loop)
             call.patience = None
             try:
@@ -97,11 +107,17 @@ class _Sync(_Run):
 
 class _Async(_Run):
     def around(self, original: Function) -> Function:
-        budgets, found, client_of = self.budgets, calls.found, driver.client
+        switch, budgets = self.switch, self.budgets
+        found, client_of = calls.found, driver.client
 
         async def run(loop: Any) -> Any:
             call = found()
-            if call is None or not call.light or budgets.any or call.client is not client_of(loop):
+            if (
+                call is None
+                or not (call.light and switch.on)
+                or budgets.any
+                or call.client is not client_of(loop)
+            ):
                 return await self.prepared(original, loop)
             call.patience = None
             try:

@@ -109,3 +109,54 @@ def test_a_call_that_has_ended_holds_nothing_of_the_application(
     assert call.ended
     assert call.operation == "insert"
     assert call.client is call.made is call.selected is None
+
+
+@pytest.mark.parametrize("name", ["find_one", "insert_one"])
+def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
+    name: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody would hear that we gave up: the signal for that must not reach the application."""
+
+    class Broken(attempts.Attempts):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise RuntimeError("broken")
+
+    telemetry = instrument(adaptive_retries=True)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    monkeypatch.setattr(runtime, "Attempts", Broken)
+    command = "find" if name == "find_one" else "insert"
+    proxy.inject(CutAfter(command))
+    OPERATIONS[name](side, coll)
+    proxy.inject(CutAfter(command, times=9))
+    with pytest.raises(AutoReconnect):
+        OPERATIONS[name](side, coll)
+    assert telemetry.decisions.events == []
+
+
+@pytest.mark.parametrize("name", ["find_one", "insert_one"])
+def test_where_the_first_failure_cannot_be_judged_it_is_raised(
+    name: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken(attempts.Attempts):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise RuntimeError("broken")
+
+    telemetry = instrument(base_backoff_ms=1)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    monkeypatch.setattr(runtime, "Attempts", Broken)
+    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9))
+    with pytest.raises(AutoReconnect):
+        OPERATIONS[name](side, coll)
+    assert telemetry.decisions.events == []
