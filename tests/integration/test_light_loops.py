@@ -122,20 +122,24 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
 ) -> None:
     """Nobody would hear that we gave up: the signal for that must not reach the application."""
 
-    class Broken(attempts.Attempts):
+    faults = 0
+
+    class BrokenOnce(attempts.Attempts):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            raise RuntimeError("broken")
+            nonlocal faults
+            faults += 1
+            if faults == 1:
+                raise RuntimeError("broken")
+            super().__init__(*args, **kwargs)
 
     telemetry = instrument(adaptive_retries=True)
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
-    monkeypatch.setattr(runtime, "Attempts", Broken)
-    command = "find" if name == "find_one" else "insert"
-    proxy.inject(CutAfter(command))
-    OPERATIONS[name](side, coll)
-    proxy.inject(CutAfter(command, times=9))
+    monkeypatch.setattr(runtime, "Attempts", BrokenOnce)
+    proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9))
     with pytest.raises(AutoReconnect):
         OPERATIONS[name](side, coll)
+    assert faults == 1
     assert telemetry.decisions.events == []
 
 
