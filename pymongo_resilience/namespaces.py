@@ -82,6 +82,8 @@ class NamespaceRules:
         self.strategy = strategy
         self._policies = {pattern: policies[pattern] for pattern in sorted(policies, key=_breadth)}
         self._of = lru_cache(REMEMBERED)(self._combined)
+        self.any = bool(policies)
+        """Whether there are any."""
         self.have_timeouts = any(each.timeout_ms is not None for each in policies.values())
 
     def policy_of(self, database: str, collection: str | None) -> Policy:

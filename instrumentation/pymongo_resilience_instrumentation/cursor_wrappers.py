@@ -9,11 +9,19 @@ from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutEr
 
 from pymongo_resilience import policy
 from pymongo_resilience.binding import hand, policy_of_cursor
-from pymongo_resilience.policy import shorter
-from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver, operations, sessions
+from pymongo_resilience.policy import NOTHING, shorter
+from pymongo_resilience_instrumentation import (
+    calls,
+    cursor_timeouts,
+    driver,
+    operations,
+    plain_calls,
+    sessions,
+)
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.methods import Method
+from pymongo_resilience_instrumentation.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.within import within
 from pymongo_resilience_instrumentation.wrappers import call_around
 
@@ -30,6 +38,8 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     """One batch of a cursor: the first, or a getMore."""
 
     found = calls.found
+    none_holds, enter_plain = plain_calls.none_holds(runtime), plain_calls.enter(runtime)
+    plain = not runtime.rules.any
 
     def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
         client, operation, of, _ = given
@@ -39,9 +49,22 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
         if nested and not _reads_for_the_application(name):
             return None
         call = Call(client, name, (operation.db, operation.coll))
+        session = operation.session
+        if (
+            plain
+            and cursor is not None
+            and kept_by(cursor) is None
+            and policy_of_cursor(cursor) is NOTHING
+            and (session is None or sessions.transaction_of(session) is None)
+            and none_holds(client)
+        ):
+            enter_plain(call)
+            runtime.draw(call, None if session is None else parent_of(session))
+            call.server = driver.pinned_address(operation)
+            return call
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
-        runtime.begin(call, operation.session)
+        runtime.begin(call, session)
         call.server = driver.pinned_address(operation)
         try:
             if cursor is not None and call.transaction is None:

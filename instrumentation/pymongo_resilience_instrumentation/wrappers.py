@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
 
-from pymongo_resilience import policy
 from pymongo_resilience.binding import policy_of
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import (
     calls,
     client_options,
@@ -21,10 +18,11 @@ from pymongo_resilience_instrumentation import (
     listeners,
     new_clients,
     operations,
+    plain_calls,
     sessions,
     tracing,
 )
-from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.errors_raised import end_with
 from pymongo_resilience_instrumentation.methods import Method
 
@@ -41,7 +39,6 @@ After = Callable[["Call", Any], None]
 
 FAULT_BEFORE = "a fault of pymongo-resilience before %s"
 MOST_ARGUMENTS = 100
-UNKNOWN = float("nan")
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -63,15 +60,9 @@ def public(
     changes = name in operations.CHANGES
     bound_session = driver.bound_session_of(asynchronous)
     before_session = MOST_ARGUMENTS if session_at is None else 1 + session_at
-    tells, light = runtime.operation_spans is not None, runtime.light
-    # On the way of every operation, so looked up once.
-    found, make_current, around = calls.found, calls.make_current, policy.current
-    timeout_in_force, deadline = driver.TIMEOUT.get, driver.DEADLINE.get
-    # Of a variable that is not set, its default is looked for anew each time: as long as for three
-    # that are set, and the driver asks for this one sixteen times.
-    set_timeout = driver.TIMEOUT.set
-    own_timeouts = runtime.client_timeouts
-    plain = runtime.leaves_timeouts and only_reads is None and gives is None
+    tells = runtime.operation_spans is not None
+    none_holds, enter_plain = plain_calls.none_holds(runtime), plain_calls.enter(runtime)
+    plain = only_reads is None and (gives is None or not runtime.rules.any)
 
     def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         instance = given[0]
@@ -80,20 +71,12 @@ def public(
         if (
             plain
             and type(instance) is owner
-            and found() is None
-            and around() is NOTHING
-            and timeout_in_force() is None
-            and deadline() == NEVER
             and bound_session() is None
             and len(given) <= before_session
             and "session" not in kwargs
-            and own_timeouts.get(id(client), UNKNOWN) is None
+            and none_holds(client)
         ):
-            # As below, for what has neither a policy nor a timeout nor a session: most operations.
-            call.started = perf_counter()
-            call.light = light
-            call.token = make_current(call)
-            set_timeout(None)
+            enter_plain(call)
             if tells:
                 runtime.draw(call)
             return call

@@ -1,0 +1,59 @@
+"""Calls that nothing holds for, neither a policy nor a timeout: most of them.
+
+The way in is short for those.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience import policy
+from pymongo_resilience.policy import NOTHING
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+UNKNOWN = float("nan")
+
+
+def none_holds(runtime: Runtime) -> Callable[[Any], bool]:
+    """Whether a call of a client is one, but for what the call's own object and session say."""
+    # On the way of every operation, so looked up once.
+    found, around = calls.found, policy.current
+    timeout_in_force, deadline = driver.TIMEOUT.get, driver.DEADLINE.get
+    own_timeouts = runtime.client_timeouts
+    if not runtime.leaves_timeouts:
+        return lambda _: False
+
+    def holds_not(client: Any) -> bool:
+        return (
+            found() is None
+            and around() is NOTHING
+            and timeout_in_force() is None
+            and deadline() == NEVER
+            and own_timeouts.get(id(client), UNKNOWN) is None
+        )
+
+    return holds_not
+
+
+def enter(runtime: Runtime) -> Callable[[Call], None]:
+    """As ``Runtime.begin``, for such a call."""
+    make_current, light = calls.make_current, runtime.light
+    # Of a variable that is not set, its default is looked for anew each time: as long as for three
+    # that are set, and the driver asks for this one sixteen times.
+    set_timeout = driver.TIMEOUT.set
+
+    def enter_plain(call: Call) -> None:
+        call.started = perf_counter()
+        call.light = light
+        call.token = make_current(call)
+        set_timeout(None)
+
+    return enter_plain
