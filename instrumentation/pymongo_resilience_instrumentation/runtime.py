@@ -296,10 +296,10 @@ class Runtime:
         own: float | None = call.client.options.timeout
         if self.leaves_timeouts and call.bound is NOTHING and policy.current() is NOTHING:
             in_force = driver.TIMEOUT.get()
-            if in_force is not None:
+            if in_force:
                 return in_force, NO_DEADLINE
             if driver.DEADLINE.get() == NEVER:
-                return own, NO_DEADLINE
+                return own if in_force is None else in_force, NO_DEADLINE
         if not self.knows_timeouts:
             return own, NO_DEADLINE
         in_force, said = driver.timeout_in_force(), policy.current().timeout_ms

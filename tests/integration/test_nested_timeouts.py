@@ -12,7 +12,7 @@ from typing import Any
 import pymongo
 import pytest
 from conftest import Instrument, SentCommands, Side, fail_command, wait_until
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
@@ -57,6 +57,7 @@ def default(request: pytest.FixtureRequest, instrument: Instrument) -> int | Non
 
 
 @given(st.lists(BLOCKS, max_size=4))
+@example([("pymongo.timeout", 20), ("pymongo.timeout", 0)])
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_of_any_nested_timeouts_the_shortest_holds(
     default: int | None, server: EmbeddedServer, blocks: list[tuple[str, int | None]]
