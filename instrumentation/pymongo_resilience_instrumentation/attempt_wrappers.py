@@ -145,10 +145,9 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
 
 
 def _is_light(runtime: Runtime, loop: Any) -> bool:
+    """Whether our ``run`` is around it, which hears that we gave up."""
     call = calls.found()
-    if call is None or not call.light or not runtime.switch.on:
-        return False
-    return call.client is driver.client(loop)
+    return call is not None and call.loop is loop and runtime.switch.on
 
 
 def _prepared(work: Attempts, original: Function, asynchronous: bool) -> Attempts:

@@ -90,8 +90,6 @@ class Call:
     """That of the attempt whose server the driver is selecting, where anybody counts."""
     backoff = 0.0
     declined_by: Rule | None = None
-    judged: Exception | None = None
-    """What the rules let through as it is: if it is a timeout, then not the deadline's."""
 
     def __init__(
         self, client: Any, operation: str, target: Target | None, made: Made | None = None
@@ -134,6 +132,10 @@ class Call:
         self.driver_connection_id: int | None = None
         self.reasons: Sequence[RetryReason] = ()
         """One for each retry."""
+        self.judged: Exception | None = None
+        """What the rules let through as it is: if it is a timeout, then not the deadline's."""
+        self.loop: Any = None
+        """The driver's loop that runs as it is, until its first attempt fails."""
         self.token: Token[Call | None] | None = None
         self.otel_token: Token[Context] | None = None
         self.outer_context: Context | None = None
@@ -208,9 +210,7 @@ def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
     call.client = call.made = None
-    call.selected = call.waits = call.patience = None
-    if not call.light:
-        call.judged = None
+    call.selected = call.waits = call.patience = call.judged = None
     if call.waiting is not None:
         # Interrupted while it waited for a connection: the driver does not tell (pymongo 4.20).
         call.waiting.discard(call)

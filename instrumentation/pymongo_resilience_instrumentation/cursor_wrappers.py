@@ -58,9 +58,10 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
             and (session is None or sessions.transaction_of(session) is None)
             and none_holds(client)
         ):
-            enter_plain(call)
-            runtime.draw(call, None if session is None else parent_of(session))
+            transaction = None if session is None else parent_of(session)
             call.server = driver.pinned_address(operation)
+            enter_plain(call)
+            runtime.draw(call, transaction)
             return call
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)

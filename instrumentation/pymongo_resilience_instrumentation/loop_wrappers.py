@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
 
-from pymongo_resilience_instrumentation import calls, driver, seen_waits
+from pymongo_resilience_instrumentation import calls, deprioritized, driver, seen_waits
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.errors_raised import end_with, raise_alone
@@ -47,17 +47,13 @@ class _Run:
             raise
         except Exception:
             logger.exception("a fault of pymongo-resilience before the driver's loop")
-            call = calls.found()
-            if call is not None:
-                # Whoever repeated its attempts would have nobody to tell that it gave up.
-                call.light = False
             return None
 
 
 class _Sync(_Run):
     def around(self, original: Function) -> Function:
         switch, budgets = self.switch, self.budgets
-        found, client_of = calls.found, driver.client
+        found, client_of, avoided = calls.found, driver.client, deprioritized.avoided
 
         def run(loop: Any) -> Any:
             call = found()
@@ -65,10 +61,12 @@ class _Sync(_Run):
                 call is None
                 or not (call.light and switch.on)
                 or budgets.any
+                or avoided()
                 or call.client is not client_of(loop)
             ):
                 return self.prepared(original, loop)
             call.patience = None
+            around, call.loop = call.loop, loop
             try:
                 result = original(loop)
             except GaveUp as gave_up:
@@ -82,6 +80,8 @@ class _Sync(_Run):
                 if not call.ended:
                     call.selected = driver.server(loop)
                 return result
+            finally:
+                call.loop = around
             return raise_alone(error)
 
         return run
@@ -108,7 +108,7 @@ class _Sync(_Run):
 class _Async(_Run):
     def around(self, original: Function) -> Function:
         switch, budgets = self.switch, self.budgets
-        found, client_of = calls.found, driver.client
+        found, client_of, avoided = calls.found, driver.client, deprioritized.avoided
 
         async def run(loop: Any) -> Any:
             call = found()
@@ -116,10 +116,12 @@ class _Async(_Run):
                 call is None
                 or not (call.light and switch.on)
                 or budgets.any
+                or avoided()
                 or call.client is not client_of(loop)
             ):
                 return await self.prepared(original, loop)
             call.patience = None
+            around, call.loop = call.loop, loop
             try:
                 result = await original(loop)
             except GaveUp as gave_up:
@@ -133,6 +135,8 @@ class _Async(_Run):
                 if not call.ended:
                     call.selected = driver.server(loop)
                 return result
+            finally:
+                call.loop = around
             return raise_alone(error)
 
         return run

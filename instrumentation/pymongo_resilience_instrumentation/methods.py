@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 Function = Callable[..., Any]
+ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 class Method(NamedTuple):
@@ -31,7 +32,11 @@ def _takes_what(original: Any, made: Any) -> bool:
     code = made.__code__
     if code.co_flags & inspect.CO_VARARGS and code.co_flags & inspect.CO_VARKEYWORDS:
         return True
-    _, *wanted = inspect.signature(original).parameters
+    parameters = inspect.signature(original).parameters
+    if {each.kind for each in parameters.values()} >= ANYTHING:
+        # Another library's: the driver calls it as it would call its own.
+        return True
+    _, *wanted = parameters
     taken = code.co_varnames[1 : code.co_argcount]
     # What begins with an underscore is given by its position, whatever it is called.
     return len(wanted) == len(taken) and all(

@@ -141,10 +141,18 @@ class Runtime:
 
         Answers with the error that the application is to get; see ``timeouts.of_call``.
         """
-        if call.waits:
-            self._see_waits(call, error)
-        if error is not None:
-            error = self._ends_with(call, error)
+        try:
+            if call.waits:
+                self._see_waits(call, error)
+            if error is not None:
+                error = self._ends_with(call, error)
+            self._tell_end(call, error)
+        finally:
+            # A Ctrl-C may come while somebody is told.
+            calls.leave(call)
+        return error
+
+    def _tell_end(self, call: Call, error: BaseException | None) -> None:
         try:
             if self.operation_metrics is not None and call.public:
                 self.operation_metrics.record(call, error, call.elapsed())
@@ -157,8 +165,6 @@ class Runtime:
                 call.ends.end(error, withholds=call.withholds)
         except Exception:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
-        calls.leave(call)
-        return error
 
     @property
     def shows_calls(self) -> bool:
