@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience import policy
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
-from pymongo_resilience.policy import NOTHING, shorter
+from pymongo_resilience.policy import shorter
 from pymongo_resilience_instrumentation import (
     calls,
     driver,
@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation import (
 )
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.by_client import keep
-from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call, Timeout
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
 from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.sessions import transaction_of
@@ -300,12 +300,6 @@ class Runtime:
                 call.transaction.refuse_others()
             return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         own: float | None = call.client.options.timeout
-        if self.leaves_timeouts and call.bound is NOTHING and policy.current() is NOTHING:
-            in_force = driver.TIMEOUT.get()
-            if in_force:
-                return in_force, NO_DEADLINE
-            if driver.DEADLINE.get() == NEVER:
-                return own if in_force is None else in_force, NO_DEADLINE
         if not self.knows_timeouts:
             return own, NO_DEADLINE
         in_force, said = driver.timeout_in_force(), policy.current().timeout_ms
