@@ -110,12 +110,12 @@ def test_a_command_is_repeated_as_often_as_fits_and_never_past_the_deadline(
     labels = ["RetryableWriteError"]
     proxy.inject(FailsFromTheThird(command, times=100_000, code=91, labels=labels))
     started = time.monotonic()
-    with override(timeout_ms=500), pytest.raises(PyMongoError) as caught:
+    with override(timeout_ms=1500), pytest.raises(PyMongoError) as caught:
         side.do(function, models)
     assert timed_out(caught.value)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     assert len(sent.named(command)) > 4
-    assert sum(getattr(event, "delay", 0) for event in telemetry.decisions.events) < 0.5
+    assert sum(getattr(event, "delay", 0) for event in telemetry.decisions.events) < 1.5
     assert control[database].coll.count_documents({}) == 2
 
 

@@ -13,6 +13,7 @@ from cursors import MINUTE
 from pymongo_resilience_instrumentation.testbed import (
     EmbeddedServer,
 )
+from waiting import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.testing import set_active
@@ -32,7 +33,10 @@ def coll(
 ) -> Any:
     with set_active(False):
         control[database].create_collection("coll")
-    return side.client(server.uri, event_listeners=[sent])[database].coll
+    client = side.client(server.uri, event_listeners=[sent])
+    wait_for_server(side, client)
+    sent.started_events.clear()
+    return client[database].coll
 
 
 def write(control: Any, coll: Any, *ids: int) -> None:
@@ -63,23 +67,24 @@ def test_it_holds_for_a_whole_next_and_the_following_goes_on(
     instrument: Instrument,
 ) -> None:
     """Many getMores find nothing, each in time, until the next is over."""
-    said = Policy(timeout_ms=200)
+    said = Policy(timeout_ms=1000)
     instrument(
-        timeout_ms=200 if where == "process" else None,
+        timeout_ms=1000 if where == "process" else None,
         policies={f"{database}.*": said} if where == "rule" else None,
     )
-    options = {"timeoutMS": 200} if where == "client" else {}
+    options = {"timeoutMS": 1000} if where == "client" else {}
     client = side.client(server.uri, event_listeners=[sent], **options)
     coll = client[database].coll
-    side.do(coll.insert_one, {"_id": 0})
+    write(control, coll, 0)
+    wait_for_server(side, client)
     target = bind(coll, said) if where == "bind" else coll
-    with override(timeout_ms=200) if where == "override" else override():
+    with override(timeout_ms=1000) if where == "override" else override():
         stream = side.do(target.watch, max_await_time_ms=25)
     write(control, coll, 1)
     assert read(side, stream, 1) == [1]
     error, elapsed = expire(side, stream)
-    assert error.timeout_s == 0.2
-    assert 0.15 < elapsed < 1.0
+    assert error.timeout_s == 1
+    assert 0.9 < elapsed < 5
     assert len(sent.named("getMore")) > 2
     assert {command.get("maxTimeMS") for command in sent.named("getMore")} == {25}
     assert "maxTimeMS" in sent.named("aggregate")[0]
@@ -87,18 +92,18 @@ def test_it_holds_for_a_whole_next_and_the_following_goes_on(
     write(control, coll, 2, 3)
     assert read(side, stream, 2) == [2, 3], "none of those made meanwhile is missing"
     side.do(stream.close)
-    assert 150 < sent.named("killCursors")[-1]["maxTimeMS"] <= 200
+    assert 500 < sent.named("killCursors")[-1]["maxTimeMS"] <= 1000
 
 
 def test_after_a_timeout_it_resumes_before_it_asks_for_more(
     side: Side, coll: Any, control: Any, sent: SentCommands, instrument: Instrument
 ) -> None:
     telemetry = instrument()
-    with override(timeout_ms=200):
+    with override(timeout_ms=1000):
         stream = side.do(coll.watch, max_await_time_ms=20)
-    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=500, times=1):
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=5000, times=1):
         _, elapsed = expire(side, stream)
-    assert elapsed < 0.45
+    assert elapsed < 4
     cursor_id = sent.named("getMore")[-1]["getMore"]
     write(control, coll, 1)
     del sent.started_events[:]
@@ -117,14 +122,14 @@ def test_a_resume_shares_the_time_of_its_next(
 ) -> None:
     """Each of the two is in time, the getMore that fails and the aggregate; both are not."""
     instrument()
-    with override(timeout_ms=1000):
+    with override(timeout_ms=2000):
         stream = side.do(coll.watch, max_await_time_ms=20)
-    slow = {"blockConnection": True, "blockTimeMS": 600, "errorCode": 43}
+    slow = {"blockConnection": True, "blockTimeMS": 1100, "errorCode": 43}
     with fail_command(control, "getMore", "aggregate", **slow):
         error, elapsed = expire(side, stream)
     names = [event.command_name for event in sent.started_events]
     assert names == ["aggregate", "getMore", "aggregate"]
-    assert (error.timeout_s, elapsed > 0.9) == (1.0, True)
+    assert (error.timeout_s, elapsed > 1.9) == (2, True)
     assert stream.alive
     write(control, coll, 1)
     assert read(side, stream, 1) == [1]
@@ -135,7 +140,7 @@ def test_the_error_of_a_resume_is_the_applications(
     side: Side, coll: Any, control: Any, instrument: Instrument
 ) -> None:
     instrument(config_strategy="fast_fail")
-    with override(timeout_ms=200):
+    with override(timeout_ms=1000):
         stream = side.do(coll.watch, max_await_time_ms=20)
     expire(side, stream)
     with fail_command(control, "aggregate", errorCode=13):
@@ -151,15 +156,15 @@ def test_a_block_around_a_next_can_only_shorten_it(
 ) -> None:
     instrument()
     name = {"iteration": "__next__" if side.name == "sync" else "__anext__"}.get(method, method)
-    pairs = [(MINUTE, 100), (100, MINUTE)]
-    for given, around in [*pairs, (100, 0), (0, 100)] if method == "next" else pairs:
+    pairs = [(MINUTE, 500), (500, MINUTE)]
+    for given, around in [*pairs, (500, 0), (0, 500)] if method == "next" else pairs:
         with override(timeout_ms=given):
             stream = side.do(coll.watch, max_await_time_ms=20 if method != "try_next" else None)
         ours = block == "override"
         with override(timeout_ms=around) if ours else pymongo.timeout(around / 1000):
             error, elapsed = expire(side, stream, name)
-        assert error.timeout_s == 0.1
-        assert 0.09 < error.elapsed_s <= elapsed < 0.8
+        assert error.timeout_s == 0.5
+        assert 0.45 < error.elapsed_s <= elapsed < 5
         side.do(stream.close)
 
 

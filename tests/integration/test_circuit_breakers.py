@@ -44,7 +44,7 @@ from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
 
-OPEN_S = 0.3
+OPEN_S = 1.0
 HOST_UNREACHABLE = 6
 QUICK = {
     "circuit_breaker": "on",
@@ -118,7 +118,7 @@ def test_nothing_is_sent_to_a_server_that_keeps_failing(
     assert isinstance(error, AutoReconnect)
     assert error.timeout is False
     assert (error.server, error.attempts, error.calls, error.failures) == (server, 1, 4, 3)
-    assert 59 < error.next_probe_in < 60
+    assert 50 < error.next_probe_in < 60
     assert str(error) == (
         f"nothing was sent: the circuit breaker of {server} is open; 3 of 4 calls within 10 s had "
         f"failed; next probe in {error.next_probe_in:.3f} s "
@@ -232,7 +232,7 @@ def test_an_application_s_own_errors_open_nothing(
 def test_network_errors_and_overload_count(
     fault: Any, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(**LONG, timeout_ms=1000)
+    telemetry = instrument(**LONG, timeout_ms=20_000)
     coll = collection(side, proxy.uri, database)
     proxy.inject(fault("find", times=1000))
     with pytest.raises(pymongo.errors.PyMongoError):
@@ -246,9 +246,10 @@ def test_a_slow_server_s_timeouts_count(
 ) -> None:
     telemetry = instrument(**LONG)
     coll = collection(side, proxy.uri, database)
-    proxy.inject(Slow(1.0))
+    proxy.inject(Slow(5.0))
     for _ in range(3):
-        with pytest.raises(OperationTimeoutError), pymongo.timeout(0.05):
+        # Long enough to be sent: what was not says nothing about the server.
+        with pytest.raises(OperationTimeoutError), pymongo.timeout(0.5):
             side.do(coll.find_one)
     assert [type(event) for event in breaker_events(telemetry)] == [BreakerOpened]
 

@@ -16,6 +16,7 @@ from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.command_cursor import CommandCursor
 from pymongo.synchronous.cursor import Cursor
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from waiting import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 
@@ -93,10 +94,10 @@ def test_by_iteration_the_first_command_has_the_time_as_well(
     side.do(coll.find_one)
     with override(timeout_ms=200, timeout_mode="iteration"):
         cursor = coll.find(batch_size=2)
-    with fail_command(control, "find", blockConnection=True, blockTimeMS=1000, times=1):
+    with fail_command(control, "find", blockConnection=True, blockTimeMS=5000, times=1):
         with pytest.raises(OperationTimeoutError) as caught:
             side.do(cursor.next)
-    assert (caught.value.timeout_s, caught.value.elapsed_s < 0.9) == (0.2, True)
+    assert (caught.value.timeout_s, caught.value.elapsed_s < 4) == (0.2, True)
 
 
 def test_each_batch_ends_by_itself_and_the_driver_keeps_its_connection_in_order(
@@ -104,16 +105,17 @@ def test_each_batch_ends_by_itself_and_the_driver_keeps_its_connection_in_order(
 ) -> None:
     """What is left out of the first command is left out of no other on that connection."""
     instrument()
-    with override(timeout_ms=300, timeout_mode="iteration"):
+    wait_for_server(side, coll.database.client)
+    with override(timeout_ms=1000, timeout_mode="iteration"):
         cursor = coll.find(batch_size=5)
         side.do(cursor.next)
         side.do(coll.find_one)
     assert with_max_time(sent, "find") == [False, True]
-    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1000, times=1):
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=5000, times=1):
         *buffered, error = rest(side, cursor)
     assert len(buffered) == 4
     assert isinstance(error, OperationTimeoutError)
-    assert error.timeout_s == 0.3
+    assert error.timeout_s == 1
 
 
 @pytest.mark.parametrize("where", ["override", "bind", "rule", "process"])
@@ -166,16 +168,16 @@ def test_a_life_begins_with_the_first_command(
     """And it is real time that ends it."""
     instrument()
     side.do(coll.find_one)
-    with override(timeout_ms=250):
+    with override(timeout_ms=1000):
         cursor = coll.find(batch_size=5)
     time.sleep(0.3)
-    side.do(cursor.next)
     begun = time.monotonic()
-    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1000, times=1):
+    side.do(cursor.next)
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=5000, times=1):
         *_, error = rest(side, cursor)
     assert isinstance(error, OperationTimeoutError)
-    assert 0.2 < time.monotonic() - begun < 0.9
-    assert 0.2 < error.elapsed_s < 0.9
+    assert 0.9 < time.monotonic() - begun < 4
+    assert 0.9 < error.elapsed_s < 4
 
 
 @pytest.mark.parametrize(("mode", "begun"), [("cursor_lifetime", True), ("iteration", False)])
@@ -184,17 +186,17 @@ def test_all_batches_of_a_list_have_one_timeout(
 ) -> None:
     instrument()
     side.do(coll.find_one)
-    with override(timeout_ms=320, timeout_mode=mode):
+    with override(timeout_ms=1000, timeout_mode=mode):
         cursor = coll.find(batch_size=1)
     if begun:
         side.do(cursor.next)
-    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=80):
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=150):
         with pytest.raises(OperationTimeoutError) as caught:
             side.documents(cursor)
-        assert caught.value.timeout_s == 0.32
+        assert caught.value.timeout_s == 1
         if mode == "iteration":
             cursor = cursor.clone()
-            assert [side.do(cursor.next)["_id"] for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+            assert [side.do(cursor.next)["_id"] for _ in range(9)] == list(range(9))
 
 
 def test_a_list_of_a_client_with_a_timeout_is_a_life_too(
@@ -267,10 +269,10 @@ def test_a_block_of_pymongo_holds_inside_of_it_alone(
     """It is an end for all that is inside, and no timeout that a cursor would take away."""
     instrument()
     side.do(coll.find_one)
-    with pymongo.timeout(0.2):
+    with pymongo.timeout(1):
         cursor = MAKERS[make](side, coll)
         side.do(cursor.next)
-    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=250, times=1):
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1100, times=1):
         assert len(rest(side, cursor)) == 9
 
 

@@ -105,7 +105,7 @@ def test_who_waits_is_pending_until_out_of_time(
 ) -> None:
     telemetry = instrument(config_strategy="driver")
     client = side.do(
-        side.client, proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=300, retryReads=False
+        side.client, proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=1500, retryReads=False
     )
     with the_only_connection_taken(side, client, proxy):
         coll = client[database].coll

@@ -21,6 +21,7 @@ from pymongo_resilience_instrumentation.testbed.interception import (
     Verdict,
 )
 from pymongo_resilience_instrumentation.testbed.wire import Message
+from waiting import wait_for_server
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.executor import AsyncExecutor, Executor
@@ -37,7 +38,7 @@ def used(side: Side, proxy: ReplicaSet, **options: Any) -> tuple[Any, SentComman
     """A client that has a session to end, and what it sent."""
     sent = SentCommands()
     client = side.client(proxy.uri, event_listeners=[sent], **options)
-    side.do(client.admin.command, "ping")
+    wait_for_server(side, client)
     return client, sent
 
 
@@ -89,7 +90,7 @@ def test_a_server_that_stays_overloaded_costs_half_a_second_at_most(
     assert last.rule is Rule.ATTEMPTS
     assert sum(event.delay for event in scheduled) < 0.5
     # What is over the waits is six round trips on a busy machine.
-    assert took < 1.0
+    assert took < 4
 
 
 class _NoAnswerToTheSecond(Interception):
@@ -154,10 +155,10 @@ def test_it_needs_both_switches(
 def test_a_deadline_around_close_ends_it_earlier(
     side: Side, proxy: ReplicaSet, instrument: Instrument, no_jitter: None
 ) -> None:
-    telemetry = instrument(base_backoff_ms=250)
+    telemetry = instrument(base_backoff_ms=480)
     client, sent = used(side, proxy)
     proxy.inject(Overload("endSessions", times=50))
-    with pymongo.timeout(0.2):
+    with pymongo.timeout(0.45):
         side.do(client.close)
     assert len(sent.named("endSessions")) == 1
     assert [event.rule for event in telemetry.decisions.events] == [Rule.ATTEMPTS]

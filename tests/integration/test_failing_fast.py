@@ -266,7 +266,7 @@ def test_the_strategy_is_that_of_the_operation(
     side: Side, untrusted: Trouble, instrument: Instrument
 ) -> None:
     instrument(policies={"db.patient": Policy(strategy=BestEffort())})
-    coll = untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS)
+    coll = untrusted.coll(side, serverSelectionTimeoutMS=5 * SHORT_MS)
     with override(strategy=BestEffort()):
         assert not hasattr(_fails(side, coll)[0], "hopeless")
     assert not hasattr(_fails(side, coll.database.patient)[0], "hopeless")

@@ -138,7 +138,7 @@ def test_a_storm_clears_the_pool_each_time(side: Side, replica_set: ReplicaSet) 
 def test_a_black_hole_swallows_and_executes_nothing(
     replica_set: ReplicaSet, insert: Document, count: Any
 ) -> None:
-    fault = BlackHole(1.0)
+    fault = BlackHole(2.0)
     with RawClient(replica_set.address) as busy, RawClient(replica_set.address) as monitor:
         assert busy.ask(PING)["ok"] == 1
         started = time.monotonic()
@@ -154,7 +154,7 @@ def test_a_black_hole_swallows_and_executes_nothing(
             for each in (busy, monitor, late):
                 with pytest.raises(ConnectionError):
                     each.receive()
-    assert time.monotonic() - started >= 1.0
+    assert time.monotonic() - started >= 2.0
     assert (fault.injected, count()) == (3, 0)
     assert ask(replica_set.address, insert)["ok"] == 1
     assert (fault.injected, count()) == (3, 1)
@@ -177,7 +177,7 @@ def test_a_streaming_monitor_finds_a_black_hole_and_its_end(
         replica_set.uri,
         serverMonitoringMode="auto",
         heartbeatFrequencyMS=100,
-        connectTimeoutMS=100,
+        connectTimeoutMS=500,
     )
 
     def kinds() -> list[str]:

@@ -20,6 +20,7 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload
+from waiting import wait_for_server
 
 pytestmark = pytest.mark.oldest
 
@@ -105,7 +106,7 @@ def test_the_earlier_error_names_the_earlier_server(
         serverSelectionTimeoutMS=300,
     )
     coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
-    side.do(coll.find_one)
+    wait_for_server(side, client)
     replica_set.inject(CutBefore("find"))
     gate.closes_after = 1
     error = raised(side, AutoReconnect, coll.find_one)

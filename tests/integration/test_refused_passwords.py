@@ -187,7 +187,7 @@ def test_other_strategies_wait_as_pymongo_does(
     strategy: str, side: Side, replica_set: ReplicaSet, instrument: Instrument
 ) -> None:
     instrument(config_strategy=strategy)
-    client = client_of(side, replica_set, "wrong", serverSelectionTimeoutMS=300)
+    client = client_of(side, replica_set, "wrong", serverSelectionTimeoutMS=1000)
     refused(side, client)
     with pytest.raises(pymongo.errors.ServerSelectionTimeoutError):
         side.do(client.db.coll.find_one)

@@ -27,6 +27,7 @@ from pymongo_resilience_instrumentation.testbed import (
 )
 from pymongo_resilience_instrumentation.testbed.interception import Answer, Cut
 from reads import READS, Read, fill, fill_files
+from waiting import wait_for_server
 
 from pymongo_resilience import RetryReason, RetryScheduled
 from pymongo_resilience.orchestrator import Rule
@@ -133,7 +134,9 @@ def test_a_read_that_is_not_answered_in_time(
     """A socket timeout; under a deadline the driver sets ``socketTimeoutMS`` aside."""
     telemetry = instrument()
     read = READS[name]
-    db = side.client(proxy.uri, socketTimeoutMS=200)[filled]
+    client = side.client(proxy.uri, socketTimeoutMS=1000)
+    wait_for_server(side, client)
+    db = client[filled]
     proxy.inject(Silent(read.command))
     assert read.call(side, db) == read.expected
     assert retried(telemetry) == [RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT]

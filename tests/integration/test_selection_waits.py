@@ -15,7 +15,7 @@ from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation import seen_waits
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
-from waiting import NOBODY
+from waiting import NOBODY, wait_for_server
 
 import pymongo_resilience
 
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.oldest
 DURATION = "pymongo_resilience.server_selection.duration"
 OUTCOME = "pymongo_resilience.outcome"
 SELECTION_LOG = "pymongo.serverSelection"
+SHORT_MS = 500
+"""In which it is seen that there is nobody."""
 WAITING = "Waiting for suitable server to become available"
 
 
@@ -73,7 +75,7 @@ def once_it_waits(then: Callable[[], Any]) -> Iterator[list[str]]:
 def unreachable(side: Side, proxy: ReplicaSet, telemetry: Any, **options: Any) -> Any:
     """A client of a server that refuses connections until the deployment is cleared."""
     client = side.client(proxy.uri, **options)
-    side.do(client.admin.command, "ping")
+    wait_for_server(side, client)
     proxy.inject(Refuse(60))
 
     def is_unknown() -> bool:
@@ -114,7 +116,7 @@ def test_one_that_waited_until_a_server_was_there(
 
 def test_one_that_waited_in_vain(side: Side, instrument: Instrument) -> None:
     telemetry = instrument()
-    coll = side.client(NOBODY, serverSelectionTimeoutMS=60)["db"].coll
+    coll = side.client(NOBODY, serverSelectionTimeoutMS=SHORT_MS)["db"].coll
     with pytest.raises(ServerSelectionTimeoutError):
         side.do(coll.find_one)
     (event,) = events(telemetry, "find db.coll")
@@ -212,7 +214,7 @@ def test_what_nobody_wants_to_see_is_not_shown(
     switched: dict[str, bool], side: Side, instrument: Instrument
 ) -> None:
     telemetry = instrument(**switched)
-    coll = side.client(NOBODY, serverSelectionTimeoutMS=60)["db"].coll
+    coll = side.client(NOBODY, serverSelectionTimeoutMS=SHORT_MS)["db"].coll
     with pytest.raises(ServerSelectionTimeoutError):
         side.do(coll.find_one)
     assert bool(waits(telemetry)) is ("traces" in switched)
@@ -244,7 +246,7 @@ def test_nothing_about_a_selection_is_logged_twice(
     side: Side, instrument: Instrument, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The text's messages are the driver's; ours is the decision that nothing is repeated."""
-    coll = side.client(NOBODY, serverSelectionTimeoutMS=60)["db"].coll
+    coll = side.client(NOBODY, serverSelectionTimeoutMS=SHORT_MS)["db"].coll
     instrument()
     caplog.clear()
     with once_it_waits(lambda: None) as messages, caplog.at_level(logging.DEBUG):

@@ -10,6 +10,7 @@ from conftest import Instrument, SentCommands, Side, fail_command
 from cursors import MINUTE, age, rest, with_max_time
 from pymongo.cursor import CursorType
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from waiting import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, override
 from pymongo_resilience.testing import set_active
@@ -65,14 +66,15 @@ def test_a_next_that_takes_too_long_is_a_timeout(
     side: Side, coll: Any, control: Any, instrument: Instrument
 ) -> None:
     instrument()
-    with override(timeout_ms=200):
+    wait_for_server(side, coll.database.client)
+    with override(timeout_ms=1000):
         cursor = coll.find(cursor_type=CursorType.TAILABLE)
     side.do(cursor.next)
-    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1000, times=1):
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=5000, times=1):
         *buffered, error = rest(side, cursor)
     assert len(buffered) == 2
     assert isinstance(error, OperationTimeoutError)
-    assert (error.timeout_s, error.elapsed_s < 0.9) == (0.2, True)
+    assert (error.timeout_s, error.elapsed_s < 4) == (1, True)
 
 
 @pytest.mark.parametrize("kind", [CursorType.TAILABLE, CursorType.TAILABLE_AWAIT])
@@ -83,10 +85,10 @@ def test_a_first_command_that_takes_too_long_is_a_timeout(
     side.do(coll.find_one)
     with override(timeout_ms=200):
         cursor = coll.find(cursor_type=kind)
-    with fail_command(control, "find", blockConnection=True, blockTimeMS=1000, times=1):
+    with fail_command(control, "find", blockConnection=True, blockTimeMS=5000, times=1):
         with pytest.raises(OperationTimeoutError) as caught:
             side.do(cursor.next)
-    assert (caught.value.timeout_s, caught.value.elapsed_s < 0.9) == (0.2, True)
+    assert (caught.value.timeout_s, caught.value.elapsed_s < 4) == (0.2, True)
 
 
 def test_the_drivers_own_loop_tells_the_server_of_the_time(

@@ -28,6 +28,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Slow,
 )
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS
+from waiting import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Stage, override
 
@@ -338,10 +339,10 @@ def test_the_sockets_own_timeout(
 ) -> None:
     """Set aside by any timeout, by one without end too; in force again where there is none."""
     instrument()
-    client = side.client(proxy.uri, socketTimeoutMS=80, retryReads=False, maxPoolSize=1)
+    client = side.client(proxy.uri, socketTimeoutMS=500, retryReads=False, maxPoolSize=1)
+    wait_for_server(side, client)
     coll = client[database].coll
-    side.do(coll.find_one)
-    proxy.inject(Slow(0.2))
+    proxy.inject(Slow(0.8))
     if timeout_ms is not None:
         with override(timeout_ms=timeout_ms):
             side.do(coll.find_one)

@@ -251,7 +251,7 @@ def test_it_is_repeated_until_the_deadline_and_no_longer(
     coll = client[seeded].coll
     side.do(coll.find_one)
     proxy.inject(Fail(command, times=100_000, **fault))
-    with session_of(side, client, default_timeout_ms=400) as session:
+    with session_of(side, client, default_timeout_ms=1500) as session:
         with pytest.raises(OperationTimeoutError) as caught:
             run(side, session, update(coll))
         proxy.clear()
@@ -260,8 +260,8 @@ def test_it_is_repeated_until_the_deadline_and_no_longer(
             side.do(session.commit_transaction)
     assert_gone(control, seeded, 1 if command == "commitTransaction" else None)
     error = caught.value
-    assert error.timeout_s == 0.4
-    assert error.elapsed_s < 2
+    assert error.timeout_s == 1.5
+    assert error.elapsed_s < 10
     assert str(error.__cause__) in str(error)
     # A commit is repeated by itself, and not with the whole transaction.
     assert len(sent.named(command)) > 2

@@ -26,6 +26,7 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     ShardedCluster,
 )
+from waiting import wait_for_server
 
 from pymongo_resilience import RetryScheduled
 
@@ -153,7 +154,7 @@ def test_an_error_that_lets_the_transaction_be_repeated_is_not_hidden(
         return servers if not looks or looks.pop(0) else []
 
     client = side.client(proxy.uri, server_selector=gate, serverSelectionTimeoutMS=500)
-    side.do(client[seeded].coll.find_one)
+    wait_for_server(side, client)
     with transaction(side, client) as session:
         proxy.inject(Overload("insert"))
         looks.extend([True, *[False] * 100])

@@ -168,7 +168,7 @@ def test_the_application_s_own_selector_is_not_asked_once_more(
 def test_a_timeout_says_it_too(side: Side, instrument: Instrument) -> None:
     instrument()
     coll = side.client(NOBODY)["db"].coll
-    with override(timeout_ms=100):
+    with override(timeout_ms=1000):
         error = unselected(side, coll.find_one)
     assert isinstance(error, OperationTimeoutError)
     assert re.search(r"\(127\.0\.0\.1:1 unknown: Connection refused \d\.\d s ago\), ", str(error))
@@ -177,7 +177,7 @@ def test_a_timeout_says_it_too(side: Side, instrument: Instrument) -> None:
 def test_a_fault_of_ours_leaves_the_driver_s_words(
     side: Side, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = side.client(NOBODY, **SOON)
+    client = side.client(NOBODY, serverSelectionTimeoutMS=1000)
     plain = str(unselected(side, client["db"].coll.find_one)).partition(", Timeout")[0]
     instrument()
 
