@@ -136,6 +136,8 @@ def side(request: pytest.FixtureRequest, proxy: ReplicaSet) -> Iterator[Side]:
     for name in {"replica_set", "cluster"} & set(request.fixturenames):
         request.getfixturevalue(name)
     made = Side(request.param, asyncio.Runner() if request.param == "async" else None)
+    if made.runner is not None:
+        made.runner.get_loop()  # now, or it keeps the context of its first use
     yield made
     made.close()
 

@@ -32,5 +32,8 @@ def wait_for_server(side: Side, client: Any) -> None:
         except AutoReconnect:
             return False
 
+    if side.runner is not None:
+        # Its background tasks keep the context that they are started in.
+        side.do(client.aconnect)
     with set_active(False), pymongo.timeout(0):
         wait_until(answers)
