@@ -62,6 +62,8 @@ def refused(scene: Scene) -> None:
 
 def deadline(scene: Scene) -> None:
     with scene.client(timeoutMS=100) as client:
+        with pymongo.timeout(10):  # to connect, on a busy machine
+            scene.do(client.admin.command, "ping")
         with fail_command(scene.control, "find", "insert", errorCode=6):
             for work in (client.db.coll.find_one, client.db.coll.insert_one):
                 with pytest.raises(pymongo.errors.PyMongoError) as caught:

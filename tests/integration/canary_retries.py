@@ -26,7 +26,7 @@ from pymongo_resilience.strategy import Answer
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
 NOT_PRIMARY = {"errorCode": 10107, "errorLabels": ["RetryableWriteError"]}
 CUT = {"closeConnection": True}
-LATE = {"blockConnection": True, "blockTimeMS": 1200}
+LATE = {"blockConnection": True, "blockTimeMS": 5000}
 
 
 def _concern(code: int) -> dict[str, Any]:
@@ -116,7 +116,7 @@ TROUBLES = {
     ),
     "a timeout in flight": Trouble(
         ("find",), LATE, _read, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, OperationTimeoutError,
-        around=lambda: pymongo.timeout(0.4),
+        around=lambda: pymongo.timeout(1),
     ),
     "a timeout with the server's text": Trouble(
         ("insert",), _concern(50), _write, RetryReason.UNKNOWN,
@@ -143,7 +143,7 @@ def refused_clients(p: Place, address: tuple[str, int]) -> dict[str, Any]:
     host = "{}:{}".format(*address)
     wrong = f"mongodb://{quote(USER, safe='')}:{quote(WRONG_PASSWORD, safe='')}@{host}/"
     plain = f"mongodb://{host}/"
-    soon = {"serverSelectionTimeoutMS": 300}
+    soon = {"serverSelectionTimeoutMS": 1000}
     return {
         "a wrong password": p.do(p.side.client, wrong, **soon),
         "a wrong password as an option": p.do(

@@ -16,7 +16,7 @@ from unit.scenarios import Scenario
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.testing import FakeClock
 
-SHORT_MS = 400
+SHORT_MS = 1000
 """Of an attempt that is to run out of the driver's own time."""
 SELECTION_MS = 150
 """Of a selection that is to find no server."""

@@ -16,6 +16,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, EmbeddedServer, Slow
+from waiting import wait_for_server
 
 import pymongo_resilience
 from pymongo_resilience import Config, Failure, Operation, OperationTimeoutError, RetryAction
@@ -176,7 +177,9 @@ def test_on_uvloop_a_deadline_ends_an_operation_on_time(
     on_uvloop: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=1000)
-    coll = on_uvloop.do(on_uvloop.client, server.uri)[database].coll
+    client = on_uvloop.do(on_uvloop.client, server.uri)
+    wait_for_server(on_uvloop, client)
+    coll = client[database].coll
     with fail_command(control, "find", errorCode=6), pytest.raises(OperationTimeoutError) as caught:
         on_uvloop.do(coll.find_one)
     assert caught.value.attempts > 3

@@ -21,7 +21,7 @@ from pymongo_resilience import OperationTimeoutError, RetryAction, RetrySchedule
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest
 
-ITS_OWN = 400
+ITS_OWN = 1000
 """Milliseconds; of a timeout that ends a handshake."""
 
 

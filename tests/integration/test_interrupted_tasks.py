@@ -57,6 +57,8 @@ async def _cancel_them_all(proxy: ReplicaSet, database: str, journal: Journal) -
     ) as client:
         coll = client[database].coll
         await coll.insert_many([{"_id": number} for number in range(TASKS)])
+        # Connections for them: else a slow machine is busy with those when they are cancelled.
+        await asyncio.gather(*(coll.find_one() for _ in range(TASKS)))
         # Replies to wait for, and back-offs.
         proxy.inject(Slow(0.05))
         proxy.inject(Overload(times=40))

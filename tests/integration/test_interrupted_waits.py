@@ -14,7 +14,7 @@ from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 
 from pymongo_resilience import RetryAction
 
-AT_ONCE = 1.0
+AT_ONCE = 5.0
 """Seconds. It takes milliseconds, or longer on a machine with other work; the wait is 60 s."""
 
 

@@ -94,7 +94,7 @@ def test_a_scenario_strikes_in_its_order_and_time_on_each_deployment(
         for each in played:
             each.result(5)
         # Until the last fault has run its course.
-        assert 0.2 <= time.monotonic() - started < 1
+        assert 0.2 <= time.monotonic() - started < 5
         for deployment in (replica_set, other):
             with pytest.raises(ConnectionError):
                 ask(deployment.members[1].address, PING)

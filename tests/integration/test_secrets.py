@@ -218,7 +218,7 @@ def _cancellation(run: Run, place: Place, keeper: Any) -> None:
         async with asyncio.timeout(0.05):
             await place.coll.find_one(matching("a cancelled read"))
 
-    with fail_command(keeper, "find", blockConnection=True, blockTimeMS=200, times=1):
+    with fail_command(keeper, "find", blockConnection=True, blockTimeMS=5000, times=1):
         try:
             place.do(cancelled)
         except TimeoutError:

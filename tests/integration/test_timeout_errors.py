@@ -37,6 +37,7 @@ from pymongo_resilience_instrumentation.testbed import (
 )
 from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
 from pymongo_resilience_instrumentation.testbed.interception import Amend
+from waiting import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Stage, override
 
@@ -158,8 +159,9 @@ def coll(control: Any, database: str) -> str:
 
 
 def raised(side: Side, proxy: ReplicaSet, database: str, expiry: Expiry) -> Any:
-    collection = side.client(proxy.uri)[database].coll
-    side.do(collection.find_one)
+    client = side.client(proxy.uri)
+    wait_for_server(side, client)
+    collection = client[database].coll
     proxy.inject(expiry.fault())
     with pytest.raises(PyMongoError) as caught:
         expiry.call(side, collection)
@@ -303,7 +305,7 @@ def test_a_retry_that_does_not_fit_tells_of_the_attempt_before(
     side: Side, proxy: ReplicaSet, coll: str, instrument: Instrument
 ) -> None:
     """Hardly ever is one made: the delays are random shares of ten minutes."""
-    instrument(timeout_ms=SHORT, max_backoff_ms=600_000)
+    instrument(timeout_ms=LONG_ENOUGH, max_backoff_ms=600_000)
     overload = Expiry(
         EXPIRIES["insert"].call,
         lambda: Overload("insert", times=9, base_backoff=600),
