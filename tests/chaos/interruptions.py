@@ -15,7 +15,7 @@ from pymongo_resilience import RetryAction, override
 
 SOON = 0.02
 """Seconds from a command's start to the interruption."""
-SLOW = {"blockConnection": True, "blockTimeMS": 500}
+SLOW = {"blockConnection": True, "blockTimeMS": 1500}
 
 
 class Interrupted(BaseException):

@@ -28,7 +28,7 @@ SETTINGS = {
     "circuit_breaker_open_s": OPEN_S,
 }
 MANY = 16
-HELD_S = 0.3
+HELD_S = 1.0
 """Seconds for which a reply is held back."""
 
 
@@ -223,7 +223,7 @@ async def _cancelled_everywhere(servers: ReplicaSet, clock: TurnedClock, events:
             await coll.find_one()
         servers.clear()
         clock.passed += OPEN_S
-        servers.inject(Slow(HELD_S / 10))
+        servers.inject(Slow(0.03))
         cancelled = 0
         # At the latest of these ends some have selected, some wait for the pool, some are sent.
         for turns in (0, 1, 2, 5, 20, 100):

@@ -125,7 +125,7 @@ def test_after_a_timeout_the_servers_cursor_is_gone(
         side.do(cursor.next)
     cursor_id = cursor.cursor_id
     if expiry == "in flight":
-        with fail_command(control, "getMore", blockConnection=True, blockTimeMS=250, times=1):
+        with fail_command(control, "getMore", blockConnection=True, blockTimeMS=5000, times=1):
             with override(timeout_ms=100):
                 error = rest(side, cursor)[-1]
     else:

@@ -246,7 +246,7 @@ def test_a_block_around_a_batch_can_only_shorten_it(
         with override(timeout_ms=MINUTE):
             cursor = coll.find(batch_size=2)
             side.do(cursor.next)
-        with fail_command(control, "getMore", blockConnection=True, blockTimeMS=1000, times=1):
+        with fail_command(control, "getMore", blockConnection=True, blockTimeMS=5000, times=1):
             with around:
                 error = rest(side, cursor)[-1]
         assert isinstance(error, OperationTimeoutError)

@@ -112,7 +112,7 @@ def test_not_primary_carries_the_label_and_executes_nothing(
 def test_a_step_down_is_a_gap_without_a_primary(
     server: EmbeddedServer, proxy: ReplicaSet, orders: Collection[dict[str, Any]]
 ) -> None:
-    gap = 1.5
+    gap = 2.5
     fault = Election(gap)
     started = time.monotonic()
     proxy.inject(fault)

@@ -233,7 +233,7 @@ def test_connections_are_counted_by_state_and_gone_with_their_client(
 
     client[database].coll.find_one()
     assert connections() == {"idle": 1, "used": 0}
-    with fail_command(control, "find", blockConnection=True, blockTimeMS=500, times=3):
+    with fail_command(control, "find", blockConnection=True, blockTimeMS=1500, times=3):
         threads = [threading.Thread(target=client[database].coll.find_one) for _ in range(3)]
         for thread in threads:
             thread.start()

@@ -211,7 +211,7 @@ def test_the_delays_grow_from_the_base_that_the_error_names(
 def test_a_delay_that_passes_the_deadline_is_not_begun(
     side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(timeout_ms=2_000, max_backoff_ms=600_000)
+    telemetry = instrument(timeout_ms=6_000, max_backoff_ms=600_000)
     coll = side.client(proxy.uri)[filled].coll
     side.do(coll.find_one)
     proxy.inject(Overload("find", times=9, base_backoff=600))
@@ -221,7 +221,7 @@ def test_a_delay_that_passes_the_deadline_is_not_begun(
     *retries, last = telemetry.decisions.events
     # Hardly ever any: the delays are random shares of ten minutes.
     waited = sum(event.delay for event in retries)
-    assert time.monotonic() - began - waited < 1
+    assert time.monotonic() - began - waited < 5
     assert isinstance(caught.value, OperationFailure)
     assert last.rule is Rule.DEADLINE
 

@@ -156,7 +156,7 @@ def test_a_pool_that_is_cleared_while_the_read_waits_for_a_connection(
         def cut() -> None:
             wait_until(lambda: waiting.asked)
             # The monitor cannot make the pool ready again before the waiting read has noticed.
-            proxy.inject(Refuse(0.1))
+            proxy.inject(Refuse(1.0))
 
         cutting = threading.Thread(target=cut)
         cutting.start()
