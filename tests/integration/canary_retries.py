@@ -143,7 +143,7 @@ def refused_clients(p: Place, address: tuple[str, int]) -> dict[str, Any]:
     host = "{}:{}".format(*address)
     wrong = f"mongodb://{quote(USER, safe='')}:{quote(WRONG_PASSWORD, safe='')}@{host}/"
     plain = f"mongodb://{host}/"
-    soon = {"serverSelectionTimeoutMS": 1000}
+    soon = {"serverSelectionTimeoutMS": 10_000}
     return {
         "a wrong password": p.do(p.side.client, wrong, **soon),
         "a wrong password as an option": p.do(

@@ -85,7 +85,7 @@ def test_it_holds_for_a_whole_next_and_the_following_goes_on(
     error, elapsed = expire(side, stream)
     assert error.timeout_s == 1
     assert 0.9 < elapsed < 5
-    assert len(sent.named("getMore")) > 2
+    assert len(sent.named("getMore")) > 1
     assert {command.get("maxTimeMS") for command in sent.named("getMore")} == {25}
     assert "maxTimeMS" in sent.named("aggregate")[0]
     assert stream.alive
@@ -156,15 +156,17 @@ def test_a_block_around_a_next_can_only_shorten_it(
 ) -> None:
     instrument()
     name = {"iteration": "__next__" if side.name == "sync" else "__anext__"}.get(method, method)
-    pairs = [(MINUTE, 500), (500, MINUTE)]
-    for given, around in [*pairs, (500, 0), (0, 500)] if method == "next" else pairs:
+    # Of the time that it is given, a stream may need some to be opened.
+    pairs = [(MINUTE, 200), (600, MINUTE)]
+    for given, around in [*pairs, (600, 0), (0, 200)] if method == "next" else pairs:
         with override(timeout_ms=given):
             stream = side.do(coll.watch, max_await_time_ms=20 if method != "try_next" else None)
         ours = block == "override"
         with override(timeout_ms=around) if ours else pymongo.timeout(around / 1000):
             error, elapsed = expire(side, stream, name)
-        assert error.timeout_s == 0.5
-        assert 0.45 < error.elapsed_s <= elapsed < 5
+        holds = min(each for each in (given, around) if each) / 1000
+        assert error.timeout_s == holds
+        assert 0.9 * holds < error.elapsed_s <= elapsed < 5
         side.do(stream.close)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, fail_command
+from conftest import Instrument, Side, fail_command, wait_until
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from waiting import wait_for_server
@@ -229,14 +229,13 @@ def test_the_default_timeout_does_not_leak_into_what_follows(
 def test_cancelling_while_it_waits_is_immediate(
     server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=60_000, base_backoff_ms=60_000, max_backoff_ms=60_000)
+    telemetry = instrument(timeout_ms=60_000, strategy=Patient())
 
     async def main() -> float:
         async with pymongo.AsyncMongoClient(server.uri, appname="under-test") as client:
-            labels = ["SystemOverloadedError", "RetryableError"]
-            with fail_command(control, "find", errorCode=462, errorLabels=labels):
+            with fail_command(control, "find", errorCode=6):
                 task = asyncio.create_task(client[database].coll.find_one())
-                await asyncio.sleep(0.3)
+                await asyncio.to_thread(wait_until, lambda: telemetry.decisions.events)
                 assert not task.done()
                 started = time.monotonic()
                 task.cancel()
