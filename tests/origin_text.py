@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-_ORIGIN = re.compile(r" \((?:[^ ()]+:\d+, )?\d+ attempts?\)$")
+_ORIGIN = re.compile(r" \((?:[^ ()]+:\d+, )?\d+ attempts?\)(?=$|[\"'])")
+"""At the end of a text, or of one that is quoted in it: of the error inside of a bulk write's."""
 
 
-def text_without_origin(error: BaseException) -> str:
-    return _ORIGIN.sub("", str(error))
+def text_without_origin(text: object) -> str:
+    return _ORIGIN.sub("", str(text))

@@ -233,7 +233,7 @@ def _facts(error: Exception) -> tuple[Any, ...]:
     return (
         type(error),
         _steady(text_without_origin(error)),
-        _steady(repr(_attribute(error, "details"))),
+        _steady(text_without_origin(repr(_attribute(error, "details")))),
         repr(_attribute(error, "code")),
         sorted(map(repr, getattr(error, "_error_labels", ()))),
     )

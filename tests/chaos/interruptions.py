@@ -13,8 +13,9 @@ from scene import Scene
 
 from pymongo_resilience import RetryAction, override
 
-SOON = 0.02
-"""Seconds from a command's start to the interruption."""
+SOON = 0.2
+"""Seconds from a command's start to the interruption. By then it is sent: in Python 3.11 a
+cancellation is dropped that comes together with the end of that."""
 SLOW = {"blockConnection": True, "blockTimeMS": 1500}
 
 

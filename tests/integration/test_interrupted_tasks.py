@@ -94,7 +94,7 @@ def test_whatever_the_moment_each_started_command_has_one_end(
     assert ended == started
     failures = [event.failure for event in journal.events if hasattr(event, "failure")]
     interrupted = [failure for failure in failures if failure.get("errtype") == "CancelledError"]
-    assert len(interrupted) > TASKS / 10, "most were cancelled elsewhere: this proves little"
+    assert len(interrupted) > TASKS / 50, "nearly all were cancelled elsewhere: this proves little"
 
     log: dict[str, Counter[int]] = {
         "started": Counter(),
