@@ -123,8 +123,6 @@ class Call:
         """Those for a server and for a connection that it had to wait for."""
         self.patience: Patience | None = None
         """What the selection in progress has seen of the servers that it waits for."""
-        self.waiting: set[Call] | None = None
-        """Those who wait for a connection of the pool that this one waits for."""
         self.selected: Any = None
         """The driver's server of the last run of its loop."""
         self.server: tuple[str, int | None] | None = None
@@ -211,9 +209,6 @@ def leave(call: Call) -> None:
     call.ended = True
     call.client = call.made = None
     call.selected = call.waits = call.patience = call.judged = None
-    if call.waiting is not None:
-        # Interrupted while it waited for a connection: the driver does not tell (pymongo 4.20).
-        call.waiting.discard(call)
     if _current.get() is not call:
         # A coroutine that was never finished ends wherever it is collected: nothing to restore.
         return

@@ -11,14 +11,16 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.rtt import RoundTripTime
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.pools import IDLE, USED, Pool
+from pymongo_resilience_instrumentation.pools import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.seen_waits import Wait
 
 
 class PoolSizes(NamedTuple):
@@ -51,7 +53,8 @@ class ClientState:
         self._clients = clients
         self._servers: dict[Address, Server] = {}
         self.pools_by_address: dict[Address, Pool] = {}
-        """Those of ``_servers``; read without the lock, several times for each operation."""
+        """Those of ``_servers``; read without the lock, on the way of every operation where anybody
+        times its connections."""
         self._lock = threading.Lock()
 
     def start_afresh(self) -> None:
@@ -130,6 +133,18 @@ class ClientState:
     def pools(self) -> list[Pool]:
         return [server.pool for server in self.servers().values()]
 
+    def connections(self) -> Iterator[tuple[Pool, dict[str, int]]]:
+        """Each pool, and how many it has by state."""
+        client = self._client()
+        for address, server in self.servers().items() if client is not None else ():
+            yield server.pool, server.pool.states(driver.idle_connections(client, address))
+
+    def waiting(self) -> Iterator[tuple[Pool, int]]:
+        """Each pool, and how many calls wait for one of its connections."""
+        client, places = self._client(), list(self._clients.waiting.values())
+        for address, server in self.servers().items() if client is not None else ():
+            yield server.pool, sum(driver.waits_in(client, address, each) for each in places)
+
 
 class Clients:
     """Every client of the process that reports to us. Holds none of them alive. Thread-safe."""
@@ -137,10 +152,14 @@ class Clients:
     def __init__(self) -> None:
         self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self.waiting: dict[Wait, Any] = {}
+        """Who waits for a connection, and the driver's place to wait in, or the pool that makes
+        one. Each change is one step of the dictionary."""
 
     def start_afresh(self) -> None:
         """In a forked child: a thread that is no more may have held the lock."""
         self._lock = threading.Lock()
+        self.waiting.clear()
         for client in self._all():
             client.start_afresh()
 
@@ -164,13 +183,3 @@ class Clients:
     def _all(self) -> list[ClientState]:
         with self._lock:
             return list(self._clients)
-
-
-def pools_of(clients: Iterable[ClientState]) -> dict[str, dict[str, int]]:
-    """Connections by pool and state."""
-    found: dict[str, dict[str, int]] = {}
-    for client in clients:
-        for pool in client.pools():
-            states = pool.states()
-            found[pool.name] = {IDLE: states[IDLE], USED: states[USED]}
-    return found

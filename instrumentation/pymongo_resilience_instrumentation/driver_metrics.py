@@ -56,12 +56,8 @@ class DriverMetrics:
         self._heartbeat_failures = made.counter(
             semconv.HEARTBEAT_FAILURES, "Hellos of a monitor that failed.", "{failure}"
         )
-        self.counts_uses = not {semconv.CONNECTION_COUNT, semconv.CONNECTION_USE_TIME} <= {*without}
-        """Whether anybody asks which connections are in use, and for how long."""
         self.times_waits = self._wait_time is not None
         self.times_uses = self._use_time is not None
-        self.counts_waiting = semconv.CONNECTION_PENDING_REQUESTS not in without
-        """Whether anybody asks who waits for a connection."""
 
     def waited(self, pool: Pool, seconds: float | None, call: Call | None) -> None:
         """``call``, here and below: the one that it is measured in, which its exemplars lead to.

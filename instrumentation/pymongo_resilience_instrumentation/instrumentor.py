@@ -27,6 +27,7 @@ from pymongo_resilience_instrumentation import (
     forks,
     monkey_patching,
     self_check,
+    semconv,
     tracing,
 )
 from pymongo_resilience_instrumentation.budgets import Budgets
@@ -49,7 +50,7 @@ from pymongo_resilience_instrumentation.spans import OperationSpans
 from pymongo_resilience_instrumentation.transaction_spans import TransactionSpans
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.clock import Clock
@@ -124,8 +125,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self._patches.apply(runtime, without=without)
         if config.metrics:
             provider = kwargs.get("meter_provider")
-            self._gauges = server_metrics(_meter(provider), provider, config.metrics_without)
-            self._gauges.show(runtime.clients, runtime.breakers, config.metrics_without)
+            left_out = {*config.metrics_without, *_lost_metrics(lacking)}
+            self._gauges = server_metrics(_meter(provider), provider, left_out)
+            self._gauges.show(runtime.clients, runtime.breakers, left_out)
         forks.watch(runtime)
         switch.current = runtime.switch
         runtime.switch.on = True
@@ -199,6 +201,13 @@ def _self_check() -> dict[Feature, list[str]]:
             feature.value,
         )
     return lacking
+
+
+def _lost_metrics(lacking: Collection[Feature]) -> Iterator[str]:
+    if Feature.POOLS in lacking:
+        yield semconv.CONNECTION_COUNT
+    if Feature.POOLS in lacking or Feature.WAITS in lacking:
+        yield semconv.CONNECTION_PENDING_REQUESTS
 
 
 def _meter(provider: Any) -> metrics.Meter:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients import ClientState
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
@@ -259,10 +258,8 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         self._pools = client.pools_by_address
         self._spans = spans
         self._metrics = metrics
-        self._counts_uses = metrics is not None and metrics.counts_uses
         self._waited = None if metrics is None or not metrics.times_waits else metrics.waited
         self._used = None if metrics is None or not metrics.times_uses else metrics.used
-        self._counts_waiting = metrics is not None and metrics.counts_waiting
         self._complaint = _Complaint(type(self).__qualname__)
 
     @_safely
@@ -282,71 +279,50 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     @_safely
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
         pool = self._pools.get(event.address)
-        if pool is None:
-            return
-        pool.ready(event.connection_id)
-        if self._metrics is not None and self.switch.on:
+        if pool is not None and self._metrics is not None and self.switch.on:
             self._metrics.connected(pool, event.duration, calls.current())
 
     def connection_check_out_started(
         self, event: monitoring.ConnectionCheckOutStartedEvent
-    ) -> None:
-        self._asked(event.address)
-
-    def _asked(self, address: Address) -> None:
-        call = calls.found()
-        if call is None or call.ended or not self._counts_waiting or not self.switch.on:
-            return
-        try:
-            pool = self._pools.get(address)
-            if pool is not None:
-                call.waiting = pool.waiting
-                pool.waiting.add(call)
-        except Exception as error:  # noqa: BLE001 - logged
-            self._complaint.log(error)
+    ) -> None: ...
 
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
         self._taken(event.address, event.connection_id, event.duration)
 
     def _taken(self, address: Address, connection_id: int, duration: float | None) -> None:
+        call = calls.found()
+        if call is not None:
+            call.driver_connection_id = connection_id
+        if self._waited is None and self._used is None:
+            return
         try:
             pool = self._pools.get(address)
-            if self._counts_uses and pool is not None:
-                pool.checked_out(connection_id)
-            if not self.switch.on:
+            if pool is None:
                 return
-            call = calls.found()
-            if call is not None and not call.ended:
-                if call.waiting is not None:
-                    call.waiting.discard(call)
-                    call.waiting = None
-                call.driver_connection_id = connection_id
-            if self._waited is not None and pool is not None:
+            if self._used is not None:
+                pool.checked_out(connection_id)
+            if self._waited is not None and self.switch.on:
                 self._waited(pool, duration, calls.current())
         except Exception as error:  # noqa: BLE001 - logged
             self._complaint.log(error)
 
     @_harmless
     def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
-        call = calls.current()
-        if call is not None:
-            _waits_no_more(call)
         pool = self._pools.get(event.address)
         if self._metrics is not None and pool is not None:
-            self._metrics.refused(pool, event.reason, call)
+            self._metrics.refused(pool, event.reason, calls.current())
 
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
         self._given_back(event.address, event.connection_id)
 
     def _given_back(self, address: Address, connection_id: int) -> None:
         try:
-            pool = self._pools.get(address) if self._counts_uses else None
-            seconds = None if pool is None else pool.checked_in(connection_id)
-            if not self.switch.on:
-                return
-            if self._used is not None and seconds is not None and pool is not None:
-                self._used(pool, seconds, calls.current())
-            if self._spans is not None and self._spans.without_call:
+            if self._used is not None:
+                pool = self._pools.get(address)
+                seconds = None if pool is None else pool.checked_in(connection_id)
+                if pool is not None and seconds is not None and self.switch.on:
+                    self._used(pool, seconds, calls.current())
+            if self._spans is not None and self._spans.without_call and self.switch.on:
                 self._spans.leave_connection()
         except Exception as error:  # noqa: BLE001 - logged
             self._complaint.log(error)
@@ -354,7 +330,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     def without_events(self) -> dict[str, Callable[..., None]]:
         """As for commands; not for what happens once in the life of a connection."""
         return {
-            "publish_connection_check_out_started": self._asked,
+            "publish_connection_check_out_started": _nobody_asks,
             "publish_connection_checked_out": self._taken,
             "publish_connection_checked_in": self._given_back,
         }
@@ -387,10 +363,7 @@ def tell_without_events(client: Any, *, dispensable: bool) -> None:
             )
 
 
-def _waits_no_more(call: Call) -> None:
-    if call.waiting is not None:
-        call.waiting.discard(call)
-        call.waiting = None
+def _nobody_asks(_address: Address) -> None: ...
 
 
 def listeners_of(

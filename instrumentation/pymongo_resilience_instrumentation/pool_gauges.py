@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from opentelemetry.metrics import Observation
 
 from pymongo_resilience_instrumentation import semconv
-from pymongo_resilience_instrumentation.pools import IDLE, USED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -65,17 +64,14 @@ class PoolGauges:
 
     def _count(self, _: CallbackOptions) -> Iterator[Observation]:
         for client in self._clients():
-            for pool in client.pools():
-                states = pool.states()
-                for state in (IDLE, USED):
-                    yield Observation(
-                        states[state], pool.attributes | {semconv.CONNECTION_STATE: state}
-                    )
+            for pool, states in client.connections():
+                for state, count in states.items():
+                    yield Observation(count, pool.attributes | {semconv.CONNECTION_STATE: state})
 
     def _pending(self, _: CallbackOptions) -> Iterator[Observation]:
         for client in self._clients():
-            for pool in client.pools():
-                yield Observation(len(pool.waiting), pool.attributes)
+            for pool, count in client.waiting():
+                yield Observation(count, pool.attributes)
 
     def _most(self, _: CallbackOptions) -> Iterator[Observation]:
         for client in self._clients():

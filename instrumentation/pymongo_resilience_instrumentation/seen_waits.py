@@ -18,8 +18,6 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -83,10 +81,7 @@ def over(call: Call, error: BaseException | None) -> None:
         logger.exception("a fault of pymongo-resilience after a wait")
 
 
-def _in_progress(runtime: Runtime, what: For) -> Wait | None:
-    call = calls.current() if runtime.switch.on else None
-    if call is None:
-        return None
+def _in_progress(call: Call, what: For) -> Wait:
     last = call.waits[-1] if call.waits else None
     if last is not None and last.outcome is None:
         if last.what is what:
@@ -102,37 +97,38 @@ def _in_progress(runtime: Runtime, what: For) -> Wait | None:
 def seen(runtime: Runtime, wait: Method, what: For, *, asynchronous: bool) -> Method:
     """Around ``wait``, which runs in place of the driver's wait for a server or for a place in the
     pool. The sync one runs under the topology's or the pool's lock."""
-    return _timed(
-        wait, lambda *_: _in_progress(runtime, what), lambda seen, t: seen.add(t), asynchronous
-    )
+    return _timed(runtime, wait, what, asynchronous)
 
 
 def seen_connecting(runtime: Runtime, connect: Method, *, asynchronous: bool) -> Method:
     """Around ``connect``, which runs where the driver makes a connection."""
-
-    def waiting(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
-        if not driver.connects_for_an_operation(args, kwargs):
-            return None
-        return _in_progress(runtime, For.CONNECTION)
-
-    return _timed(connect, waiting, lambda seen, t: seen.add_connecting(t), asynchronous)
+    return _timed(runtime, connect, For.CONNECTION, asynchronous, connects=True)
 
 
 def _timed(
-    method: Method,
-    waiting: Callable[[tuple[Any, ...], dict[str, Any]], Wait | None],
-    add: Callable[[Wait, float], None],
-    asynchronous: bool,
+    runtime: Runtime, method: Method, what: For, asynchronous: bool, *, connects: bool = False
 ) -> Method:
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
+    """``connects``: to make a connection is what the method waits for."""
+    switch, waiting = runtime.switch, runtime.clients.waiting
+    add = Wait.add_connecting if connects else Wait.add
+
+    def begin(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
+        """``place``: whose method it is."""
         try:
-            return waiting(args, kwargs)
+            call = calls.current() if switch.on else None
+            if call is None or (connects and not driver.connects_for_an_operation(args, kwargs)):
+                return None
+            wait = _in_progress(call, what)
+            if what is For.CONNECTION:
+                waiting[wait] = place
         except Exception:
             logger.exception("a fault of pymongo-resilience before a wait")
             return None
+        return wait
 
     def end(wait: Wait, began: float) -> None:
         try:
+            waiting.pop(wait, None)
             add(wait, time.perf_counter() - began)
         except Exception:
             logger.exception("a fault of pymongo-resilience after a wait")
@@ -141,7 +137,7 @@ def _timed(
         run = method.around(original)
 
         def timed(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            wait = begin(args, kwargs)
+            wait = begin(owner, args, kwargs)
             if wait is None:
                 return run(owner, *args, **kwargs)
             began = time.perf_counter()
@@ -156,7 +152,7 @@ def _timed(
         run = method.around(original)
 
         async def timed(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            wait = begin(args, kwargs)
+            wait = begin(owner, args, kwargs)
             if wait is None:
                 return await run(owner, *args, **kwargs)
             began = time.perf_counter()

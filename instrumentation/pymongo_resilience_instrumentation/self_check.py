@@ -27,6 +27,7 @@ class Feature(enum.Enum):
     SELECTION = "choosing servers by the attempts in progress"
     WHY_NOT = "the reason for each server in the error of a failed selection"
     IN_FLIGHT = "the number of operations in progress that status() shows"
+    POOLS = "the metrics of a pool's connections and of who waits for one"
     CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
     BREAKERS = "circuit breakers"
     REPR = "a client's repr and options without what is ours"

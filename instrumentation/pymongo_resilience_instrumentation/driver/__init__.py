@@ -68,6 +68,11 @@ from pymongo_resilience_instrumentation.driver.interruptions import (
 from pymongo_resilience_instrumentation.driver.names import (
     parts,
 )
+from pymongo_resilience_instrumentation.driver.pools import (
+    idle_connections,
+    operations_in_progress,
+    waits_in,
+)
 from pymongo_resilience_instrumentation.driver.repetition import (
     deprioritize,
     prepare_retry,
@@ -115,7 +120,6 @@ from pymongo_resilience_instrumentation.driver.selection import (
     ERROR_MESSAGE,
     SELECTOR,
     is_no_selector,
-    operations_in_progress,
     selector_of,
     selects_for_writes,
     show_selector,
@@ -212,6 +216,7 @@ __all__ = [
     "has_max_commit_time",
     "has_max_time",
     "hidden_timeout",
+    "idle_connections",
     "in_transaction",
     "is_bound",
     "is_no_selector",
@@ -280,4 +285,5 @@ __all__ = [
     "topology_type",
     "unpin",
     "waits_for_server",
+    "waits_in",
 ]

@@ -37,11 +37,3 @@ def show_selector(client: Any, name: str, given: tuple[Any, ...]) -> None:
     else:
         shown._options.pop(name, None)
     setattr(shown, _SHOWN, given[0] if given else any_server_selector)
-
-
-def operations_in_progress(client: Any, address: Any) -> int | None:
-    """Operations that have a connection of the server's pool or wait for one; None where the
-    client has not begun to look for servers."""
-    topology = client._topology
-    server = None if topology is None else topology.get_server_by_address(address)
-    return None if server is None else int(server.pool.operation_count)
