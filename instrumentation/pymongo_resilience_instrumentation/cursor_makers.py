@@ -104,6 +104,8 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
     """What to do with the cursor or change stream that it gave."""
 
     def of_a_cursor(call: Call, cursor: Any) -> None:
+        if call.bound is NOTHING is policy.current() and call.cursor is None:
+            return
         _hand(call.bound, cursor)
         keep(cursor, call.cursor)
 

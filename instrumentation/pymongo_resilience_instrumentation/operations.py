@@ -12,6 +12,11 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
 
 from pymongo_resilience_instrumentation import read_commands
+from pymongo_resilience_instrumentation.driver.namespaces import (
+    client_of_collection,
+    client_of_database,
+    names_of_collection,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,7 +49,8 @@ CHANGES = WRITES | DEFINITIONS
 
 
 def _collection(instance: Any, *_: Any) -> Target:
-    return instance.database.name, instance.name
+    names: tuple[str, str] = names_of_collection(instance)
+    return names
 
 
 def _database(instance: Any, *_: Any) -> Target:
@@ -150,13 +156,13 @@ _CLIENT_METHODS: dict[str, tuple[str, Any]] = {
 }
 
 COLLECTION: Mapping[str, PublicOperation] = {
-    method: PublicOperation(name, lambda c: c.database.client, _collection, gives=_gives(method))
+    method: PublicOperation(name, client_of_collection, _collection, gives=_gives(method))
     for method, name in _COLLECTION_METHODS.items()
 }
 DATABASE: Mapping[str, PublicOperation] = {
     method: PublicOperation(
         name,
-        lambda d: d.client,
+        client_of_database,
         target,
         read_commands.only_reads if method == "cursor_command" else None,
         _gives(method),

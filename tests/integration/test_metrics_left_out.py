@@ -73,7 +73,7 @@ def test_a_gauge_comes_and_goes_with_what_is_said_of_it() -> None:
     provider = MeterProvider([reader], shutdown_on_exit=False)
     meter = provider.get_meter("test")
     clients = Clients()
-    client = type("Client", (), {"options": None})()
+    client = type("Client", (), {"options": None, "_topology": None})()
     state = clients.add(client)
     state.server(("a", 1)).pool.created(1)
 

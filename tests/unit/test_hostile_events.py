@@ -19,7 +19,7 @@ from pymongo import monitoring
 from pymongo.client_options import ClientOptions
 from pymongo.topology_description import TopologyDescription
 from pymongo_resilience_instrumentation import calls, listeners
-from pymongo_resilience_instrumentation.clients import Clients, pools_of
+from pymongo_resilience_instrumentation.clients import Clients
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.metrics import ServerMetrics
@@ -121,6 +121,7 @@ class Alive:
 
     topology_description = TopologyDescription(0, {}, None, None, None, None)  # type: ignore[arg-type]  # asked for types alone
     options = ClientOptions(None, None, None, {})
+    _topology = None
 
 
 @examples(40)
@@ -191,9 +192,10 @@ def test_pools_in_any_order(events: list[Any]) -> None:
         for method, event in events:
             getattr(listener, method)(event)
         reader.collect()
-        for states in pools_of(clients.alive()).values():
+        for _, states in state.connections():
             assert all(count >= 0 for count in states.values())
             assert sum(states.values()) <= 3
         for address in ADDRESSES:
             listener.pool_closed(monitoring.PoolClosedEvent(address))
-    assert pools_of(clients.alive()) == {}
+    assert not clients.alive()
+    assert not [*state.connections()]
