@@ -79,6 +79,34 @@ def test_a_local_variable_of_another_name_is_noticed() -> None:
     assert missing([part]) == {Feature.INTERRUPTIONS: [f"{place}.telemetry"]}
 
 
+@pytest.mark.parametrize(
+    ("constant", "lost", "left"),
+    [
+        ("IDLE", Feature.POOLS, {"max"}),
+        ("HANDSHAKE", Feature.WAITS, {"max", "count"}),
+    ],
+)
+def test_without_what_they_are_counted_by_a_pools_gauges_show_nothing(
+    constant: str,
+    lost: Feature,
+    left: set[str],
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(f"pymongo_resilience_instrumentation.driver.names.{constant}", "_renamed")
+    caplog.clear()
+    telemetry = instrument()
+    (line,) = _errors(caplog)
+    assert lost.value in line
+    assert side.do(side.client(server.uri)[database].coll.find_one) is None
+    gauges = ("count", "pending_requests", "max")
+    assert {each for each in gauges if telemetry.points(f"db.client.connection.{each}")} == left
+
+
 def _rename_the_loop(monkeypatch: pytest.MonkeyPatch) -> str:
     """As if pymongo had another name for it: removing its own would stop pymongo itself."""
     monkeypatch.setattr("pymongo_resilience_instrumentation.driver.names.LOOP", "_Renamed")
