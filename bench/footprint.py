@@ -3,10 +3,10 @@
     python bench/footprint.py [--runs 15] [--json FILE]
 
 Start: CPU, the median of fresh processes with compiled modules, beyond importing pymongo and
-OpenTelemetry: its API, and the base class of all its instrumentations, which brings wrapt. gridfs
-counts as ours, since ``import pymongo`` leaves it out. The second figure is of a process that has
-imported pymongo and the API alone. Memory: what tracemalloc sees for each of 50 clients that have
-sent a command, with the library and without. Needs a C compiler, and the extra ``dev``.
+OpenTelemetry: its API, and the base class of all its instrumentations, which brings wrapt. The
+second figure is of a process that has imported pymongo and the API alone. Memory: what tracemalloc
+sees for each of 50 clients that have sent a command, with the library and without. Needs a C
+compiler, and the extra ``dev``.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from pymongo_resilience.kinds import (
 )
 from pymongo_resilience.metric_names import METRICS
 from pymongo_resilience.namespaces import problems_of
-from pymongo_resilience.policy_file import policies_of
 from pymongo_resilience.strategy import NAMED
 
 if TYPE_CHECKING:
@@ -236,6 +235,8 @@ class Config:
 
 def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
     import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
+
+    from pymongo_resilience.policy_file import policies_of  # noqa: PLC0415 - the same
 
     try:
         document = tomllib.loads(_content(path))

@@ -6,8 +6,7 @@ Events are immutable and carry no document, no query and no server text.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pymongo_resilience.unquoting import Unquoting
 
@@ -24,8 +23,7 @@ for each in (logger, retry_logger, breaker_logger):
     each.addFilter(Unquoting())
 
 
-@dataclass(frozen=True, slots=True)
-class RetryScheduled:
+class RetryScheduled(NamedTuple):
     """A failed attempt will be repeated after ``delay`` seconds."""
 
     operation: str
@@ -40,8 +38,7 @@ class RetryScheduled:
     delay: float
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDeclined:
+class RetryDeclined(NamedTuple):
     """A failed attempt is final: its error goes to the application."""
 
     operation: str
@@ -53,8 +50,7 @@ class RetryDeclined:
     """The rule that declined."""
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerOpened:
+class BreakerOpened(NamedTuple):
     """A server's circuit breaker has opened, or a probe has failed and it is open again."""
 
     server: str
@@ -67,8 +63,7 @@ class BreakerOpened:
     """Seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerClosed:
+class BreakerClosed(NamedTuple):
     """The probes have succeeded: the server is used as before."""
 
     server: str

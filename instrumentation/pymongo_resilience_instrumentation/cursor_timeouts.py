@@ -5,7 +5,6 @@ Source: Client-Side Operations Timeout, "Cursors".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import policy
@@ -25,20 +24,22 @@ if TYPE_CHECKING:
 ATTRIBUTE = "_pymongo_resilience_timeout"
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class CursorTimeout:
     """Belongs to one cursor or change stream, and to whoever uses that."""
 
-    seconds: float | None
-    """0 is without end; None where only a block of ``pymongo.timeout`` gave one, which holds for
-    what is inside of it."""
-    mode: str
-    began: float
-    """On the clock of the driver's deadlines, in seconds."""
-    to_close: float
-    """Seconds that a ``close()`` has: as long as the operation had that made the cursor."""
-    in_use: bool = True
-    """False until the first command, which goes by what was found out for it before."""
+    __slots__ = ("began", "in_use", "mode", "seconds", "to_close")
+
+    def __init__(self, seconds: float | None, mode: str, began: float, to_close: float) -> None:
+        self.seconds = seconds
+        """0 is without end; None where only a block of ``pymongo.timeout`` gave one, which holds
+        for what is inside of it."""
+        self.mode = mode
+        self.began = began
+        """On the clock of the driver's deadlines, in seconds."""
+        self.to_close = to_close
+        """Seconds that a ``close()`` has: as long as the operation had that made the cursor."""
+        self.in_use = True
+        """False until the first command, which goes by what was found out for it before."""
 
     @property
     def omits_max_time(self) -> bool:

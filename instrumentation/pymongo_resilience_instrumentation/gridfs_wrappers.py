@@ -16,6 +16,7 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience.binding import policy_of
 from pymongo_resilience_instrumentation import cursor_makers, driver, gridfs_errors
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.driver import gridfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,21 +53,21 @@ def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Method]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
 
     def begin(bucket: Any) -> driver.RunningTimeout | None:
-        return _begin(runtime, driver.files_of_bucket(bucket))
+        return _begin(runtime, gridfs.files_of_bucket(bucket))
 
     def resume(stream: Any) -> driver.RunningTimeout | None:
         # A stream that no method has opened begins with what it does first.
         if _TIMEOUT not in vars(stream):
-            _note(stream, _begin(runtime, driver.files_of_stream(stream)))
+            _note(stream, _begin(runtime, gridfs.files_of_stream(stream)))
         timeout: driver.RunningTimeout | None = vars(stream)[_TIMEOUT]
         return timeout
 
-    for owner in driver.gridfs_buckets():
-        yield owner, "find", cursor_makers.find(runtime, driver.files_of_bucket)
+    for owner in gridfs.gridfs_buckets():
+        yield owner, "find", cursor_makers.find(runtime, gridfs.files_of_bucket)
         for name in (*OPENING, *WHOLE):
             if name in vars(owner):
                 yield owner, name, _wrapper(runtime, owner, name, begin, name in OPENING)
-    for owner in driver.gridfs_streams():
+    for owner in gridfs.gridfs_streams():
         for name in OF_A_STREAM:
             if name in vars(owner):
                 yield owner, name, _wrapper(runtime, owner, name, resume, False)

@@ -104,7 +104,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def _instrument(self, **kwargs: Any) -> None:
         config: Config = kwargs["config"]
-        lacking = _self_check()
+        lacking = self_check.tell(driver.parts())
         without = set(lacking)
         if config.strategy == "driver" and kwargs.get("strategy") is None:
             without |= {Feature.RETRIES, Feature.CLEANUP}
@@ -188,19 +188,6 @@ def _from_environment() -> Config:
 
 def _stay_off(error: ConfigurationError) -> None:
     logger.error("%s\n  pymongo-resilience stays switched off", error)
-
-
-def _self_check() -> dict[Feature, list[str]]:
-    """Which features the installed pymongo cannot have: one loud line for each."""
-    lacking = self_check.missing(driver.parts())
-    for feature, names in lacking.items():
-        logger.error(
-            "pymongo %s lacks %s: switched off is %s; everything else works",
-            pymongo.version,
-            ", ".join(names),
-            feature.value,
-        )
-    return lacking
 
 
 def _lost_metrics(lacking: Collection[Feature]) -> Iterator[str]:

@@ -23,6 +23,9 @@ class OperationCounts:
         self._lock = threading.Lock()
         self.by_address.clear()
 
+    def of_attempt(self) -> AttemptCount:
+        return AttemptCount(self)
+
     def move(self, left: str | None, entered: str | None) -> None:
         """One attempt leaves a server, or enters one, or goes from one to another."""
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,6 @@ from pymongo.synchronous.database import Database
 
 from pymongo_resilience_instrumentation import (
     attempt_wrappers,
-    command_comments,
     connections_ahead,
     cursor_makers,
     cursor_wrappers,
@@ -24,8 +24,8 @@ from pymongo_resilience_instrumentation import (
     driver,
     end_sessions_wrappers,
     fast_fail,
-    gridfs_wrappers,
     kill_cursors_wrappers,
+    late_gridfs,
     loop_wrappers,
     operations,
     selection_errors,
@@ -71,10 +71,12 @@ class Patch(NamedTuple):
 
 
 class Patches:
-    """Not thread-safe: applied and removed by one thread, at start-up and at the end."""
+    """Applied and removed by one thread, at start-up and at the end. In between any thread may add
+    what it has imported."""
 
     def __init__(self) -> None:
         self.applied: list[Patch] = []
+        self._removed = False
 
     def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
         """All patches but those whose feature the installed pymongo cannot have."""
@@ -87,14 +89,29 @@ class Patches:
             if not any(feature in without for feature in features):
                 for owner, name, wrapper in patches(runtime):
                     self._wrap(owner, name, wrapper)
+        if Feature.TIMEOUT not in without:
+            late_gridfs.wrap_when_imported(runtime, self._add)
+
+    def _add(self, wrapped: Iterable[Wrapped]) -> None:
+        # Without a lock, which a forked child could find locked for ever.
+        for owner, name, wrapper in wrapped:
+            self._wrap(owner, name, wrapper)
+        if self._removed:
+            self.remove()
 
     def remove(self) -> None:
         """Restore every attribute that still is our wrapper.
 
         Where somebody else wrapped ours, theirs stays: one warning, and ours passes through.
         """
-        covered = [patch for patch in reversed(self.applied) if not _restore(patch)]
-        self.applied.clear()
+        self._removed = True
+        late_gridfs.forget()
+        covered = []
+        with suppress(IndexError):  # all are taken off, by this thread or by another one as well
+            while True:
+                patch = self.applied.pop()
+                if not _restore(patch):
+                    covered.append(patch)
         if covered:
             logger.warning(
                 "wrapped by others as well, left in place and passed through: %s",
@@ -196,6 +213,8 @@ def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.config.command_comment:
+        from pymongo_resilience_instrumentation import command_comments  # noqa: PLC0415 - off by default
+
         for owner in driver.commanded_connections():
             yield owner, driver.PASSED, command_comments.comment(runtime)
 
@@ -235,7 +254,6 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL), fast_fail.wrapped),
     ((Feature.CLEANUP, Feature.CURSORS), _of_closing),
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),
-    ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), gridfs_wrappers.of_gridfs),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
     ((Feature.COMMENTS,), _of_comments),
 )

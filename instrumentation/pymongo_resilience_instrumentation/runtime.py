@@ -22,7 +22,6 @@ from pymongo_resilience_instrumentation import (
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.by_client import keep
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
-from pymongo_resilience_instrumentation.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.sessions import transaction_of
 from pymongo_resilience_instrumentation.transaction_spans import parent_of
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
     from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
     from pymongo_resilience_instrumentation.metrics import OperationMetrics
-    from pymongo_resilience_instrumentation.operation_counts import OperationCounts
+    from pymongo_resilience_instrumentation.operation_counts import AttemptCount, OperationCounts
     from pymongo_resilience_instrumentation.operations import Target
     from pymongo_resilience_instrumentation.other_tracers import OtherTracers
     from pymongo_resilience_instrumentation.selector import Selectors
@@ -250,7 +249,7 @@ class Runtime:
 
     def _count_of_attempt(self, client: Any) -> AttemptCount | None:
         counts = self.counts_of(client)
-        return None if counts is None else AttemptCount(counts)
+        return None if counts is None else counts.of_attempt()
 
     def leave_loop(self, work: Attempts, error: BaseException | None) -> BaseException | None:
         """As ``end``, for the call that the loop got for itself."""

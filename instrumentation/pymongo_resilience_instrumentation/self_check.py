@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import enum
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pymongo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+logger = logging.getLogger("pymongo_resilience")
 
 
 class Feature(enum.Enum):
@@ -22,7 +27,8 @@ class Feature(enum.Enum):
     )
     FAST_FAIL = "failing fast on certificates, replica set names and passwords"
     AHEAD = "the client's timeout for connections that are made ahead"
-    WHOLE_TIMEOUTS = "the timeout of a transaction or a GridFS stream as a whole"
+    WHOLE_TIMEOUTS = "the timeout of a transaction as a whole"
+    GRIDFS = "the timeout of a GridFS stream as a whole"
     RETARGETING = "avoiding a failed server while the driver waits for one"
     SELECTION = "choosing servers by the attempts in progress"
     WHY_NOT = "the reason for each server in the error of a failed selection"
@@ -47,6 +53,19 @@ class Part(NamedTuple):
     """Attributes; of a function, its local variables."""
     set_by: str = "__init__"
     """The method that sets those that are attributes of instances."""
+
+
+def tell(parts: Iterable[Part]) -> dict[Feature, list[str]]:
+    """As ``missing``; one loud line for each feature."""
+    lacking = missing(parts)
+    for feature, names in lacking.items():
+        logger.error(
+            "pymongo %s lacks %s: switched off is %s; everything else works",
+            pymongo.version,
+            ", ".join(names),
+            feature.value,
+        )
+    return lacking
 
 
 def missing(parts: Iterable[Part]) -> dict[Feature, list[str]]:

@@ -10,7 +10,7 @@ from child_programs import ended
 
 PROGRAM = """
 import json, sys
-import pymongo, gridfs, opentelemetry.metrics, opentelemetry.trace
+import pymongo, opentelemetry.metrics, opentelemetry.trace
 import opentelemetry.instrumentation.instrumentor
 
 before = set(sys.modules)
@@ -41,7 +41,9 @@ def test_the_driver_is_imported_no_further(by_default: set[str]) -> None:
 def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) -> None:
     tools = {f"{OTHER_HALF}.{name}" for name in ("cli", "dashboards", "demo", "testbed")}
     questions = {f"{ENGINE}.{name}" for name in ("client_status", "eligibility", "explanation")}
-    assert by_default & (tools | questions) == set()
+    of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs_wrappers", "driver.gridfs")}
+    of_a_file = {f"{ENGINE}.policy_file"}
+    assert by_default & (tools | questions | of_gridfs | of_a_file) == set()
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,8 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
     [
         (f"{ENGINE}.breaker", "CIRCUIT_BREAKER", "on"),
         (f"{OTHER_HALF}.selector", "SERVER_SELECTION", "least_loaded"),
+        (f"{OTHER_HALF}.operation_counts", "SERVER_SELECTION", "least_loaded"),
+        (f"{OTHER_HALF}.command_comments", "COMMAND_COMMENT", "on"),
     ],
 )
 def test_what_is_off_is_imported_where_it_is_on(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
@@ -112,18 +111,18 @@ def test_a_raising_listener_does_not_reach_the_operation() -> None:
 
 @pytest.mark.parametrize("event", [SCHEDULED, DECLINED, OPENED, CLOSED])
 def test_events_cannot_be_changed(event: Event) -> None:
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         event.server = "another"  # type: ignore[misc]
 
 
 def test_events_carry_facts_and_no_error_text() -> None:
     """What a listener exports must not leak documents: there is no field for them."""
     common = ["operation", "namespace", "reason", "server", "attempt"]
-    assert [field.name for field in fields(RetryScheduled)] == [*common, "delay"]
-    assert [field.name for field in fields(RetryDeclined)] == [*common, "rule"]
-    assert [field.name for field in fields(BreakerClosed)] == ["server"]
+    assert RetryScheduled._fields == (*common, "delay")
+    assert RetryDeclined._fields == (*common, "rule")
+    assert BreakerClosed._fields == ("server",)
     counts = ["calls", "failures", "next_probe_in"]
-    assert [field.name for field in fields(BreakerOpened)] == ["server", *counts]
+    assert BreakerOpened._fields == ("server", *counts)
 
 
 def logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:

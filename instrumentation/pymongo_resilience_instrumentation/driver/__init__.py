@@ -26,6 +26,7 @@ from pymongo_resilience_instrumentation.driver.cursors import (
     cursor_classes,
     cursor_of,
     cursor_of_stream,
+    is_of_files,
     is_tailable,
     max_await_time_ms,
     pinned_address,
@@ -52,13 +53,6 @@ from pymongo_resilience_instrumentation.driver.events import (
     listeners_of,
     tell,
 )
-from pymongo_resilience_instrumentation.driver.gridfs import (
-    files_of_bucket,
-    files_of_stream,
-    gridfs_buckets,
-    gridfs_streams,
-    is_of_files,
-)
 from pymongo_resilience_instrumentation.driver.interruptions import (
     SENDERS,
     fail_interrupted_commands,
@@ -67,6 +61,7 @@ from pymongo_resilience_instrumentation.driver.interruptions import (
 )
 from pymongo_resilience_instrumentation.driver.names import (
     parts,
+    parts_of_gridfs,
 )
 from pymongo_resilience_instrumentation.driver.pools import (
     idle_connections,
@@ -205,13 +200,9 @@ __all__ = [
     "deprioritize",
     "existing_clients",
     "fail_interrupted_commands",
-    "files_of_bucket",
-    "files_of_stream",
     "forget_timeout",
     "forget_transient",
     "func",
-    "gridfs_buckets",
-    "gridfs_streams",
     "handled_error",
     "has_max_commit_time",
     "has_max_time",
@@ -246,6 +237,7 @@ __all__ = [
     "operation_name",
     "operations_in_progress",
     "parts",
+    "parts_of_gridfs",
     "passing_command",
     "pinned_address",
     "prepare_retry",

@@ -30,6 +30,9 @@ _STREAMS = (
 
 logger = logging.getLogger("pymongo_resilience")
 
+of_files: tuple[type, ...] = ()
+"""The cursors over the files of GridFS; none while that is not imported."""
+
 
 def cursor_classes() -> tuple[type, ...]:
     return tuple(getattr(importlib.import_module(module), name) for module, name in _PLACES)
@@ -52,6 +55,10 @@ def pinned_address(operation: Any) -> Address | None:
     connection = getattr(manager, "conn", None)
     found: Address | None = getattr(connection, "address", None)
     return found
+
+
+def is_of_files(cursor: Any) -> bool:
+    return isinstance(cursor, of_files)
 
 
 def is_tailable(cursor: Any) -> bool:

@@ -1,4 +1,7 @@
-"""GridFS of pymongo: its buckets and streams, and the collection of files that each is about."""
+"""GridFS of pymongo: its buckets and streams, and the collection of files that each is about.
+
+Imported where the application has imported gridfs, and not by ``driver`` itself.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,10 @@ from gridfs.synchronous.grid_file import (
     GridOutCursor,
 )
 
+from pymongo_resilience_instrumentation.driver import cursors
+
+cursors.of_files = GridOutCursor, AsyncGridOutCursor
+
 
 def gridfs_buckets() -> tuple[type, ...]:
     return GridFS, GridFSBucket, AsyncGridFS, AsyncGridFSBucket
@@ -26,11 +33,6 @@ def gridfs_buckets() -> tuple[type, ...]:
 
 def gridfs_streams() -> tuple[type, ...]:
     return GridIn, GridOut, AsyncGridIn, AsyncGridOut
-
-
-def is_of_files(cursor: Any) -> bool:
-    """Whether it is over the files of a bucket."""
-    return isinstance(cursor, GridOutCursor | AsyncGridOutCursor)
 
 
 def files_of_bucket(bucket: Any) -> Any:

@@ -72,11 +72,6 @@ def parts() -> Iterator[Part]:
             set_by="_init_background",
         )
         yield Part(Feature.WHOLE_TIMEOUTS, session, ("_within_time_limit", "_SESSION"))
-        gridfs = f"gridfs.{half}.grid_file:{prefix}Grid"
-        for cls in ("FS", "FSBucket", "Out"):
-            yield Part(Feature.WHOLE_TIMEOUTS, gridfs + cls, ("_files",))
-        # Its constructor names what it sets in strings; this method uses it.
-        yield Part(Feature.WHOLE_TIMEOUTS, f"{gridfs}In", ("_coll",), set_by="abort")
         topology = f"pymongo.{half}.topology"
         yield Part(Feature.WHY_NOT, f"{topology}:Topology", (ERROR_MESSAGE, "_settings"))
         yield Part(Feature.IN_FLIGHT, f"{client}:{prefix}MongoClient", ("_topology",))
@@ -120,6 +115,17 @@ def parts() -> Iterator[Part]:
     for connection in CONNECTIONS:
         yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))
         yield Part(Feature.COMMENTS, connection, (PASSED, "max_wire_version"))
+
+
+def parts_of_gridfs() -> Iterator[Part]:
+    """Of what is imported only where the application does."""
+    for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
+        gridfs = f"gridfs.{half}.grid_file:{prefix}Grid"
+        for cls in ("FS", "FSBucket", "Out"):
+            yield Part(Feature.GRIDFS, gridfs + cls, ("_files",))
+        yield Part(Feature.GRIDFS, f"{gridfs}OutCursor", ())
+        # Its constructor names what it sets in strings; this method uses it.
+        yield Part(Feature.GRIDFS, f"{gridfs}In", ("_coll",), set_by="abort")
 
 
 def _of_waits() -> Iterator[Part]:

@@ -1,0 +1,192 @@
+"""GridFS is wrapped from when it is imported and instrumented, whichever comes first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from child_programs import ended
+from pymongo_resilience_instrumentation.self_check import Feature
+
+pytestmark = pytest.mark.oldest
+
+HELPERS = """
+import json, sys, threading
+import wrapt
+import pymongo_resilience
+from pymongo_resilience import instrument, uninstrument
+
+def classes():
+    from gridfs.asynchronous import grid_file as asynchronous
+    from gridfs.synchronous import grid_file as sync
+    return [
+        getattr(module, prefix + name)
+        for module, prefix in ((sync, "Grid"), (asynchronous, "AsyncGrid"))
+        for name in ("FS", "FSBucket", "In", "Out")
+    ]
+
+def is_ours(function):
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return isinstance(function, wrapt.FunctionWrapper) or "pymongo_resilience" in file
+
+def wrapped():
+    return [any(map(is_ours, vars(cls).values())) for cls in classes()]
+
+def tell(value):
+    print(json.dumps(value), flush=True)
+"""
+STEPS = (
+    HELPERS
+    + """
+for step in sys.argv[1:]:
+    if step == "import":
+        import gridfs
+    elif step == "import a part":
+        from gridfs.asynchronous import AsyncGridFSBucket
+    elif step == "instrument":
+        instrument()
+    else:
+        uninstrument()
+tell(["gridfs" in sys.modules, wrapped()])
+"""
+)
+NOT_PLAIN, PLAIN = [True] * 8, [False] * 8
+
+
+def told(program: str, *args: str) -> tuple[Any, str]:
+    """What the last line of the program's output says, and its log."""
+    status, output, errors = ended([sys.executable, "-c", program, *args], {})
+    assert status == 0, errors
+    # Which the oldest pymongo cannot have.
+    lines = [each for each in errors.splitlines() if Feature.INTERRUPTIONS.value not in each]
+    return json.loads(output.splitlines()[-1]), "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (["import", "instrument"], NOT_PLAIN),
+        (["instrument", "import"], NOT_PLAIN),
+        (["instrument", "import a part"], NOT_PLAIN),
+        (["instrument", "import", "uninstrument"], PLAIN),
+        (["import", "instrument", "uninstrument"], PLAIN),
+        (["instrument", "uninstrument", "import"], PLAIN),
+        (["instrument", "uninstrument", "import", "instrument"], NOT_PLAIN),
+        (["instrument", "uninstrument", "instrument", "import"], NOT_PLAIN),
+        (["instrument", "uninstrument", "instrument", "import", "uninstrument"], PLAIN),
+        (["instrument", "import", "uninstrument", "instrument"], NOT_PLAIN),
+    ],
+    ids=lambda value: ", ".join(value) if value not in (NOT_PLAIN, PLAIN) else "",
+)
+def test_in_each_order(steps: list[str], expected: list[bool]) -> None:
+    (_, found), log = told(STEPS, *steps)
+    assert found == expected
+    assert log == ""
+
+
+def test_it_is_not_imported_for_itself() -> None:
+    program = f"{HELPERS}\ninstrument()\ntell('gridfs' in sys.modules)"
+    assert told(program) == (False, "")
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> str:
+    """The place of a gridfs that has neither the names nor the classes of pymongo's."""
+    for half in ("synchronous", "asynchronous"):
+        (tmp_path / "gridfs" / half).mkdir(parents=True)
+        (tmp_path / "gridfs" / half / "__init__.py").touch()
+        (tmp_path / "gridfs" / half / "grid_file.py").write_text("class GridFS: pass\n")
+    (tmp_path / "gridfs" / "__init__.py").write_text("there = True\n")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("order", ["import gridfs; instrument()", "instrument(); import gridfs"])
+def test_one_that_lacks_names_loses_its_timeouts_and_nothing_else(order: str, another: str) -> None:
+    program = f"{HELPERS}\nsys.path.insert(0, {another!r}); {order}; tell(gridfs.there)"
+    there, log = told(program)
+    assert there is True
+    (line,) = log.splitlines()
+    assert Feature.GRIDFS.value in line
+    assert "gridfs.synchronous.grid_file:GridFS._files" in line
+    assert "gridfs.asynchronous.grid_file:AsyncGridFSBucket" in line
+
+
+def test_a_fault_of_ours_does_not_reach_the_import() -> None:
+    program = f"""{HELPERS}
+from pymongo_resilience_instrumentation import driver
+def fail():
+    raise LookupError("a fault of ours")
+driver.parts_of_gridfs = fail
+instrument()
+import gridfs
+tell(wrapped())
+"""
+    found, log = told(program)
+    assert found == PLAIN
+    assert log.count("a fault of ours") == 1
+
+
+def test_it_stays_plain_where_it_is_imported_while_all_is_taken_off() -> None:
+    program = f"""{HELPERS}
+from pymongo_resilience_instrumentation import driver
+asked, go_on = threading.Event(), threading.Event()
+def wait(parts=driver.parts_of_gridfs):
+    asked.set()
+    assert go_on.wait(30)
+    return parts()
+driver.parts_of_gridfs = wait
+instrument()
+importing = threading.Thread(target=__import__, args=["gridfs"])
+importing.start()
+assert asked.wait(30)
+uninstrument()
+go_on.set()
+importing.join()
+tell(wrapped())
+"""
+    assert told(program) == (PLAIN, "")
+
+
+def test_many_threads_may_import_it_at_once() -> None:
+    program = f"""{HELPERS}
+instrument()
+at_once = threading.Barrier(8)
+def do():
+    at_once.wait(30)
+    import gridfs.synchronous
+threads = [threading.Thread(target=do) for _ in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+found = wrapped()
+uninstrument()
+tell([found, wrapped()])
+"""
+    assert told(program) == ([NOT_PLAIN, PLAIN], "")
+
+
+def test_one_that_is_half_imported_when_instrument_is_called_is_waited_for() -> None:
+    program = f"""{HELPERS}
+from pymongo_resilience_instrumentation import driver
+half_way, go_on = threading.Event(), threading.Event()
+def slow(event, args):
+    if event == "exec" and args[0].co_filename.endswith("gridfs/synchronous/grid_file.py"):
+        half_way.set()
+        assert go_on.wait(30)
+def go(parts=driver.parts_of_gridfs):
+    go_on.set()
+    return parts()
+sys.addaudithook(slow)
+driver.parts_of_gridfs = go
+importing = threading.Thread(target=__import__, args=["gridfs"])
+importing.start()
+assert half_way.wait(30)
+instrument()
+importing.join()
+tell(wrapped())
+"""
+    assert told(program) == (NOT_PLAIN, "")
