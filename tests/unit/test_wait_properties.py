@@ -171,13 +171,14 @@ class Walk:
         assert (_csot.TIMEOUT.get(), _csot.DEADLINE.get()) == (model.timeout, model.ends)
 
     def select(self, own: float, model: Model) -> None:
+        if not model.timeout:
+            return  # the wrapper leaves that to the driver
         now = self.clock.now()
         topology = SimpleNamespace(_settings=SimpleNamespace(server_selection_timeout=own))
         left = driver.remaining()
         handed = driver.begin_selection(topology, own if left is None else left)
-        limit = model.ends if model.timeout else NEVER
-        assert handed == pytest.approx(min(own, limit - now), abs=ROUNDING)
-        if model.timeout and model.selection is not None:
+        assert handed == pytest.approx(min(own, model.ends - now), abs=ROUNDING)
+        if model.selection is not None:
             model.selection.ends = now + (own or NEVER)
 
     def wait(self, asked: float | None, model: Model) -> None:
@@ -251,10 +252,23 @@ UNDER_A_LONG_DEADLINE = [
     for own in (0.0, 0.5)
 ]
 
+TIMEOUTS_OF_SELECTIONS = (
+    Nested(
+        "a call",
+        0,
+        (
+            Nested("pymongo.timeout", 0.001, (Selects(0.001),)),
+            Nested("pymongo.timeout", 0, (Selects(0.0),)),
+            Nested("pymongo.timeout", 0.5, (Waits(None), Connects(None))),
+        ),
+    ),
+)
+
 
 @given(plan=plans)
 @example(plan=UNDER_A_LONG_DEADLINE[0])
 @example(plan=UNDER_A_LONG_DEADLINE[1])
+@example(plan=TIMEOUTS_OF_SELECTIONS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_wait_is_handed_more_than_is_left(clock: FakeClock, plan: tuple[Any, ...]) -> None:
     for _ in Walk(clock).through(plan, Model()):
