@@ -171,7 +171,8 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Method:
     """All batches of one ``to_list`` have one timeout, also by iteration."""
 
     def begin(cursor: Any) -> AbstractContextManager[None]:
-        if driver.timeout_in_force() is not None:
+        nothing_to_fetch = cursor.cursor_id == 0
+        if nothing_to_fetch or driver.timeout_in_force() is not None:
             return NO_DEADLINE
         transaction = sessions.transaction_of_any(cursor.session, asynchronous)
         if transaction is not None:

@@ -46,7 +46,10 @@ def within(
 
     def of_async(original: Function) -> Function:
         async def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            with enter(instance) if switch.on else NO_DEADLINE:
+            context = enter(instance) if switch.on else NO_DEADLINE
+            if context is NO_DEADLINE:
+                return await original(instance, *args, **kwargs)
+            with context:
                 return await original(instance, *args, **kwargs)
 
         return method
