@@ -40,10 +40,11 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     found = calls.found
     none_holds, enter_plain = plain_calls.none_holds(runtime), plain_calls.enter(runtime)
     plain = not runtime.rules.any
+    tells, shows = runtime.operation_spans is not None, runtime.shows_calls
 
     def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
         client, operation, of, _ = given
-        nested = runtime.nested(client)
+        nested = found() is not None and runtime.nested(client)
         cursor = driver.cursor_of(of)
         name = str(getattr(operation.name, "value", operation.name))
         if nested and not _reads_for_the_application(name):
@@ -58,10 +59,11 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
             and (session is None or sessions.transaction_of(session) is None)
             and none_holds(client)
         ):
-            transaction = None if session is None else parent_of(session)
-            call.server = driver.pinned_address(operation)
+            if shows:
+                call.server = driver.pinned_address(operation)
             enter_plain(call)
-            runtime.draw(call, transaction)
+            if tells:
+                runtime.draw(call, None if session is None else parent_of(session))
             return call
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
