@@ -12,7 +12,7 @@ from opentelemetry import context
 
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.operations import WRITES
+from pymongo_resilience_instrumentation.changes import WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

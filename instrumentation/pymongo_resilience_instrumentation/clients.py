@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.rtt import RoundTripTime
@@ -137,13 +138,15 @@ class ClientState:
         """Each pool, and how many it has by state."""
         client = self._client()
         for address, server in self.servers().items() if client is not None else ():
-            yield server.pool, server.pool.states(driver.idle_connections(client, address))
+            yield server.pool, server.pool.states(*driver.connections(client, address))
 
     def waiting(self) -> Iterator[tuple[Pool, int]]:
         """Each pool, and how many calls wait for one of its connections."""
-        client, places = self._client(), list(self._clients.waiting.values())
+        client = self._client()
+        waiting = Counter(id(place()) for place in list(self._clients.waiting.values()))
         for address, server in self.servers().items() if client is not None else ():
-            yield server.pool, sum(driver.waits_in(client, address, each) for each in places)
+            places = driver.places_to_wait(client, address)
+            yield server.pool, sum(waiting[id(each)] for each in places)
 
 
 class Clients:
@@ -152,7 +155,7 @@ class Clients:
     def __init__(self) -> None:
         self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self.waiting: dict[Wait, Any] = {}
+        self.waiting: dict[Wait, weakref.ref[Any]] = {}
         """Who waits for a connection, and the driver's place to wait in, or the pool that makes
         one. Each change is one step of the dictionary."""
 

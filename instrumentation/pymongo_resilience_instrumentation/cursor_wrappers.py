@@ -19,6 +19,7 @@ from pymongo_resilience_instrumentation import (
     sessions,
 )
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
+from pymongo_resilience_instrumentation.changes import WRITES
 from pymongo_resilience_instrumentation.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.transaction_spans import parent_of
@@ -120,7 +121,7 @@ def _reads_for_the_application(name: str) -> bool:
     Only a client's bulk write has a cursor of its own, over its results.
     """
     call = calls.current()
-    if call is None or call.operation not in operations.WRITES:
+    if call is None or call.operation not in WRITES:
         return False
     return name != "getMore" or call.operation != "bulkWrite"
 

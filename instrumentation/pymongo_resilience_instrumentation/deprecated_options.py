@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.by_client import keep
-from pymongo_resilience_instrumentation.operations import WRITES
+from pymongo_resilience_instrumentation.changes import WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

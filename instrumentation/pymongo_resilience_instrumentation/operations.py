@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
 
-from pymongo_resilience_instrumentation import read_commands
-from pymongo_resilience_instrumentation.driver.namespaces import (
-    client_of_collection,
-    client_of_database,
-    names_of_collection,
-)
+from pymongo_resilience_instrumentation import driver, read_commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,17 +34,8 @@ class PublicOperation(NamedTuple):
     """What the caller gets, where that sends commands in its turn."""
 
 
-WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite"})
-DEFINITIONS = frozenset({
-    "createCollection", "createIndexes", "createSearchIndexes", "dropCollection", "dropDatabase",
-    "dropIndexes", "dropSearchIndex", "renameCollection", "updateSearchIndex",
-})  # fmt: skip
-"""What changes collections rather than documents."""
-CHANGES = WRITES | DEFINITIONS
-
-
 def _collection(instance: Any, *_: Any) -> Target:
-    names: tuple[str, str] = names_of_collection(instance)
+    names: tuple[str, str] = driver.names_of_collection(instance)
     return names
 
 
@@ -156,13 +142,13 @@ _CLIENT_METHODS: dict[str, tuple[str, Any]] = {
 }
 
 COLLECTION: Mapping[str, PublicOperation] = {
-    method: PublicOperation(name, client_of_collection, _collection, gives=_gives(method))
+    method: PublicOperation(name, driver.client_of_collection, _collection, gives=_gives(method))
     for method, name in _COLLECTION_METHODS.items()
 }
 DATABASE: Mapping[str, PublicOperation] = {
     method: PublicOperation(
         name,
-        client_of_database,
+        driver.client_of_database,
         target,
         read_commands.only_reads if method == "cursor_command" else None,
         _gives(method),

@@ -93,11 +93,11 @@ class Patches:
             late_gridfs.wrap_when_imported(runtime, self._add)
 
     def _add(self, wrapped: Iterable[Wrapped]) -> None:
-        # Without a lock, which a forked child could find locked for ever.
-        for owner, name, wrapper in wrapped:
+        # All or nothing; and without a lock, which a forked child could find locked for ever.
+        for owner, name, wrapper in list(wrapped):
             self._wrap(owner, name, wrapper)
         if self._removed:
-            self.remove()
+            self._take_off()
 
     def remove(self) -> None:
         """Restore every attribute that still is our wrapper.
@@ -106,6 +106,9 @@ class Patches:
         """
         self._removed = True
         late_gridfs.forget()
+        self._take_off()
+
+    def _take_off(self) -> None:
         covered = []
         with suppress(IndexError):  # all are taken off, by this thread or by another one as well
             while True:

@@ -19,7 +19,6 @@ class Pool:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
         self.attributes: dict[str, Any] = {semconv.POOL_NAME: name}
         self.connections: dict[int, list[float]] = {}
         """By the driver's connection id; when each check-out that has not come back was, where
@@ -42,6 +41,7 @@ class Pool:
     def closed(self, connection_id: int) -> None:
         self.connections.pop(connection_id, None)
 
-    def states(self, idle: int) -> dict[str, int]:
-        """``idle``: as many as the driver could give away. One that is being made is used."""
-        return {IDLE: idle, USED: max(len(self.connections) - idle, 0)}
+    def states(self, idle: int, in_use: int) -> dict[str, int]:
+        """``idle``: as many as the driver could give away; ``in_use``: as many as it knows of at
+        most. One that is being made is used, one that is being closed is neither."""
+        return {IDLE: idle, USED: max(min(len(self.connections) - idle, in_use), 0)}

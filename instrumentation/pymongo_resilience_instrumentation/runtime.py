@@ -191,6 +191,9 @@ class Runtime:
         """Of a call that had to wait, or of a commit that had to."""
         try:
             seen_waits.over(call, error)
+            for each in call.waits or ():
+                # A Ctrl-C may have come before the wait itself could see to that.
+                self.clients.waiting.pop(each, None)
             if self.operation_metrics is not None:
                 self.operation_metrics.record_waits(call)
             if self.operation_spans is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,7 @@ def _timed(
                 return None
             wait = _in_progress(call, what)
             if what is For.CONNECTION:
-                waiting[wait] = place
+                waiting[wait] = weakref.ref(place)
         except Exception:
             logger.exception("a fault of pymongo-resilience before a wait")
             return None

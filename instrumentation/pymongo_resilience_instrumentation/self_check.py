@@ -23,7 +23,8 @@ class Feature(enum.Enum):
     TIMEOUT = "the default timeout"
     TIME_LIMITS = "refusing commands that less than a millisecond is left for, and timeouts of 0"
     WAITS = (
-        "waits that end with the deadline, serverSelectionTimeoutMS and connectTimeoutMS under one"
+        "waits that end with the deadline, serverSelectionTimeoutMS and connectTimeoutMS under one,"
+        " and the metric of who waits for a connection"
     )
     FAST_FAIL = "failing fast on certificates, replica set names and passwords"
     AHEAD = "the client's timeout for connections that are made ahead"

@@ -17,12 +17,12 @@ from pymongo_resilience_instrumentation import (
     driver,
     listeners,
     new_clients,
-    operations,
     plain_calls,
     sessions,
     tracing,
 )
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.changes import CHANGES, DEFINITIONS
 from pymongo_resilience_instrumentation.errors_raised import end_with
 from pymongo_resilience_instrumentation.methods import Method
 
@@ -57,7 +57,7 @@ def public(
 
     name, client_of = operation.name, operation.client
     only_reads, gives = operation.only_reads, operation.gives
-    changes = name in operations.CHANGES
+    changes = name in CHANGES
     bound_session = driver.bound_session_of(asynchronous)
     before_session = MOST_ARGUMENTS if session_at is None else 1 + session_at
     tells = runtime.operation_spans is not None
@@ -110,7 +110,7 @@ def _leaves_the_namespace(operation: str, target: Target) -> bool:
     call = calls.current()
     if call is None:
         return False
-    if operation in operations.DEFINITIONS and call.operation in operations.DEFINITIONS:
+    if operation in DEFINITIONS and call.operation in DEFINITIONS:
         return False
     return (call.database, call.collection) != target
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from child_programs import ended
+from pymongo_resilience_instrumentation import calls
 
 PROGRAM = """
 import json, sys
@@ -60,3 +62,35 @@ def test_what_is_off_is_imported_where_it_is_on(
 ) -> None:
     assert module not in by_default
     assert module in imported(**{f"PYMONGO_RESILIENCE_{variable}": value})
+
+
+EACH_FIRST = """
+import os, pkgutil, sys
+import pymongo, opentelemetry.metrics, opentelemetry.trace
+import pymongo_resilience
+
+def importable(name):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            __import__(name)
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+half = "pymongo_resilience_instrumentation"
+found = pkgutil.iter_modules([os.path.join(sys.argv[1], half)])
+names = [half + "." + each.name for each in found]
+assert len(names) > 50, names
+print(*(name for name in names if not importable(name)))
+"""
+
+
+def test_each_module_can_be_imported_first() -> None:
+    """None needs another one that needs it in turn, and so a certain order."""
+    home = str(Path(calls.__file__).parent.parent)
+    status, output, errors = ended([sys.executable, "-c", EACH_FIRST, home], {})
+    assert status == 0, errors
+    assert output.split() == []

@@ -63,10 +63,15 @@ from pymongo_resilience_instrumentation.driver.names import (
     parts,
     parts_of_gridfs,
 )
+from pymongo_resilience_instrumentation.driver.namespaces import (
+    client_of_collection,
+    client_of_database,
+    names_of_collection,
+)
 from pymongo_resilience_instrumentation.driver.pools import (
-    idle_connections,
+    connections,
     operations_in_progress,
-    waits_in,
+    places_to_wait,
 )
 from pymongo_resilience_instrumentation.driver.repetition import (
     deprioritize,
@@ -185,11 +190,14 @@ __all__ = [
     "carries_txn_number",
     "choices",
     "client",
+    "client_of_collection",
     "client_of_connection",
+    "client_of_database",
     "client_of_stream",
     "command_events",
     "commanded_connections",
     "connection_classes",
+    "connections",
     "connects_for_an_operation",
     "connects_with_tls",
     "cursor_address",
@@ -207,7 +215,6 @@ __all__ = [
     "has_max_commit_time",
     "has_max_time",
     "hidden_timeout",
-    "idle_connections",
     "in_transaction",
     "is_bound",
     "is_no_selector",
@@ -231,6 +238,7 @@ __all__ = [
     "max_await_time_ms",
     "max_retries",
     "min_rtt",
+    "names_of_collection",
     "namespace",
     "note_server",
     "now",
@@ -240,6 +248,7 @@ __all__ = [
     "parts_of_gridfs",
     "passing_command",
     "pinned_address",
+    "places_to_wait",
     "prepare_retry",
     "reached_connection",
     "refuse_without_end",
@@ -277,5 +286,4 @@ __all__ = [
     "topology_type",
     "unpin",
     "waits_for_server",
-    "waits_in",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pymongo_resilience_instrumentation.driver.commands import PASSED
 from pymongo_resilience_instrumentation.driver.events import ARGUMENTS, ENABLED
 from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
-from pymongo_resilience_instrumentation.driver.pools import IDLE, PLACES
+from pymongo_resilience_instrumentation.driver.pools import IDLE, IN_USE, PLACES
 from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
 from pymongo_resilience_instrumentation.driver.selected import SELECT
 from pymongo_resilience_instrumentation.driver.selection import ERROR_MESSAGE
@@ -79,7 +79,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.IN_FLIGHT, f"pymongo.{half}.pool:Pool", ("operation_count",))
         yield Part(Feature.POOLS, f"{client}:{prefix}MongoClient", ("_topology",))
         yield Part(Feature.POOLS, f"{topology}:Topology", ("get_server_by_address",))
-        yield Part(Feature.POOLS, f"pymongo.{half}.pool:Pool", (IDLE, *PLACES))
+        yield Part(Feature.POOLS, f"pymongo.{half}.pool:Pool", (IDLE, IN_USE, *PLACES))
         yield Part(Feature.SELECTION, f"{client}:{LOOP}", (SELECT,))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))

@@ -16,7 +16,9 @@ from pymongo.synchronous.database import Database
 
 def _behind(name: str, *classes: type) -> str:
     private = f"_{name}"
-    known = all(private in vars(cls)["__init__"].__code__.co_names for cls in classes)
+    # Not everything has code: somebody may have put something else in the constructor's place.
+    codes = [getattr(cls.__init__, "__code__", None) for cls in classes]  # type: ignore[misc]  # only looked at
+    known = all(private in getattr(code, "co_names", ()) for code in codes)
     return private if known else name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-IDLE = "conns"
+IDLE, IN_USE = "conns", "requests"
 PLACES = ("size_cond", "_max_connecting_cond")
 """Where a check-out waits: for its place among maxPoolSize, and among those who connect."""
 
@@ -20,9 +20,11 @@ def _pool(client: Any, address: Any) -> Any:
     return None if server is None else server.pool
 
 
-def idle_connections(client: Any, address: Any) -> int:
+def connections(client: Any, address: Any) -> tuple[int, int]:
+    """How many are idle, and how many are in use at most: those that are being made and those that
+    are taken, wherever they are now. Neither has those that the pool is closing."""
     pool = _pool(client, address)
-    return 0 if pool is None else len(getattr(pool, IDLE))
+    return (0, 0) if pool is None else (len(getattr(pool, IDLE)), getattr(pool, IN_USE))
 
 
 def operations_in_progress(client: Any, address: Any) -> int | None:
@@ -32,9 +34,7 @@ def operations_in_progress(client: Any, address: Any) -> int | None:
     return None if pool is None else int(pool.operation_count)
 
 
-def waits_in(client: Any, address: Any, place: Any) -> bool:
-    """Whether ``place`` is of that pool: what the driver waits for, or the pool that connects."""
+def places_to_wait(client: Any, address: Any) -> tuple[Any, ...]:
+    """What a wait for one of the pool's connections is for: the pool itself, where it connects."""
     pool = _pool(client, address)
-    return pool is not None and (
-        place is pool or any(place is getattr(pool, name) for name in PLACES)
-    )
+    return () if pool is None else (pool, *(getattr(pool, name) for name in PLACES))

@@ -1,0 +1,70 @@
+"""Who waits for a connection, where the wait does not end as others do."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pymongo
+import pytest
+from busy_pools import the_only_connection_taken
+from conftest import POLLING, Instrument, Side, Telemetry, wait_until
+from pymongo_resilience_instrumentation import seen_waits
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+
+
+def pending(telemetry: Telemetry) -> list[int]:
+    points = telemetry.points("db.client.connection.pending_requests")
+    return [point.value for _, point in points]
+
+
+def test_an_interruption_before_the_wait_has_begun_leaves_nobody_waiting(
+    proxy: ReplicaSet, database: str, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    telemetry, side = instrument(), Side("sync", None)
+    client = side.client(proxy.uri, maxPoolSize=1)
+    seen: list[list[int]] = []
+
+    def interrupt() -> float:
+        monkeypatch.undo()
+        seen.append(pending(telemetry))
+        raise KeyboardInterrupt
+
+    with the_only_connection_taken(side, client, proxy):
+        stand_in = SimpleNamespace(perf_counter=interrupt, time_ns=time.time_ns)
+        monkeypatch.setattr(seen_waits, "time", stand_in)
+        with pytest.raises(KeyboardInterrupt):
+            client[database].coll.find_one()
+        assert (seen, pending(telemetry)) == ([[1]], [0])
+        proxy.clear()
+    side.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_whose_loop_was_given_up_while_somebody_waited_is_collected(
+    proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+
+    async def begin() -> weakref.ref[Any]:
+        client: Any = pymongo.AsyncMongoClient(proxy.uri, maxPoolSize=1, **POLLING)
+        coll = client[database].coll
+        await coll.insert_many([{}, {}, {}])
+        cursor = coll.find(cursor_type=pymongo.CursorType.EXHAUST, batch_size=1)
+        await cursor.next()  # has the connection until it is closed
+        waits.append(asyncio.create_task(coll.find_one()))
+        await asyncio.to_thread(wait_until, lambda: pending(telemetry) == [1])
+        return weakref.ref(client)
+
+    waits: list[asyncio.Task[Any]] = []
+    loop = asyncio.new_event_loop()
+    client = loop.run_until_complete(begin())
+    loop.close()
+    waits.clear()
+    gc.collect()
+    assert client() is None
+    assert pending(telemetry) == []
