@@ -171,6 +171,8 @@ def test_ctrl_c_ends_everything_quietly(tmp_path: Path) -> None:
         text=True,
         env=ENVIRONMENT | {"TMPDIR": str(tmp_path)},
         start_new_session=True,
+        # Whoever was started in the background ignores it, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - one thread
     )
     assert program.stdout is not None
     assert "healthy" in program.stdout.readline()
