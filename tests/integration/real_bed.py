@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 from conftest import Side, wait_until
 from pymongo.errors import AutoReconnect, PyMongoError
 from pymongo_resilience_instrumentation.testbed import CutBefore, ReplicaSet
-from real_faults import LOGIN, FaultsInOrder
+from real_faults import LOGIN, FaultsInOrder, is_refusal
 from unit.scenarios import Scenario
 
+from pymongo_resilience.failure import Stage
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.testing import FakeClock
 
@@ -22,6 +24,11 @@ SELECTION_MS = 150
 """Of a selection that is to find no server."""
 
 
+def selects(row: Scenario) -> bool:
+    """Whether an attempt is to find no server."""
+    return any(fault.selection for fault in row.faults)
+
+
 def options_of(row: Scenario) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if not row.call.retries_enabled:
@@ -29,7 +36,7 @@ def options_of(row: Scenario) -> dict[str, Any]:
         options["retryReads" if belongs_to_a_read else "retryWrites"] = False
     if row.own_max_retries is not None:
         options["maxAdaptiveRetries"] = row.own_max_retries
-    if any(fault.selection for fault in row.faults):
+    if selects(row):
         options["serverSelectionTimeoutMS"] = SELECTION_MS
     elif any(fault.timed_out for fault in row.faults):
         options["socketTimeoutMS"] = SHORT_MS
@@ -49,6 +56,10 @@ class Bed:
         """One that is connected, of the options that the row asks for."""
         options = options_of(row)
         key = frozenset(options.items())
+        if selects(row):
+            # Or the monitor that is held might be another client's.
+            for other in self.clients.keys() - {key}:
+                self.side.do(self.clients.pop(other).close)
         if key not in self.clients:
             self.clients[key] = self.side.client(self.servers.uri, **LOGIN, **options)
         self.wait_for(self.clients[key])
@@ -71,7 +82,28 @@ class Bed:
         self.servers.inject(faults)
         return faults
 
-    def hold_monitor(self, client: Any, faults: FaultsInOrder) -> None:
+    def arm(
+        self, row: Scenario, client: Any, faults: FaultsInOrder, commands: Sequence[str]
+    ) -> None:
+        """From now on the faults strike: the first one finds no connection, where it is to come
+        before anything is sent, and no server that a monitor could bring back."""
+        starts_unsent = (
+            bool(row.faults)
+            and row.faults[0].stage is Stage.NOT_SENT
+            and not is_refusal(row.faults[0])
+        )
+        if selects(row):
+            faults.arm(commands)
+            self._hold_monitor(client, faults)
+            if starts_unsent:
+                self._lose_connections(client)
+        else:
+            if starts_unsent:
+                # Not yet armed: it may have to log in itself, and that would take the first fault.
+                self._lose_connections(client)
+            faults.arm(commands)
+
+    def _hold_monitor(self, client: Any, faults: FaultsInOrder) -> None:
         """Until it waits for a reply that does not come."""
 
         def is_held() -> bool:
@@ -81,7 +113,7 @@ class Bed:
 
         wait_until(is_held)
 
-    def lose_connections(self, client: Any) -> None:
+    def _lose_connections(self, client: Any) -> None:
         """The next attempt has to make one."""
         self.servers.inject(CutBefore("buildInfo"))
         with pytest.raises(AutoReconnect):

@@ -175,11 +175,7 @@ def test_the_row_comes_true_on_a_server(
     faults = bed.inject(row, clock)
     client = bed.client(row)
     call = Maker(bed.side, client, bed.database).prepare(row)
-    faults.arm(call.commands)
-    if any(fault.selection for fault in row.faults):
-        bed.hold_monitor(client, faults)
-    if row.faults and row.faults[0].stage is Stage.NOT_SENT and not is_refusal(row.faults[0]):
-        bed.lose_connections(client)
+    bed.arm(row, client, faults, call.commands)
 
     turn_time_by_hand(monkeypatch, row, clock, faults)
     let_breakers_answer(monkeypatch, faults)
