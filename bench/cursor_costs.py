@@ -16,7 +16,7 @@ from typing import Any
 import states
 from bars import BATCH, DOCUMENT, verdict
 from canned import canned_server
-from measuring import INSTRUCTIONS, SIDES, Row, measure
+from measuring import INSTRUCTIONS, PROCESSES_COUNTED, SIDES, Row, measure
 from workloads import BATCH_SIZE, CURSOR, CURSORS, DOCUMENTS, FEW, FIND, ONE_BATCH, TEN_DOCUMENTS
 
 CHOSEN = [
@@ -28,7 +28,8 @@ CHOSEN = [
 BATCHES = DOCUMENTS // BATCH_SIZE
 
 
-def cursors(bursts: int | None = None) -> dict[str, Any]:
+def cursors(*, quick: bool = False) -> dict[str, Any]:
+    """``quick``: too little of it to tell anything."""
     rows: list[Row] = []
     with canned_server(heartbeats=False) as uri:
         for side in SIDES:
@@ -37,7 +38,8 @@ def cursors(bursts: int | None = None) -> dict[str, Any]:
                 [FIND, *CURSORS],
                 CHOSEN,
                 asynchronous=side == SIDES[True],
-                bursts=bursts,
+                bursts=2 if quick else None,
+                processes=1 if quick else PROCESSES_COUNTED,
                 instructions=True,
             )
     return {"unit": INSTRUCTIONS, "rows": rows}

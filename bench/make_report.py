@@ -75,13 +75,13 @@ def cpu(*, quick: bool) -> Section:
 
 
 def _smaller(*, quick: bool) -> dict[str, Any]:
-    return {"workloads": [FIND], "sides": ["sync"], "bursts": 2} if quick else {}
+    return {"workloads": [FIND], "sides": ["sync"], "bursts": 2, "processes": 1} if quick else {}
 
 
 SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
     "healthy": ("python bench/healthy.py --instructions", counted),
     "healthy-cpu": ("python bench/healthy.py", cpu),
-    "cursors": ("python bench/cursor_costs.py", lambda quick: cursors(bursts=2 if quick else None)),
+    "cursors": ("python bench/cursor_costs.py", cursors),
     "growth": (
         "python bench/growth.py --instructions",
         lambda quick: growth(instructions=True, quick=quick, tell=told),

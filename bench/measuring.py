@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from platform import python_version
+from statistics import median
 from typing import Any
 
 import states
@@ -15,6 +16,7 @@ OPERATIONS = 150
 OPERATIONS_COUNTED = 20
 BURSTS = 60
 BURSTS_COUNTED = 5
+PROCESSES_COUNTED = 3
 INSTRUCTIONS, CPU = "thousand instructions", "us CPU"
 SIDES = ("sync", "async")
 PACKAGES = (
@@ -37,13 +39,16 @@ def measure(
     asynchronous: bool = False,
     at_once: int = 1,
     bursts: int | None = None,
+    processes: int = 1,
     instructions: bool = False,
 ) -> list[Row]:
     """A row for each workload and state: what one operation takes, and the quartiles of it.
 
-    What disturbs adds to CPU in most bursts and to instructions in some, where a monitor of the
-    driver wakes up or garbage is collected: what counts of the ones is the lower quartile, and of
-    the others the least.
+    ``bursts`` of each workload in each of so many ``processes`` for each state, one set of them
+    after the other. What disturbs adds to CPU in most bursts and to instructions in some, where a
+    monitor of the driver wakes up or garbage is collected: what counts of the ones is the lower
+    quartile, and of the others the least of a process. Where a process has its objects in memory
+    decides what Python finds in its caches, so of several processes the median counts.
     """
     operations = OPERATIONS_COUNTED if instructions else OPERATIONS
     bursts = bursts or (BURSTS_COUNTED if instructions else BURSTS)
@@ -51,22 +56,36 @@ def measure(
     warm_up = {each: count if at_once > count // 2 else 2 * count for each, count in counts.items()}
     specs = [Spec(state, uri, warm_up, asynchronous, at_once) for state in chosen]
     scale = 1e-3 if instructions else 1e6
-    found = []
-    with workers(specs, instructions=instructions) as begun:
-        for workload, count in counts.items():
-            costs = interleaved(begun, workload, bursts=bursts, count=count)
-            found += [
-                {
-                    "workload": workload,
-                    "side": SIDES[asynchronous],
-                    "at_once": at_once,
-                    "state": state,
-                    "cost": scale * (min(cost) if instructions else quartiles(cost)[0]),
-                    "quartiles": [scale * each for each in quartiles(cost)],
-                }
-                for state, cost in zip(chosen, costs, strict=True)
-            ]
-    return found
+    costs: dict[tuple[str, str], list[list[float]]] = {
+        (workload, state): [] for workload in counts for state in chosen
+    }
+    for _ in range(processes):
+        with workers(specs, instructions=instructions) as begun:
+            for workload, count in counts.items():
+                measured = interleaved(begun, workload, bursts=bursts, count=count)
+                for state, cost in zip(chosen, measured, strict=True):
+                    costs[workload, state].append([scale * each for each in cost])
+    return [
+        {
+            "workload": workload,
+            "side": SIDES[asynchronous],
+            "at_once": at_once,
+            "state": state,
+            "cost": least(cost) if instructions else of_all(cost)[0],
+            "quartiles": list(of_all(cost)),
+        }
+        for (workload, state), cost in costs.items()
+    ]
+
+
+def least(costs: list[list[float]]) -> float:
+    """Of the bursts of each process, and of these the median."""
+    return median(map(min, costs))
+
+
+def of_all(costs: list[list[float]]) -> tuple[float, float, float]:
+    """The quartiles of the bursts of all processes together."""
+    return quartiles([each for some in costs for each in some])
 
 
 def burst_of(workload: str, operations: int, at_once: int) -> int:

@@ -63,6 +63,14 @@ def test_each_thread_or_task_has_the_same_share_of_a_burst(
     assert module("measuring").burst_of("find_one", 20, at_once) == count
 
 
+def test_of_instructions_the_least_of_a_process_counts_and_of_processes_the_median(
+    module: Any,
+) -> None:
+    costs = [[5.0, 4.0], [9.0, 1.0], [3.0, 8.0]]
+    assert module("measuring").least(costs) == 3
+    assert module("measuring").of_all(costs) == pytest.approx((3.25, 4.5, 7.25))
+
+
 def test_a_batch_and_a_document_are_differences_of_cursors(module: Any) -> None:
     of_raw = {"find_one": 100, "cursor": 2000, "one_batch": 1100, "ten_documents": 110}
     added = {"find_one": 10, "cursor": 119, "one_batch": 20, "ten_documents": 15}
