@@ -1,6 +1,6 @@
 """Measures what the documents quote, writes it into bench/report.json, and them from it.
 
-    python bench/make_report.py             everything but overload: about 20 minutes
+    python bench/make_report.py             everything but overload: about an hour
         --only healthy-cpu,growth           some of it anew; the rest stays as it is
         --only overload                     ten minutes, on a machine that is quiet
         --overload FILE                     what overload.py --json FILE has measured
