@@ -17,6 +17,7 @@ from complaints import no_complaints
 from conftest import Instrument, Side, Telemetry
 from operations_under_attack import Operation
 from origin_text import text_without_origin
+from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import Delay, Rewrite
 
@@ -220,10 +221,10 @@ REFUSAL = "operation would exceed time limit, remaining timeout:"
 def raised_by_us(error: BaseException) -> bool:
     """Whether the innermost frame of the traceback is one of this library's.
 
-    Its refusal to send a command for want of a millisecond, in the driver's words, is none: that
-    is an answer to the application.
+    What it says on purpose is none, but an answer to the application: that a command is not sent
+    for want of a millisecond, in the driver's words, and that no server will ever do.
     """
-    if str(error).startswith(REFUSAL):
+    if str(error).startswith(REFUSAL) or hopeless_cause(error) is not None:
         return False
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and any(package in frames[-1].filename for package in OUR_PACKAGES)
