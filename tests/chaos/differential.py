@@ -112,6 +112,8 @@ class Run:
     attacked: Outcome
     after: Outcome
     attempts: int
+    honest: int
+    """Replies among them that nobody changed."""
 
     def but_for_the_cause(self) -> Run:
         return replace(self, attacked=replace(self.attacked, cause=None))
@@ -183,7 +185,7 @@ class Laboratory:
         finally:
             self.proxy.clear()
             self.close(client)
-        return Run(attacked, after, hostile.seen)
+        return Run(attacked, after, hostile.seen, hostile.seen - hostile.injected)
 
     def collect(self) -> None:
         """Let OpenTelemetry ask for the state of the clients that are alive, if anybody does."""
