@@ -16,7 +16,7 @@ from typing import Any
 import states
 from bars import BATCH, DOCUMENT, verdict
 from canned import canned_server
-from measuring import INSTRUCTIONS, PROCESSES_COUNTED, SIDES, Row, measure
+from measuring import INSTRUCTIONS, SIDES, Row, measure
 from workloads import BATCH_SIZE, CURSOR, CURSORS, DOCUMENTS, FEW, FIND, ONE_BATCH, TEN_DOCUMENTS
 
 CHOSEN = [
@@ -39,7 +39,7 @@ def cursors(*, quick: bool = False) -> dict[str, Any]:
                 CHOSEN,
                 asynchronous=side == SIDES[True],
                 bursts=2 if quick else None,
-                processes=1 if quick else PROCESSES_COUNTED,
+                processes=1 if quick else None,
                 instructions=True,
             )
     return {"unit": INSTRUCTIONS, "rows": rows}

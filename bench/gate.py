@@ -55,7 +55,12 @@ def ratios() -> dict[str, float]:
     with canned_server(heartbeats=False) as uri:
         for side, workloads in MEASURED.items():
             rows = measure(
-                uri, workloads, CHOSEN, asynchronous=side == SIDES[True], instructions=True
+                uri,
+                workloads,
+                CHOSEN,
+                asynchronous=side == SIDES[True],
+                processes=1,
+                instructions=True,
             )
             for group in groups(rows):
                 for row in compared(group):

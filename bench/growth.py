@@ -19,7 +19,7 @@ from typing import Any
 import states
 from bars import GROWTH, verdict
 from canned import canned_server
-from measuring import CPU, INSTRUCTIONS, PROCESSES_COUNTED, Row, compared, measure
+from measuring import CPU, INSTRUCTIONS, Row, compared, measure
 from workloads import FIND
 
 MEASURED = [
@@ -65,7 +65,7 @@ def growth(
                 at_once=at_once,
                 bursts=bursts
                 or (BURSTS_COUNTED_OF_MANY if many else None if instructions else BURSTS),
-                processes=1 if quick or many or not instructions else PROCESSES_COUNTED,
+                processes=1 if quick or many else None,
                 instructions=instructions,
             )
         rows += [{"case": case, **row} for row in found]

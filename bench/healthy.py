@@ -23,7 +23,6 @@ from canned import canned_server
 from measuring import (
     CPU,
     INSTRUCTIONS,
-    PROCESSES_COUNTED,
     SIDES,
     Row,
     chosen_from,
@@ -57,7 +56,7 @@ def healthy(
                 list(dict.fromkeys([states.RAW, *(chosen or states.STATES)])),
                 asynchronous=side == SIDES[True],
                 bursts=bursts,
-                processes=processes or (PROCESSES_COUNTED if instructions else 1),
+                processes=processes,
                 instructions=instructions,
             )
             tell(found)

@@ -39,7 +39,7 @@ def measure(
     asynchronous: bool = False,
     at_once: int = 1,
     bursts: int | None = None,
-    processes: int = 1,
+    processes: int | None = None,
     instructions: bool = False,
 ) -> list[Row]:
     """A row for each workload and state: what one operation takes, and the quartiles of it.
@@ -52,6 +52,7 @@ def measure(
     """
     operations = OPERATIONS_COUNTED if instructions else OPERATIONS
     bursts = bursts or (BURSTS_COUNTED if instructions else BURSTS)
+    processes = processes or (PROCESSES_COUNTED if instructions else 1)
     counts = {each: burst_of(each, operations, at_once) for each in workloads}
     warm_up = {each: count if at_once > count // 2 else 2 * count for each, count in counts.items()}
     specs = [Spec(state, uri, warm_up, asynchronous, at_once) for state in chosen]
@@ -65,21 +66,24 @@ def measure(
                 measured = interleaved(begun, workload, bursts=bursts, count=count)
                 for state, cost in zip(chosen, measured, strict=True):
                     costs[workload, state].append([scale * each for each in cost])
-    return [
-        {
-            "workload": workload,
-            "side": SIDES[asynchronous],
-            "at_once": at_once,
-            "state": state,
-            "cost": least(cost) if instructions else of_all(cost)[0],
-            "quartiles": list(of_all(cost)),
-        }
-        for (workload, state), cost in costs.items()
-    ]
+    found = []
+    for (workload, state), cost in costs.items():
+        low, middle, high = of_all(cost)
+        found.append(
+            {
+                "workload": workload,
+                "side": SIDES[asynchronous],
+                "at_once": at_once,
+                "state": state,
+                "cost": least(cost) if instructions else low,
+                "quartiles": [low, middle, high],
+            }
+        )
+    return found
 
 
 def least(costs: list[list[float]]) -> float:
-    """Of the bursts of each process, and of these the median."""
+    """Each process counts by the least of its bursts, and of the processes the median."""
     return median(map(min, costs))
 
 

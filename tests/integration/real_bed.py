@@ -29,6 +29,12 @@ def selects(row: Scenario) -> bool:
     return any(fault.selection for fault in row.faults)
 
 
+def starts_unsent(row: Scenario) -> bool:
+    """Whether the first attempt is to find no connection, or no server to make one to."""
+    first = row.faults[0] if row.faults else None
+    return first is not None and first.stage is Stage.NOT_SENT and not is_refusal(first)
+
+
 def options_of(row: Scenario) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if not row.call.retries_enabled:
@@ -87,18 +93,13 @@ class Bed:
     ) -> None:
         """From now on the faults strike: the first one finds no connection, where it is to come
         before anything is sent, and no server that a monitor could bring back."""
-        starts_unsent = (
-            bool(row.faults)
-            and row.faults[0].stage is Stage.NOT_SENT
-            and not is_refusal(row.faults[0])
-        )
         if selects(row):
             faults.arm(commands)
             self._hold_monitor(client, faults)
-            if starts_unsent:
+            if starts_unsent(row):
                 self._lose_connections(client)
         else:
-            if starts_unsent:
+            if starts_unsent(row):
                 # Not yet armed: it may have to log in itself, and that would take the first fault.
                 self._lose_connections(client)
             faults.arm(commands)
