@@ -109,6 +109,7 @@ def instrument(
     request_hook: Callable[[Any, Any], object] | None = None,
     response_hook: Callable[[Any, Any], object] | None = None,
     failed_hook: Callable[[Any, Any], object] | None = None,
+    replace: bool = False,
 ) -> None:
     """Make every MongoClient and AsyncMongoClient of the process resilient and visible.
 
@@ -123,9 +124,12 @@ def instrument(
     has succeeded, once it has failed. What one raises is logged once.
 
     Clients that exist already get retries and operation spans; one warning says what needs a new
-    client. A second call warns and changes nothing. Raises :class:`ConfigurationError`, and
+    client. Where OpenTelemetry's loader has switched the library on, this call reconfigures it. A
+    second call of the application's changes nothing where its arguments are the same, and raises
+    where they are not, unless ``replace`` is true. Raises :class:`ConfigurationError`, and
     TypeError where an argument is not what it should be.
-    Thread-safe; meant to be called once, at start-up.
+    Thread-safe; meant to be called at start-up: an operation in progress while the configuration
+    changes ends as it would with pymongo alone.
     """
     if config is not None and not isinstance(config, Config):
         # What was given by mistake may be a connection string: only its type is named.
@@ -149,7 +153,9 @@ def instrument(
         if hook is not None and not callable(hook):
             raise TypeError(f"{name} is of type {type(hook).__name__}: expected a function")
     _instrumentor().instrument(
-        config=Config.from_env() if config is None else config,
+        explicit=True,
+        replace=replace,
+        config=config,
         policies=policies,
         strategy=strategy,
         listeners=listeners,

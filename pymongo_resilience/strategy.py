@@ -63,7 +63,17 @@ def _exponential(attempt: int) -> float:
     return backoff.exponential(attempt, random)
 
 
-class BestEffort:
+class _Comparable:
+    """Equal to another one of its class with the same attributes: it does the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class BestEffort(_Comparable):
     """Repeats whatever is safe, from 1 ms doubling to 500 ms, until the time is up."""
 
     def __init__(self, calculator: Callable[[int], float] | None = None) -> None:
@@ -91,7 +101,7 @@ class FastFailOnTerminalError(BestEffort):
         return super().retry_after(operation, failure)
 
 
-class MongoDBSpecification:
+class MongoDBSpecification(_Comparable):
     """Exactly what the driver texts say: repeat at once, wait only for an overloaded server.
 
     Sources: Retryable Reads ("When to allow retry"), which tells by the code, and Retryable Writes,

@@ -15,11 +15,16 @@ class Budgets:
     """One bucket for each client, found by the client's identity: two clients of the same servers
     count as equal. Holds no client alive. Thread- and task-safe."""
 
-    def __init__(self, capacity: float, *, everywhere: bool) -> None:
-        """``everywhere``: also for clients that do not say whether they want one."""
+    def __init__(
+        self, capacity: float, *, everywhere: bool, wishes: dict[int, bool] | None = None
+    ) -> None:
+        """``everywhere``: also for clients that do not say whether they want one; ``wishes``: what
+        clients that exist have said."""
         self._capacity = capacity
         self._everywhere = everywhere
-        self.any = everywhere
+        self.wishes: dict[int, bool] = {} if wishes is None else wishes
+        """What clients say themselves, by their identity."""
+        self.any = everywhere or any(self.wishes.values())
         """Whether any client has one."""
         self._buckets: dict[int, TokenBucket | None] = {}
 
@@ -30,10 +35,12 @@ class Budgets:
         try:
             return self._buckets[id(client)]
         except KeyError:
-            return self.open(client, None)
+            return self.open(client, self.wishes.get(id(client)))
 
     def open(self, client: Any, adaptive: bool | None) -> TokenBucket | None:
         """For a client that is being made, with what it says itself."""
+        if adaptive is not None:
+            keep(self.wishes, client, adaptive)
         wanted = self._everywhere if adaptive is None else adaptive
         self.any = self.any or wanted
         return keep(self._buckets, client, TokenBucket(self._capacity) if wanted else None)

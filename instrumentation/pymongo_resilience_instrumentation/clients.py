@@ -173,6 +173,10 @@ class Clients:
             self._clients.add(state)
         return state
 
+    def has(self, client: ClientState) -> bool:
+        with self._lock:
+            return client in self._clients
+
     def alive(self) -> list[ClientState]:
         """Those that have pools; what was closed or collected is gone."""
         return [client for client in self._all() if client.open]

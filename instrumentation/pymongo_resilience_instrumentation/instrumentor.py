@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from pymongo_resilience_instrumentation import (
     driver,
     forks,
     monkey_patching,
+    new_clients,
     self_check,
     semconv,
     tracing,
@@ -45,12 +48,13 @@ from pymongo_resilience_instrumentation.other_tracers import OtherTracers
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
 from pymongo_resilience_instrumentation.self_check import Feature
+from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings
 from pymongo_resilience_instrumentation.span_hooks import SpanHooks
 from pymongo_resilience_instrumentation.spans import OperationSpans
 from pymongo_resilience_instrumentation.transaction_spans import TransactionSpans
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.clock import Clock
@@ -62,11 +66,18 @@ if TYPE_CHECKING:
 
 SCOPE = "pymongo_resilience"
 SUPPORTED = ("pymongo >= 4.17, < 5",)
-HOOKS = ("request_hook", "response_hook", "failed_hook")
+CHECKS = ("skip_dep_check", "raise_exception_on_conflict")
+"""What OpenTelemetry's own ``instrument()`` takes."""
+IN_FORCE = (
+    "instrument() was called before, with other arguments, and those stay in force; "
+    "instrument(..., replace=True) puts these in their place"
+)
 ANY_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
 logger = logging.getLogger("pymongo_resilience")
+_LOCK = threading.RLock()
+"""Held while the library is switched on or off."""
 
 
 class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped upstream
@@ -75,56 +86,97 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     _runtime: Runtime | None = None
     _patches: Patches | None = None
     _gauges: ServerMetrics | None = None
+    _settings: Settings | None = None
+    """Those in force; None while the library is off."""
+    _explicit = False
+    """Whether they are the application's own."""
+    _lacking: Mapping[Feature, Sequence[str]] = {}
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return SUPPORTED
 
     def instrument(self, **kwargs: Any) -> None:
-        """As :func:`pymongo_resilience.instrument`; a second call warns and changes nothing."""
-        if self.is_instrumented_by_opentelemetry:
-            logger.warning("pymongo is instrumented already: this call changes nothing")
+        """As :func:`pymongo_resilience.instrument`; without any argument, as by OpenTelemetry's
+        loader, it is the implicit call that an explicit one wins over."""
+        explicit = kwargs.pop("explicit", False) or any(
+            kwargs.get(name) is not None for name in ARGUMENTS
+        )
+        replaces = kwargs.pop("replace", False)
+        with _LOCK:
+            if self._settings is None:
+                self._start(kwargs, explicit=explicit)
+            elif explicit:
+                self._start_again(kwargs, replaces=replaces or not self._explicit)
+            else:
+                logger.info("pymongo-resilience is on already: the loader's call changes nothing")
+
+    def uninstrument(self, **kwargs: Any) -> None:
+        """As :func:`pymongo_resilience.uninstrument`."""
+        with _LOCK:
+            super().uninstrument(**kwargs)
+
+    def _start(self, kwargs: dict[str, Any], *, explicit: bool) -> None:
+        settings = _settings(kwargs, explicit=explicit)
+        if settings is None:
             return
-        given = kwargs.pop("config", None)
-        config = given or _from_environment()
-        policies = kwargs.pop("policies", None)
-        if policies is not None:
-            config = replace(config, policies=policies)
-        if not config.enabled:
+        if not settings.config.enabled:
             logger.info("pymongo-resilience is switched off by its configuration")
             return
         refusal = monkey_patching.refusal()
         if refusal is None:
             # OpenTelemetry's check reads what is installed, for 5 ms: left to it is the refusal.
-            kwargs.setdefault("skip_dep_check", _is_supported())
-            super().instrument(config=config, **kwargs)
-        elif given is None:
-            _stay_off(ConfigurationError([refusal]))
-        else:
+            checks = {"skip_dep_check": _is_supported()} | {
+                name: kwargs[name] for name in CHECKS if name in kwargs
+            }
+            super().instrument(settings=settings, **checks)
+            self._explicit = explicit
+        elif explicit:
             raise ConfigurationError([refusal])
+        else:
+            _stay_off(ConfigurationError([refusal]))
+
+    def _start_again(self, kwargs: dict[str, Any], *, replaces: bool) -> None:
+        settings = _settings(kwargs, explicit=True)
+        if settings is None or self._settings is None:
+            return
+        differences = self._settings.differences(settings)
+        if differences and not replaces:
+            raise ConfigurationError([IN_FORCE, *differences])
+        self._explicit = True
+        if not settings.config.enabled:
+            logger.info("pymongo-resilience is switched off by its configuration")
+            super().uninstrument()
+        elif differences:
+            refusal = monkey_patching.refusal()
+            if refusal is not None:
+                raise ConfigurationError([refusal])
+            self._put_on(settings, self._runtime)
 
     def _instrument(self, **kwargs: Any) -> None:
-        config: Config = kwargs["config"]
-        lacking = self_check.tell(driver.parts())
+        self._put_on(kwargs["settings"], None)
+
+    def _put_on(self, settings: Settings, earlier: Runtime | None) -> None:
+        """``earlier`` gives way, once nothing of what takes its place can be refused any more."""
+        config = settings.config
+        lacking = self_check.tell(driver.parts()) if earlier is None else self._lacking
         without = set(lacking)
-        if config.strategy == "driver" and kwargs.get("strategy") is None:
+        if config.strategy == "driver" and settings.strategy is None:
             without |= {Feature.RETRIES, Feature.CLEANUP}
         runtime = _runtime(
-            config,
-            strategy=kwargs.get("strategy"),
-            listeners=kwargs.get("listeners") or (),
-            tracer_provider=kwargs.get("tracer_provider"),
-            meter_provider=kwargs.get("meter_provider"),
-            hooks=SpanHooks(*(kwargs.get(name) for name in HOOKS)),
+            settings,
+            earlier,
             knows_timeouts=Feature.TIMEOUT not in lacking,
             judges=Feature.RETRIES not in without,
             breaks=not {Feature.RETRIES, Feature.BREAKERS} & without,
             counts=not {Feature.RETRIES, Feature.SELECTION} & without,
         )
-        self._runtime = runtime
+        if earlier is not None:
+            self._uninstrument()
+        self._runtime, self._settings, self._lacking = runtime, settings, lacking
         self._patches = Patches()
         self._patches.apply(runtime, without=without)
         if config.metrics:
-            provider = kwargs.get("meter_provider")
+            provider = settings.meter_provider
             left_out = {*config.metrics_without, *_lost_metrics(lacking)}
             self._gauges = server_metrics(_meter(provider), provider, left_out)
             self._gauges.show(runtime.clients, runtime.breakers, left_out)
@@ -132,7 +184,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         switch.current = runtime.switch
         runtime.switch.on = True
         if Feature.EXISTING_CLIENTS not in lacking:
-            _tell_of_existing_clients(runtime, retried=Feature.RETRIES not in without)
+            _reach_existing_clients(runtime, retried=Feature.RETRIES not in without)
 
     def status(self, client: Any) -> ClientStatus:
         """As :func:`pymongo_resilience.status`."""
@@ -155,13 +207,23 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         forks.watch(None)
         if self._runtime is not None and self._runtime.transaction_spans is not None:
             self._runtime.transaction_spans.close()
-        self._runtime = None
+        self._runtime = self._settings = None
         if self._gauges is not None:
             self._gauges.show(None)
             self._gauges = None
         if self._patches is not None:
             self._patches.remove()
             self._patches = None
+
+
+def _renew_lock() -> None:
+    """In a forked child: a thread that is no more may have held it."""
+    global _LOCK  # noqa: PLW0603 - one for the process
+    _LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _is_supported() -> bool:
@@ -177,13 +239,22 @@ def _check_client(client: Any, function: str) -> None:
         )
 
 
-def _from_environment() -> Config:
-    """Loaded by OpenTelemetry: a wrong variable must not keep the application from starting."""
-    try:
-        return Config.from_env()
-    except ConfigurationError as error:
-        _stay_off(error)
-        return Config(enabled=False)
+def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
+    """None where OpenTelemetry's loader meets a wrong variable, which must not keep the
+    application from starting; raises ConfigurationError where the application calls."""
+    config = kwargs.get("config")
+    if config is None:
+        try:
+            config = Config.from_env()
+        except ConfigurationError as error:
+            if explicit:
+                raise
+            _stay_off(error)
+            return None
+    policies = kwargs.get("policies")
+    if policies is not None:
+        config = replace(config, policies=policies)
+    return Settings.of(config, kwargs)
 
 
 def _stay_off(error: ConfigurationError) -> None:
@@ -202,40 +273,36 @@ def _meter(provider: Any) -> metrics.Meter:
 
 
 def _runtime(
-    config: Config,
+    settings: Settings,
+    earlier: Runtime | None,
     *,
-    strategy: RetryStrategy | None,
-    listeners: Sequence[Listener],
-    tracer_provider: Any,
-    meter_provider: Any,
-    hooks: SpanHooks,
     knows_timeouts: bool,
     judges: bool,
     breaks: bool,
     counts: bool,
 ) -> Runtime:
-    ours = switch.Switch()
-    clients = Clients()
+    """``earlier`` leaves it the clients that exist."""
+    config, ours = settings.config, switch.Switch()
     operation_spans = command_spans = transaction_spans = None
     operation_metrics = driver_metrics = None
     hearing: list[Listener] = [CallLog(), DecisionLog(), BreakerLog()]
     if config.traces:
-        tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
+        tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
         operation_spans, command_spans = (
             OperationSpans(tracer, leads_from_server=config.command_comment),
-            CommandSpans(tracer, hooks),
+            CommandSpans(tracer, _hooks(settings)),
         )
         transaction_spans = TransactionSpans(tracer)
         hearing.append(operation_spans)
     if config.metrics:
-        meter = _meter(meter_provider)
+        meter = _meter(settings.meter_provider)
         operation_metrics = OperationMetrics(
             meter, by_collection=config.metrics_by_collection, without=config.metrics_without
         )
         driver_metrics = DriverMetrics(meter, config.metrics_without)
         hearing.append(operation_metrics)
-    rules = _rules(config, strategy)
-    clock, listener = MonotonicClock(), Broadcast([*hearing, *listeners])
+    rules = _rules(config, settings.strategy)
+    clock, listener = MonotonicClock(), Broadcast([*hearing, *settings.listeners])
     parts = (
         Orchestrator(
             max_retries=config.max_retries,
@@ -254,8 +321,12 @@ def _runtime(
         deprecated=DeprecatedOptions(config.timeout_ms),
         executor=Executor(*parts),
         async_executor=AsyncExecutor(*parts),
-        clients=clients,
-        budgets=Budgets(config.retry_token_capacity, everywhere=config.adaptive_retries),
+        clients=Clients() if earlier is None else earlier.clients,
+        budgets=Budgets(
+            config.retry_token_capacity,
+            everywhere=config.adaptive_retries,
+            wishes=None if earlier is None else earlier.budgets.wishes,
+        ),
         breakers=breakers,
         selectors=selectors,
         client_timeouts={},
@@ -271,6 +342,10 @@ def _runtime(
         leaves_timeouts=config.timeout_ms is None and not rules.have_timeouts,
         judges=judges,
     )
+
+
+def _hooks(settings: Settings) -> SpanHooks:
+    return SpanHooks(settings.request_hook, settings.response_hook, settings.failed_hook)
 
 
 def _breakers(
@@ -320,13 +395,13 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
     return NamespaceRules(ANY_STRATEGY, {})
 
 
-def _tell_of_existing_clients(runtime: Runtime, *, retried: bool) -> None:
-    clients = driver.existing_clients()
-    count = len(clients)
-    for client in clients:
+def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
+    count = 0
+    for client in driver.existing_clients():
         runtime.coroutines.meet(client)
         runtime.deprecated.meet(client)
         tracing.keep_for_existing(client)
+        count += not new_clients.carry_over(runtime, client)
     if count:
         logger.warning(
             "%d client%s made before instrument(): covered by %soperation spans and durations; "

@@ -86,7 +86,7 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
 class _OfOneClient(OurListener):
     def __init__(self, client: ClientState, switch: Switch) -> None:
         super().__init__(switch)
-        self._client = client
+        self.client = client
 
 
 class Commands(OurListener, monitoring.CommandListener):
@@ -228,14 +228,14 @@ class Heartbeats(_OfOneClient, monitoring.ServerHeartbeatListener):
     @_harmless
     def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
         if not event.awaited:
-            self._client.round_trip(event.connection_id, event.duration)
+            self.client.round_trip(event.connection_id, event.duration)
         self._metrics.heartbeat(
             event.connection_id, event.duration, awaited=event.awaited, failed=False
         )
 
     @_harmless
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
-        self._client.round_trip(event.connection_id, None)
+        self.client.round_trip(event.connection_id, None)
         self._metrics.heartbeat(
             event.connection_id, event.duration, awaited=event.awaited, failed=True
         )
@@ -264,11 +264,11 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
 
     @_safely
     def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
-        self._client.server(event.address)
+        self.client.server(event.address)
 
     @_safely
     def pool_closed(self, event: monitoring.PoolClosedEvent) -> None:
-        self._client.forget(event.address)
+        self.client.forget(event.address)
 
     @_safely
     def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:

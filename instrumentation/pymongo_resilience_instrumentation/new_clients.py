@@ -5,15 +5,23 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience_instrumentation import monkey_patching
-from pymongo_resilience_instrumentation.listeners import OurListener, listeners_of
+from pymongo_resilience.switch import Switch
+from pymongo_resilience_instrumentation import driver, monkey_patching
+from pymongo_resilience_instrumentation.listeners import (
+    OurListener,
+    Pools,
+    listeners_of,
+    tell_without_events,
+)
 from pymongo_resilience_instrumentation.other_tracers import contrib_is_active
-from pymongo_resilience_instrumentation.tracing import keep
+from pymongo_resilience_instrumentation.tracing import keep, tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pymongo_resilience_instrumentation.clients import ClientState
     from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.tracing import Tracing
 
 logger = logging.getLogger("pymongo_resilience")
 
@@ -37,8 +45,35 @@ def equip(
     state = runtime.clients.add(client, budget)
     tracing = runtime.tracers.settle(said_of_tracing)
     keep(client, tracing)
+    return own + _listeners(runtime, state, tracing)
+
+
+def carry_over(runtime: Runtime, client: Any) -> bool:
+    """Have the listeners that a client got of an earlier ``instrument()`` report to this one.
+
+    False where it has not all those that a new client gets now: it keeps the kinds it was made
+    with. In the driver's own view nothing changes.
+    """
+    ours = [each for each in driver.listeners_of(client) if isinstance(each, OurListener)]
+    state = next((each.client for each in ours if isinstance(each, Pools)), None)
+    if state is None or not runtime.clients.has(state):
+        return False
+    state.budget = runtime.budgets.of(client)
+    wanted = {type(each): each for each in _listeners(runtime, state, tracing_of(client))}
+    for each in ours:
+        made = wanted.pop(type(each), None)
+        if made is None:
+            each.switch = Switch()
+        else:
+            vars(each).update(vars(made))
+    driver.tell_with_events(client)
+    tell_without_events(client, dispensable=runtime.judges)
+    return not wanted and not runtime.counts
+
+
+def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:
     draws = runtime.command_spans is not None and tracing.enabled
-    return own + listeners_of(
+    return listeners_of(
         state,
         runtime.command_spans if draws else None,
         runtime.driver_metrics,

@@ -18,7 +18,6 @@ from pymongo_resilience_instrumentation.listeners import OurListener
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience
-from pymongo_resilience import Config
 from pymongo_resilience.testing import set_active
 
 
@@ -60,18 +59,6 @@ def test_uninstrument_restores_every_attribute_by_identity(instrument: Instrumen
     assert len(changed) > 90
     assert _differences(before, _patched_places()) == set()
     assert not pymongo_resilience.is_instrumented()
-
-
-def test_a_second_call_warns_and_changes_nothing(
-    instrument: Instrument, caplog: pytest.LogCaptureFixture
-) -> None:
-    instrument()
-    before = _patched_places()
-    caplog.clear()
-    pymongo_resilience.instrument(Config(timeout_ms=1))
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "already" in caplog.text
-    assert _differences(before, _patched_places()) == set()
 
 
 def test_what_others_wrapped_over_ours_stays_and_ours_passes_through(

@@ -123,6 +123,21 @@ def test_an_application_survives_and_is_seen_without_a_line_of_code(
     assert "find zero_code.coll" in names
 
 
+def test_the_configuration_of_the_application_wins_over_the_loaders(
+    application: Path, server: EmbeddedServer
+) -> None:
+    configured = """
+import pymongo_resilience
+pymongo_resilience.instrument(pymongo_resilience.Config(timeout_ms=20_000))
+"""
+    application.write_text(configured + APPLICATION)
+    done = _run(application, server, PYMONGO_RESILIENCE_STRATEGY="driver")
+    assert done.returncode == 0, done.stderr
+    assert "survived of the application" in done.stdout
+    spans = [each for each in _exported(done.stdout) if "name" in each]
+    assert [span["name"] for span in spans].count("insert") == 4
+
+
 def test_the_variables_switch_it_off(application: Path, server: EmbeddedServer) -> None:
     done = _run(application, server, PYMONGO_RESILIENCE_ENABLED="false")
     assert done.returncode == 0, done.stderr

@@ -52,6 +52,7 @@ from pymongo_resilience_instrumentation.driver.events import (
     command_events,
     listeners_of,
     tell,
+    tell_with_events,
 )
 from pymongo_resilience_instrumentation.driver.interruptions import (
     SENDERS,
@@ -276,6 +277,7 @@ __all__ = [
     "stream_classes",
     "target_of_stream",
     "tell",
+    "tell_with_events",
     "time_to_connect",
     "time_to_wait",
     "timeout_in_force",

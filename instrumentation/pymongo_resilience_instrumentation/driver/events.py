@@ -94,6 +94,15 @@ def tell(
             vars(client)[_KEPT] = CommandEvents(publisher)
 
 
+def tell_with_events(client: Any) -> None:
+    """Take back what ``tell`` did."""
+    publisher = vars(client._event_listeners)
+    for name in ARGUMENTS:
+        publisher.pop(name, None)
+    if vars(client).pop(_KEPT, None) is not None:
+        publisher[ENABLED] = True
+
+
 @cache
 def _is_as_known(name: str) -> bool:
     method = getattr(monitoring._EventListeners, name, None)

@@ -1,0 +1,262 @@
+"""instrument() where the library is on: by OpenTelemetry's loader, in a cell that runs twice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import Side, Telemetry, fail_command
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import BestEffort, Config, ConfigurationError, Policy
+from pymongo_resilience.testing import RecordingListener
+
+pytestmark = pytest.mark.oldest
+Again = Callable[..., Telemetry]
+FIRST = Config(timeout_ms=20_000)
+
+
+@pytest.fixture
+def again() -> Iterator[Again]:
+    """``instrument(config, ...)`` with telemetry of its own, as often as it is called."""
+
+    def call(config: Config = FIRST, **arguments: Any) -> Telemetry:
+        telemetry = Telemetry(InMemorySpanExporter(), InMemoryMetricReader(), RecordingListener())
+        tracers = TracerProvider(shutdown_on_exit=False)
+        tracers.add_span_processor(SimpleSpanProcessor(telemetry.exporter))
+        meters = MeterProvider([telemetry.reader], shutdown_on_exit=False)
+        pymongo_resilience.instrument(
+            config,
+            listeners=[telemetry.decisions],
+            tracer_provider=tracers,
+            meter_provider=meters,
+            **arguments,
+        )
+        return telemetry
+
+    yield call
+    if pymongo_resilience.is_instrumented():
+        pymongo_resilience.uninstrument()
+
+
+@pytest.fixture
+def plain() -> Iterator[dict[tuple[type, str], Any]]:
+    """pymongo's own methods, which must be there again once the library is off."""
+    methods = _methods()
+    yield methods
+    if pymongo_resilience.is_instrumented():
+        pymongo_resilience.uninstrument()
+    assert _methods() == methods
+
+
+def _methods() -> dict[tuple[type, str], Any]:
+    sides = (pymongo.MongoClient, pymongo.AsyncMongoClient)
+    collections = [type(cls("mongodb://x/", connect=False).a.b) for cls in sides]
+    return {(cls, name): each for cls in (*sides, *collections) for name, each in vars(cls).items()}
+
+
+def _load() -> None:
+    """As OpenTelemetry's loader does it."""
+    PymongoResilienceInstrumentor().instrument(skip_dep_check=True)
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def _points(telemetry: Telemetry, metric: str) -> int:
+    return sum(point.count for _, point in telemetry.points(metric))
+
+
+@pytest.mark.usefixtures("plain")
+def test_the_application_wins_over_the_loader_for_clients_that_exist_too(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: pymongo.MongoClient[Any],
+    again: Again,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _load()
+    early = side.client(server.uri)
+    side.do(early[database].coll.find_one)
+    telemetry = again()
+    # The loader has told of those that it found: none that was made since is told of.
+    assert len({each for each in _warnings(caplog) if "made before" in each}) <= 1
+    for client in (early, side.client(server.uri)):
+        telemetry.clear()
+        with fail_command(control, "insert", closeConnection=True, times=3):
+            side.do(client[database].coll.insert_one, {})
+        assert len(telemetry.decisions.events) == 3
+        (operation,) = telemetry.operations(f"insert {database}.coll")
+        assert len(telemetry.commands_of(operation)) == 4
+    assert _points(telemetry, "db.client.operation.duration") == 2
+    assert _points(telemetry, "db.client.connection.use_time") >= 8
+    assert len(telemetry.points("db.client.connection.count")) >= 2
+
+
+def test_the_loader_after_the_application_changes_nothing(
+    plain: dict[tuple[type, str], Any], again: Again, caplog: pytest.LogCaptureFixture
+) -> None:
+    again()
+    before = _methods()
+    assert before != plain
+    caplog.clear()
+    _load()
+    assert _methods() == before
+    assert _warnings(caplog) == []
+
+
+@pytest.mark.parametrize("by_loader", [False, True])
+def test_a_second_call_with_the_same_arguments_changes_nothing(
+    by_loader: bool, plain: dict[tuple[type, str], Any]
+) -> None:
+    listener = RecordingListener()
+
+    def cell() -> None:
+        pymongo_resilience.instrument(
+            Config(timeout_ms=500),
+            strategy=BestEffort(),
+            policies={"shop.*": Policy(strategy=BestEffort(), data={"team": 1})},
+            listeners=[listener],
+        )
+
+    if by_loader:
+        _load()
+    cell()
+    before = _methods()
+    assert before != plain
+    cell()
+    assert _methods() == before
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "timeout_ms: 500 is in force, 2000 was given": (
+        {"config": Config(timeout_ms=500)},
+        {"config": Config(timeout_ms=2000)},
+    ),
+    "enabled: True is in force, False was given": ({}, {"config": Config(enabled=False)}),
+    "strategy: none is in force, BestEffort was given": ({}, {"strategy": BestEffort()}),
+    r"listeners: \[RecordingListener\] is in force, another one of the same kind": (
+        {"listeners": [RecordingListener()]},
+        {"listeners": [RecordingListener()]},
+    ),
+    r"policies: {} is in force, {'a.\*': Policy": (
+        {},
+        {"policies": {"a.*": Policy(data={"secret": "canary"})}},
+    ),
+    "request_hook: print is in force, none was given": ({"request_hook": print}, {}),
+    "meter_provider: MeterProvider is in force, none": ({"meter_provider": MeterProvider()}, {}),
+}
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("text", DIFFERENT)
+def test_a_second_call_with_others_is_refused_with_both(text: str) -> None:
+    first, second = DIFFERENT[text]
+    pymongo_resilience.instrument(**first)
+    before = _methods()
+    with pytest.raises(ConfigurationError, match=text) as refused:
+        pymongo_resilience.instrument(**second)
+    assert "replace=True" in str(refused.value)
+    assert "canary" not in str(refused.value)
+    assert len(refused.value.problems) == 2
+    assert _methods() == before
+    assert pymongo_resilience.is_instrumented()
+
+
+@pytest.mark.usefixtures("plain")
+def test_with_replace_everything_goes_by_the_new_arguments(
+    side: Side, server: EmbeddedServer, database: str, again: Again
+) -> None:
+    first = again(Config(timeout_ms=20_000, adaptive_retries=True, retry_token_capacity=7))
+    client = side.client(server.uri)
+    thrifty = side.client(server.uri, adaptiveRetries=True)
+    other = side.client(server.uri, adaptiveRetries=False)
+    side.do(client[database].coll.find_one)
+    assert pymongo_resilience.status(client).retry_tokens == 7
+    first.clear()
+    hooked: list[Any] = []
+    second = again(
+        Config(retry_token_capacity=5),
+        replace=True,
+        request_hook=lambda _, event: hooked.append(event.command_name),
+    )
+    side.do(client[database].coll.find_one)
+    assert first.spans() == []
+    assert _points(first, "db.client.operation.duration") == 1
+    (operation,) = second.operations()
+    assert operation.attributes is not None
+    assert "pymongo_resilience.deadline" not in operation.attributes
+    assert len(second.commands_of(operation)) == 1
+    assert hooked == ["find"]
+    tokens = [pymongo_resilience.status(each).retry_tokens for each in (client, thrifty, other)]
+    assert tokens == [None, 5, None]
+
+
+@pytest.mark.usefixtures("plain")
+def test_an_existing_client_draws_as_the_configuration_in_force_says(
+    side: Side, server: EmbeddedServer, database: str, again: Again
+) -> None:
+    first = again()
+    client = side.client(server.uri)
+    silent = again(Config(traces=False), replace=True)
+    side.do(client[database].coll.find_one)
+    assert silent.spans() == first.spans() == []
+    assert _points(silent, "db.client.operation.duration") == 1
+    third = again(replace=True)
+    side.do(client[database].coll.find_one)
+    (operation,) = third.operations()
+    assert len(third.commands_of(operation)) == 1
+
+
+@pytest.mark.usefixtures("plain")
+def test_what_an_existing_client_cannot_get_is_one_warning(
+    side: Side, server: EmbeddedServer, again: Again, caplog: pytest.LogCaptureFixture
+) -> None:
+    again(Config(traces=False, metrics=False))
+    client = side.client(server.uri)
+    caplog.clear()
+    again(replace=True)
+    (warning,) = _warnings(caplog)
+    assert "need a new client" in warning
+    assert client.options.event_listeners == []
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_the_application_can_switch_off_what_the_loader_switched_on(
+    replace: bool, plain: dict[tuple[type, str], Any]
+) -> None:
+    if replace:
+        pymongo_resilience.instrument()
+    else:
+        _load()
+    pymongo_resilience.instrument(Config(enabled=False), replace=replace)
+    assert not pymongo_resilience.is_instrumented()
+    assert _methods() == plain
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_configuration_that_is_refused_leaves_the_one_in_force(
+    again: Again, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again()
+    before = _methods()
+    place = "pymongo_resilience_instrumentation.instrumentor.monkey_patching.refusal"
+    with monkeypatch.context() as patch:
+        patch.setattr(place, lambda: "refused")
+        with pytest.raises(ConfigurationError, match="refused"):
+            again(Config(timeout_ms=1), replace=True)
+    assert _methods() == before
+    with pytest.raises(ConfigurationError, match="timeout_ms: 20000 is in force, 1 was given"):
+        again(Config(timeout_ms=1))
