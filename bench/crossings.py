@@ -1,0 +1,121 @@
+"""How often one healthy operation passes between pymongo and the library, and through which code.
+
+    python bench/crossings.py            a summary for each operation and API
+    python bench/crossings.py --frames   and every frame of the library, in order
+
+A crossing is a call from pymongo's code into the library's. A frame is one Python call of the
+library's own functions. Default settings, without an SDK.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import bson
+import pymongo
+import states
+from canned import canned_server
+from workloads import AGGREGATE, FIND, INSERT, UPDATE
+
+import pymongo_resilience
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+DRIVER = tuple(str(Path(each.__file__).parent) for each in (pymongo, bson))
+ROOT = Path(pymongo_resilience.__file__).parent.parent
+OURS = tuple(
+    str(path)
+    for path in (
+        ROOT / "pymongo_resilience",
+        ROOT / "instrumentation" / "pymongo_resilience_instrumentation",
+    )
+)
+WARM_UP = 20
+OPERATIONS: dict[str, Any] = {
+    FIND: lambda coll: coll.find_one({"_id": 1}),
+    INSERT: lambda coll: coll.insert_one({"_id": 1}),
+    UPDATE: lambda coll: coll.update_one({"_id": 1}, {"$set": {"a": 1}}),
+    AGGREGATE: lambda coll: coll.aggregate([{"$match": {"_id": 1}}]),
+}
+
+
+class Crossings:
+    """Counts the calls of one thread while it is a profile function."""
+
+    def __init__(self) -> None:
+        self.crossings = 0
+        self.frames: list[str] = []
+        self._seen: list[FrameType] = []
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
+        if event != "call" or not frame.f_code.co_filename.startswith(OURS):
+            return
+        if any(frame is each for each in self._seen):
+            return  # a coroutine that goes on
+        self._seen.append(frame)
+        path = Path(frame.f_code.co_filename).relative_to(ROOT)
+        self.frames.append(f"{path}:{frame.f_code.co_qualname}")
+        caller = frame.f_back
+        if caller is not None and caller.f_code.co_filename.startswith(DRIVER):
+            self.crossings += 1
+
+
+def sync_operation(uri: str, operation: Any) -> Crossings:
+    counted = Crossings()
+    with pymongo.MongoClient(uri) as client:
+        for _ in range(WARM_UP):
+            operation(client.bench.coll)
+        sys.setprofile(counted)
+        try:
+            operation(client.bench.coll)
+        finally:
+            sys.setprofile(None)
+    return counted
+
+
+async def async_operation(uri: str, operation: Any) -> Crossings:
+    counted = Crossings()
+    async with pymongo.AsyncMongoClient(uri) as client:
+        for _ in range(WARM_UP):
+            await operation(client.bench.coll)
+        collection = client.bench.coll
+        sys.setprofile(counted)
+        try:
+            await operation(collection)
+        finally:
+            sys.setprofile(None)
+    return counted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--frames", action="store_true", help="print every frame of the library")
+    parser.add_argument("--state", default=f"{states.OURS}, {states.API}", choices=states.STATES)
+    given = parser.parse_args()
+    states.prepare(given.state)
+    with canned_server(heartbeats=False) as uri:
+        for name, operation in OPERATIONS.items():
+            for side in ("sync", "async"):
+                if side == "sync":
+                    counted = sync_operation(uri, operation)
+                else:
+                    counted = asyncio.run(async_operation(uri, operation))
+                files = Counter(each.partition(":")[0] for each in counted.frames)
+                print(
+                    f"{name}, {side}: {counted.crossings} crossings, "
+                    f"{len(counted.frames)} frames in {len(files)} files"
+                )
+                if given.frames:
+                    print("".join(f"    {each}\n" for each in counted.frames), end="")
+
+
+if __name__ == "__main__":
+    main()
