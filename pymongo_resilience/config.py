@@ -16,6 +16,7 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.kinds import (
     BOOLEAN,
     LONGEST_MS,
+    OPTIONAL_BOOLEAN,
     PREFIX,
     TIMEOUT_MODES,
     Kind,
@@ -110,11 +111,12 @@ class Config:
         integer(1, 1_000_000),
         "How many tokens a client's retry budget holds, and begins with.",
     )
-    overload_retargeting: bool = _option(
-        True,
-        BOOLEAN,
-        "Whether a retry avoids the server that failed, where another one is there; on a sharded "
-        "cluster it always does.",
+    overload_retargeting: bool | None = _option(
+        None,
+        OPTIONAL_BOOLEAN,
+        "Whether a retry after an overload error avoids the server that sent it; unset, all do but "
+        "reads with primaryPreferred or secondaryPreferred. On a sharded cluster every retry "
+        "does.",
     )
     server_selection: str = _option(
         "driver",

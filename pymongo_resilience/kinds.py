@@ -37,6 +37,9 @@ BOOLEAN = Kind(
 )
 
 
+OPTIONAL_BOOLEAN = BOOLEAN._replace(legal=lambda value: value is None or isinstance(value, bool))
+
+
 def integer(low: int, high: int, *, optional: bool = False) -> Kind:
     def legal(value: Any) -> bool:
         if value is None:

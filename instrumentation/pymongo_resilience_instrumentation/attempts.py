@@ -26,7 +26,6 @@ from pymongo_resilience.health import Evidence, evidence
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
-from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import deprioritized, driver, failures, seen_waits
 from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
@@ -228,17 +227,20 @@ class Attempts:
         if self._last is None or not (failure.no_writes_performed or _refused(failure)):
             self._last = failure
         driver.prepare_retry(self._loop, failure, operation.attempts, self._last.error)
-        follows_texts = isinstance(operation.strategy, MongoDBSpecification)
-        if driver.is_sharded(self._loop) or (
-            self._avoids_overloaded()
-            if failure.overloaded
-            else self._runtime.config.overload_retargeting and not follows_texts
+        if (
+            driver.is_sharded(self._loop)
+            or failure.elsewhere
+            or (failure.overloaded and self._avoids_overloaded())
         ):
             self._avoiding = deprioritized.avoid(driver.deprioritize(self._loop), self._avoiding)
 
     def _avoids_overloaded(self) -> bool:
-        own = driver.retargets_on_overload(driver.client(self._loop))
-        return self._runtime.config.overload_retargeting if own is None else own
+        """Unless asked to, a read that prefers the primary or secondaries is not moved to the
+        other kind of member: it would read older data, or overload the primary."""
+        asked = driver.retargets_on_overload(driver.client(self._loop))
+        if asked is None:
+            asked = self._runtime.config.overload_retargeting
+        return not driver.prefers_members(self._loop) if asked is None else asked
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
         raised = self._chosen(failure)

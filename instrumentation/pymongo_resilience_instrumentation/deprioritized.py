@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def _select(original: Function) -> Function:
             return original(description, selector, address, custom_selector, deprioritized_servers)
         known = description.server_descriptions()
         avoided = [known[address] for address in failed if address in known]
-        found = original(description, selector, address, custom_selector, avoided)
+        measured = driver.measuring_the_whole_set(selector, description)
+        found = original(description, measured, address, custom_selector, avoided)
         return found or original(description, selector, address, custom_selector, None)
 
     return method

@@ -1,9 +1,8 @@
 """The engine's server selection and pymongo's, for the same deployments and the same questions.
 
-These combine what the specification's tests have one by one. Where the two are meant to differ is
-left out here: the staleness of servers while another one is deprioritized (see
-``tests/unit/test_eligibility.py``), and a selector of the application where there is one server
-only, which pymongo does not call.
+These combine what the specification's tests have one by one. pymongo looks at the servers as with
+the library, which measures staleness against the whole set. Left out is a selector of the
+application where there is one server only: pymongo does not call it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from pymongo.server_description import ServerDescription as DriverServer
 from pymongo.synchronous.settings import TopologySettings
 from pymongo.topology_description import TOPOLOGY_TYPE
 from pymongo.topology_description import TopologyDescription as DriverTopology
+from pymongo_resilience_instrumentation import deprioritized
 from strategies import examples
 from unit.servers import ALONE, any_criteria, topologies
 
@@ -45,6 +45,7 @@ HELLOS: dict[ServerType, dict[str, Any]] = {
     ServerType.GHOST: {"ok": 1, "isreplicaset": True},
     ServerType.LOAD_BALANCER: {"ok": 1, "serviceId": "one"},
 }
+LOOK: Any = deprioritized.select.in_place_of(DriverTopology.apply_selector)
 NUMBERS = {
     Mode.PRIMARY: 0,
     Mode.PRIMARY_PREFERRED: 1,
@@ -58,8 +59,6 @@ NUMBERS = {
 @given(topology=topologies(), criteria=any_criteria())
 def test_both_leave_the_same_servers(topology: TopologyDescription, criteria: Criteria) -> None:
     criteria = criteria._replace(open_breakers={})
-    if criteria.read_preference.staleness_limit is not None:
-        criteria = criteria._replace(deprioritized=())
     if topology.type in ALONE:
         criteria = criteria._replace(server_selector=None)
     ours = {each.address for each in decide(topology, criteria).in_window}
@@ -76,13 +75,16 @@ def left_by_the_driver(topology: TopologyDescription, criteria: Criteria) -> set
     description = DriverTopology(
         getattr(TOPOLOGY_TYPE, topology.type.value), servers, "rs", None, None, settings
     )
-    left = description.apply_selector(
-        selector(criteria),
-        custom_selector=criteria.server_selector and refusing_the_same(criteria, topology),
-        deprioritized_servers=[
-            s for s in servers.values() if s.address[0] in criteria.deprioritized
-        ],
-    )
+    mark = deprioritized.avoid(tuple((each, 27017) for each in criteria.deprioritized), None)
+    try:
+        left = LOOK(
+            description,
+            selector(criteria),
+            None,
+            criteria.server_selector and refusing_the_same(criteria, topology),
+        )
+    finally:
+        deprioritized.end(mark)
     return {each.address[0] for each in left}
 
 

@@ -1,4 +1,4 @@
-"""The server that failed is avoided on the retry, in every topology, and while selection waits."""
+"""Which servers a retry avoids: an overloaded one, and in a sharded cluster each that failed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side
+from conftest import Instrument, Side, wait_until
 from pymongo import ReadPreference
+from pymongo.read_preferences import PrimaryPreferred, Secondary, make_read_preference
 from pymongo_resilience_instrumentation import deprioritized
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload, SkewedClock
+
+from pymongo_resilience import explain_selection
+from pymongo_resilience.eligibility import SelectionRule
 
 pytestmark = pytest.mark.oldest
+
+
+MODES = {"primaryPreferred": 1, "secondaryPreferred": 3, "nearest": 4}
 
 
 class Gate:
@@ -38,12 +45,13 @@ def retry(
     instrument: Instrument,
     looks: int,
     config: dict[str, Any] | None = None,
+    preference: Any = ReadPreference.NEAREST,
     **options: Any,
 ) -> tuple[Any, list[set[Any]]]:
     """One read that fails once: the server it failed on, and the candidates of each later look."""
     gate = Gate()
     client = side.client(uri, server_selector=gate, localThresholdMS=60_000, **options)
-    coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
+    coll = client.get_database(database, read_preference=preference).coll
     side.do(client.admin.command, "ping")
     side.wait_for_members(client, uri.count("127.0.0.1:"))
 
@@ -65,16 +73,14 @@ def retry(
 
 
 @pytest.mark.parametrize("looks", [0, 1, 3], ids=lambda n: f"waits {n} times")
-@pytest.mark.parametrize("fault", [CutBefore, Overload])
 def test_in_a_replica_set(
-    fault: Any,
     looks: int,
     side: Side,
     replica_set: ReplicaSet,
     database: str,
     instrument: Instrument,
 ) -> None:
-    replica_set.inject(fault("find"))
+    replica_set.inject(Overload("find"))
     failed, seen = retry(side, replica_set.uri, database, instrument, looks)
     assert len(seen) == 2 * looks + 1
     assert all(failed not in candidates and candidates for candidates in seen[::2])
@@ -161,32 +167,121 @@ def unreachable(command: str) -> Fail:
     return Fail(command, code=6)
 
 
+ON = {"overload_retargeting": True}
 OFF = {"overload_retargeting": False}
 MONGODB = {"config_strategy": "mongodb"}
+PREFERRED = [ReadPreference.PRIMARY_PREFERRED, ReadPreference.SECONDARY_PREFERRED]
+OTHERS = [ReadPreference.SECONDARY, ReadPreference.NEAREST]
 
 
-@pytest.mark.parametrize(
-    ("config", "fault", "avoids"),
-    [
-        ({}, unreachable, True),
-        (MONGODB, unreachable, False),
-        (MONGODB, Overload, True),
-        (OFF, unreachable, False),
-        (OFF, Overload, False),
-    ],
-)
-def test_what_switches_it_off(
+@pytest.mark.parametrize("config", [{}, ON, MONGODB], ids=str)
+def test_only_an_overloaded_server_is_avoided(
     config: dict[str, Any],
-    fault: Any,
-    avoids: bool,
     side: Side,
     replica_set: ReplicaSet,
     database: str,
     instrument: Instrument,
 ) -> None:
-    replica_set.inject(fault("find"))
+    """Retryable Reads, 2026-02-23: after any other error the server stays a candidate."""
+    replica_set.inject(unreachable("find"))
     failed, seen = retry(side, replica_set.uri, database, instrument, 0, config)
-    assert [failed not in candidates for candidates in seen] == [avoids]
+    assert [failed in candidates for candidates in seen] == [True]
+
+
+@pytest.mark.parametrize(
+    ("config", "own", "preferences"),
+    [
+        ({}, None, OTHERS),
+        (MONGODB, None, OTHERS),
+        (ON, None, OTHERS + PREFERRED),
+        (OFF, None, []),
+        ({}, True, OTHERS + PREFERRED),
+        (OFF, True, OTHERS + PREFERRED),
+        ({}, False, []),
+        (ON, False, []),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("preference", PREFERRED + OTHERS, ids=lambda each: type(each).__name__)
+def test_who_is_moved_off_an_overloaded_server(
+    preference: Any,
+    config: dict[str, Any],
+    own: bool | None,
+    preferences: list[Any],
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    side = Side("sync", None)
+    replica_set.inject(Overload("find"))
+    options = {} if own is None else {"enableOverloadRetargeting": own}
+    failed, seen = retry(
+        side, replica_set.uri, database, instrument, 0, config, preference, **options
+    )
+    avoided = [failed not in candidates for candidates in seen]
+    side.close()
+    assert avoided == [preference in preferences]
+
+
+@pytest.mark.parametrize(
+    ("mode", "own"),
+    [("primaryPreferred", {}), ("nearest", {}),
+     ("primaryPreferred", {"enableOverloadRetargeting": True}),
+     ("secondaryPreferred", {"enableOverloadRetargeting": True})],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("looks", [0, 1])
+@pytest.mark.parametrize("fault", [unreachable, Overload])
+def test_no_retry_reads_a_member_that_is_too_stale(
+    fault: Any,
+    looks: int,
+    mode: str,
+    own: dict[str, Any],
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    """Staleness is measured against the primary, also while that is avoided."""
+    replica_set.inject(SkewedClock(-3600), on=1)
+    replica_set.inject(SkewedClock(-3600), on=2)
+    client = side.client(replica_set.uri)
+
+    def stale_members() -> int:
+        side.do(client.admin.command, "ping")
+        limit = Secondary(max_staleness=90)
+        return [each.excluded_by for each in explain_selection(client, limit)].count(
+            SelectionRule.STALENESS
+        )
+
+    wait_until(lambda: stale_members() == 2)
+    replica_set.inject(fault("find"))
+    preference = make_read_preference(MODES[mode], None, 90)
+    failed, seen = retry(
+        side, replica_set.uri, database, instrument, looks, preference=preference, **own
+    )
+    assert failed == replica_set.members[0].address
+    assert seen
+    assert all(candidates == {failed} for candidates in seen)
+
+
+def test_a_fresh_member_takes_the_read_of_an_overloaded_primary(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    replica_set.inject(SkewedClock(-3600), on=1)
+    client = side.client(replica_set.uri)
+
+    def stale_members() -> list[str]:
+        side.do(client.admin.command, "ping")
+        found = explain_selection(client, Secondary(max_staleness=90))
+        return [each.address for each in found if each.excluded_by is SelectionRule.STALENESS]
+
+    wait_until(lambda: len(stale_members()) == 1)
+    replica_set.inject(Overload("find"), on="primary")
+    preference = PrimaryPreferred(max_staleness=90)
+    failed, seen = retry(side, replica_set.uri, database, instrument, 0, ON, preference)
+    assert failed == replica_set.members[0].address
+    assert seen == [{replica_set.members[2].address}]
 
 
 @pytest.mark.parametrize("config", [OFF, MONGODB, OFF | MONGODB])

@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "max_backoff_ms": 10_000,
     "adaptive_retries": False,
     "retry_token_capacity": 1000,
-    "overload_retargeting": True,
+    "overload_retargeting": None,
     "server_selection": "driver",
     "circuit_breaker": "off",
     "circuit_breaker_failure_rate": 0.5,
@@ -45,7 +45,10 @@ DEFAULTS: dict[str, Any] = {
     "metrics_by_collection": True,
     "metrics_without": (),
 }
-BOOLEANS = tuple(name for name, default in DEFAULTS.items() if isinstance(default, bool))
+BOOLEANS = (
+    *(name for name, default in DEFAULTS.items() if isinstance(default, bool)),
+    "overload_retargeting",
+)
 GOOD: list[tuple[str, str, Any]] = [
     *((name, text, value)
       for name in BOOLEANS
@@ -97,7 +100,7 @@ BAD: list[tuple[str, str, str]] = [
 WRONG_TYPES: list[tuple[str, Any]] = [
     *((name, value)
       for name in BOOLEANS
-      for value in (1, 0, "true", None)),
+      for value in (1, 0, "true", *(() if DEFAULTS[name] is None else (None,)))),
     *(("strategy", value) for value in (None, 1, ["mongodb"], "none")),
     *(("timeout_ms", value) for value in (True, 1.0, "1", -1)),
     *(("timeout_mode", value) for value in (True, 1, "none", ["iteration"])),

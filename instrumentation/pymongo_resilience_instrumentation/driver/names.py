@@ -10,7 +10,11 @@ from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SEN
 from pymongo_resilience_instrumentation.driver.pools import IDLE, IN_USE, PLACES
 from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
 from pymongo_resilience_instrumentation.driver.selected import SELECT
-from pymongo_resilience_instrumentation.driver.selection import ERROR_MESSAGE
+from pymongo_resilience_instrumentation.driver.selection import (
+    ERROR_MESSAGE,
+    PREFERENCES,
+    STALENESS,
+)
 from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
 from pymongo_resilience_instrumentation.driver.waiting import SELECTING
 from pymongo_resilience_instrumentation.driver.waits import (
@@ -28,7 +32,8 @@ if TYPE_CHECKING:
 _LOOP_NAMES = (
     "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
     "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
-    "_last_error", "_operation", "_retryable", "_retrying", "_server", "_session",
+    "_last_error", "_operation", "_retryable", "_retrying", "_server", "_server_selector",
+    "_session",
 )  # fmt: skip
 _BULK_NAMES = ("current_run", "retrying")
 _CLEANUP_NAMES = (
@@ -106,8 +111,10 @@ def parts() -> Iterator[Part]:
     yield Part(
         Feature.RETARGETING,
         "pymongo.topology_description:TopologyDescription",
-        ("apply_selector",),
+        ("apply_selector", "known_servers"),
     )
+    yield Part(Feature.RETARGETING, STALENESS, ("select",))
+    yield Part(Feature.RETARGETING, PREFERENCES, ("make_read_preference",))
     yield Part(
         Feature.TIMEOUT, "pymongo._csot", ("get_timeout", "reset_all", "TIMEOUT", "DEADLINE", "RTT")
     )

@@ -10,6 +10,8 @@ import importlib
 from operator import attrgetter
 from typing import Any
 
+from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
+
 from pymongo_resilience.operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.driver.clients import ASYNC, SYNC
@@ -110,6 +112,14 @@ def retries_enabled(loop: Any, what: Kind) -> bool:
     if what is Kind.COMMAND:
         return bool(options.retry_reads and options.retry_writes)
     return bool(options.retry_writes)
+
+
+_PREFERRED = frozenset({PrimaryPreferred().mode, SecondaryPreferred().mode})
+
+
+def prefers_members(loop: Any) -> bool:
+    """Whether it reads with primaryPreferred or secondaryPreferred. A write has no mode."""
+    return getattr(loop._server_selector, "mode", None) in _PREFERRED
 
 
 def server_selection_timeout(loop: Any) -> float:

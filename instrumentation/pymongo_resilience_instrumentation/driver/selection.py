@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from pymongo.server_selectors import any_server_selector, writable_server_selector
@@ -9,6 +10,8 @@ from pymongo.server_selectors import any_server_selector, writable_server_select
 SELECTOR = "server_selector"
 """The option of a client: a callable that leaves servers out."""
 ERROR_MESSAGE = "_error_message"
+STALENESS = "pymongo.max_staleness_selectors"
+PREFERENCES = "pymongo.read_preferences"
 _SHOWN = "_ClientOptions__server_selector"
 
 
@@ -19,6 +22,35 @@ def is_no_selector(selector: Any) -> bool:
 
 def selects_for_writes(selector: Any) -> bool:
     return selector is writable_server_selector
+
+
+NO_LIMIT = -1
+
+
+def measuring_the_whole_set(selector: Any, description: Any) -> Any:
+    """``selector``, for a look at the servers that leaves some of them out beforehand: how stale a
+    secondary is, is measured against all members. pymongo 4.17 to 4.20 measure against the rest.
+    """
+    if hasattr(selector, "selection_hook"):
+        # Of an aggregate with a write stage, which decides here by which preference it goes.
+        selector.selection_hook(description)
+    limit = getattr(selector, "max_staleness", NO_LIMIT)
+    if limit == NO_LIMIT:
+        return selector
+    find = importlib.import_module(STALENESS).select
+    preference = importlib.import_module(PREFERENCES).make_read_preference(
+        selector.mode, selector.tag_sets
+    )
+
+    def select(selection: Any) -> Any:
+        known = description.known_servers
+        primary = next((each for each in known if each.is_writable), None)
+        whole = type(selection)(description, known, selection.common_wire_version, primary)
+        fresh = find(limit, whole).server_descriptions
+        left = [each for each in selection.server_descriptions if each in fresh]
+        return preference(selection.with_server_descriptions(left))
+
+    return select
 
 
 def selector_of(topology: Any) -> Any:
