@@ -52,7 +52,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
     def of_sync(original: Function) -> Function:
         def method(loop: Any) -> Any:
             work = driver.func(loop)
-            if type(work) is Attempts:
+            if type(work) is Attempts and work.runtime is runtime:
                 return executor.run(_prepared(work, original, asynchronous))
             try:
                 return original(loop)
@@ -72,7 +72,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
     def of_async(original: Function) -> Function:
         async def method(loop: Any) -> Any:
             work = driver.func(loop)
-            if type(work) is Attempts:
+            if type(work) is Attempts and work.runtime is runtime:
                 return await async_executor.run(_prepared(work, original, asynchronous))
             try:
                 return await original(loop)
@@ -98,7 +98,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
     def of_sync(original: Function) -> Function:
         def method(loop: Any) -> Any:
             work = driver.func(loop)
-            if type(work) is Attempts:
+            if type(work) is Attempts and work.runtime is runtime:
                 return executor.run(_prepared(work, original, asynchronous))
             if not _is_light(runtime, loop):
                 return original(loop)
@@ -121,7 +121,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
     def of_async(original: Function) -> Function:
         async def method(loop: Any) -> Any:
             work = driver.func(loop)
-            if type(work) is Attempts:
+            if type(work) is Attempts and work.runtime is runtime:
                 return await async_executor.run(_prepared(work, original, asynchronous))
             if not _is_light(runtime, loop):
                 return await original(loop)

@@ -86,7 +86,7 @@ class Attempts:
         self._loop = loop
         self.call = call
         self.owns_call = owns_call
-        self._runtime = runtime
+        self.runtime = runtime
         if call.only_reads:
             # The runner's own command comes first; what others run inside of the call comes later.
             self._only_reads, call.only_reads = True, False
@@ -166,7 +166,7 @@ class Attempts:
     def operation(self) -> Operation:
         loop = self._loop
         call = self.call
-        rules = self._runtime.rules
+        rules = self.runtime.rules
         said = said_of(call, rules)
         kind = Kind.READ if self._only_reads else driver.kind(loop)
         deadline, window = self._deadlines()
@@ -187,7 +187,7 @@ class Attempts:
         )
 
     def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:
-        timeout, clock = driver.timeout_in_force(), self._runtime.executor.clock
+        timeout, clock = driver.timeout_in_force(), self.runtime.executor.clock
         if timeout is None:
             return None, None
         left = driver.remaining()
@@ -239,7 +239,7 @@ class Attempts:
         other kind of member: it would read older data, or overload the primary."""
         asked = driver.retargets_on_overload(driver.client(self._loop))
         if asked is None:
-            asked = self._runtime.config.overload_retargeting
+            asked = self.runtime.config.overload_retargeting
         return not driver.prefers_members(self._loop) if asked is None else asked
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pymongo
 from opentelemetry import metrics, trace
@@ -81,7 +81,7 @@ _LOCK = threading.RLock()
 
 
 class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # untyped upstream
-    """One for the process. Thread-safe where OpenTelemetry's base class is: call it at start-up."""
+    """One for the process. Thread-safe: switched on and off by one at a time."""
 
     _runtime: Runtime | None = None
     _patches: Patches | None = None
@@ -91,6 +91,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     _explicit = False
     """Whether they are the application's own."""
     _lacking: Mapping[Feature, Sequence[str]] = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        with _LOCK:
+            made: Self = super().__new__(cls, *args, **kwargs)
+            return made
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return SUPPORTED

@@ -71,8 +71,8 @@ class Patch(NamedTuple):
 
 
 class Patches:
-    """Applied and removed by one thread, at start-up and at the end. In between any thread may add
-    what it has imported."""
+    """Applied and removed by one thread at a time. In between any thread may add what it has
+    imported."""
 
     def __init__(self) -> None:
         self.applied: list[Patch] = []
@@ -201,7 +201,7 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
 def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.selectors is not None:
         for loop, asynchronous in driver.loop_classes():
-            yield loop, driver.SELECT, selection_wrappers.get_server(asynchronous)
+            yield loop, driver.SELECT, selection_wrappers.get_server(runtime, asynchronous)
 
 
 def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:

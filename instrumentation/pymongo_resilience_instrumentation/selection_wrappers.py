@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
+    from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 FAULT = "a fault of pymongo-resilience after a server was selected"
@@ -20,7 +21,7 @@ FAULT = "a fault of pymongo-resilience after a server was selected"
 logger = logging.getLogger("pymongo_resilience")
 
 
-def get_server(asynchronous: bool) -> Wrapper:
+def get_server(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """The loop's ``_get_server``. What it ends with is what counts: where there is one address only
     or the operation is bound to one, the selector is never called.
 
@@ -29,7 +30,7 @@ def get_server(asynchronous: bool) -> Wrapper:
 
     def begin(loop: Any) -> Attempts | None:
         work = driver.func(loop)
-        if type(work) is not Attempts:
+        if type(work) is not Attempts or work.runtime is not runtime:
             return None
         work.call.selecting = work.count
         return work

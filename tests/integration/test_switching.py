@@ -1,0 +1,149 @@
+"""The library switched on and off by several threads at once, and while operations run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import wrapt
+from conftest import Instrument, Side, fail_command
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+from pymongo_resilience_instrumentation import driver, instrumentor, patches, self_check
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+
+import pymongo_resilience
+from pymongo_resilience import Config
+
+pytestmark = pytest.mark.oldest
+QUIET = Config(traces=False, metrics=False, timeout_ms=5000)
+SECONDS = 0.5
+
+
+def attributes() -> dict[str, Any]:
+    owners = {owner for owner, _ in patches.PUBLIC} | {loop for loop, _ in driver.loop_classes()}
+    return {f"{owner}.{name}": it for owner in owners for name, it in vars(owner).items()}
+
+
+def test_threads_that_switch_it_on_at_once_put_one_layer_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, tell = attributes(), self_check.tell
+
+    def slowly(parts: Any) -> Any:
+        time.sleep(0.02)
+        return tell(parts)
+
+    monkeypatch.setattr(instrumentor.self_check, "tell", slowly)
+    threads = [
+        threading.Thread(target=pymongo_resilience.instrument, args=(QUIET,)) for _ in range(4)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    try:
+        assert attributes() != before
+    finally:
+        pymongo_resilience.uninstrument()
+    assert attributes() == before
+
+
+def test_there_is_one_switch_whoever_makes_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = instrumentor.PymongoResilienceInstrumentor
+    monkeypatch.setattr(cls, "_instance", None)
+    made: list[Any] = []
+    barrier = threading.Barrier(4)
+
+    def make() -> None:
+        barrier.wait()
+        made.append(cls())
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(set(map(id, made))) == 1
+
+
+def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(
+    side: Side, proxy: ReplicaSet, database: str, control: MongoClient[Any]
+) -> None:
+    before = attributes()
+    over, faults, switched = threading.Event(), [], [0]
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+
+    def switch() -> None:
+        try:
+            while not over.is_set():
+                pymongo_resilience.instrument(QUIET)
+                time.sleep(0.0005)
+                pymongo_resilience.uninstrument()
+                switched[0] += 1
+        except Exception as error:  # noqa: BLE001 - seen below
+            faults.append(error)
+
+    threads = [threading.Thread(target=switch) for _ in range(2)]
+    failed = 0
+    with fail_command(control, "find", "update", errorCode=2):
+        for each in threads:
+            each.start()
+        try:
+            end = time.monotonic() + SECONDS
+            while time.monotonic() < end or not switched[0]:
+                for call in (
+                    lambda: side.do(coll.find_one, {}),
+                    lambda: side.do(coll.update_many, {}, {"$set": {"a": 1}}),
+                ):
+                    # Whatever else it were would be a signal of ours.
+                    with pytest.raises(OperationFailure):
+                        call()
+                    failed += 1
+        finally:
+            over.set()
+            for each in threads:
+                each.join()
+            if pymongo_resilience.is_instrumented():
+                pymongo_resilience.uninstrument()
+    assert failed
+    assert faults == []
+    assert attributes() == before
+
+
+@pytest.mark.parametrize("attempt", driver.ATTEMPTS)
+def test_a_layer_that_others_keep_in_place_repeats_nothing_of_a_later_one(
+    attempt: str,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    control: MongoClient[Any],
+    instrument: Instrument,
+) -> None:
+    owners = [loop for loop, _ in driver.loop_classes()]
+    originals = [vars(owner)[attempt] for owner in owners]
+
+    def passing(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs)
+
+    instrument(timeout_ms=5000)
+    for owner in owners:
+        setattr(owner, attempt, wrapt.FunctionWrapper(vars(owner)[attempt], passing))
+    pymongo_resilience.uninstrument()
+    try:
+        telemetry = instrument(timeout_ms=5000)
+        coll = side.client(proxy.uri)[database].coll
+        side.do(coll.insert_one, {})
+        with fail_command(control, "find", "update", errorCode=2):
+            for call, args in ((coll.find_one, ({},)), (coll.update_one, ({}, {"$inc": {"a": 1}}))):
+                telemetry.clear()
+                with pytest.raises(OperationFailure):
+                    side.do(call, *args)
+                assert len(telemetry.decisions.events) == 1
+    finally:
+        pymongo_resilience.uninstrument()
+        for owner, original in zip(owners, originals, strict=True):
+            setattr(owner, attempt, original)
