@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.attempts import Attempts, refuse_without_txn_number
+from pymongo_resilience_instrumentation.attempts import Attempts, refuse_lost_txn_number
 from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.selection_wrappers import counted
 
@@ -37,9 +37,14 @@ class _FirstWrite:
 
     def __call__(self, session: Any, connection: Any, retryable: bool) -> Any:
         if self.was_retryable and not retryable:
-            refuse_without_txn_number(self._loop, connection)
+            refuse_lost_txn_number(self._loop, connection)
         self.reached_connection = True
         return self._func(session, connection, retryable)
+
+    @property
+    def wanted_txn_number(self) -> bool:
+        """To be asked after a failure; the end of a transaction has the transaction's number."""
+        return self.was_retryable and not driver.in_transaction(self._loop)
 
     def release(self) -> None:
         """As with Attempts: nothing may keep the two alive together."""
@@ -111,7 +116,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
                 first.release()
             try:
                 with _after(runtime, loop, failed, first.reached_connection, original) as work:
-                    work.wants_txn_number = work.wants_txn_number or first.was_retryable
+                    work.wants_txn_number = first.wanted_txn_number
                     return executor.recover(work, failed)
             finally:
                 del failed
@@ -134,7 +139,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
                 first.release()
             try:
                 with _after(runtime, loop, failed, first.reached_connection, original) as work:
-                    work.wants_txn_number = work.wants_txn_number or first.was_retryable
+                    work.wants_txn_number = first.wanted_txn_number
                     return await async_executor.recover(work, failed)
             finally:
                 del failed

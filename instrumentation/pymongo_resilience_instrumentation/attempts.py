@@ -7,6 +7,7 @@ called is how we know that a command may have been sent, whether or not anybody 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from pymongo.errors import (
@@ -26,6 +27,7 @@ from pymongo_resilience.health import Evidence, evidence
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
+from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import deprioritized, driver, failures, seen_waits
 from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
@@ -54,6 +56,17 @@ class GaveUp(Exception):  # noqa: N818 - a signal through the driver's loop, nev
         self.error = error
 
 
+class TxnNumberLostError(PyMongoError):
+    """A retryable write was not sent, since its server would take it for one that is not.
+
+    Raised inside of a checkout, where a network error would make the driver clear its pool.
+    """
+
+
+class TxnNumberUnsupportedError(TxnNumberLostError):
+    """The server takes no retryable writes, and an earlier attempt may be applied elsewhere."""
+
+
 def _governed(call: Call) -> tuple[str, str | None]:
     """Where the rules look; a client's bulk write goes to many places, and ``admin`` is none."""
     if call.operation == "bulkWrite" and call.collection is None:
@@ -77,6 +90,8 @@ class Attempts:
     _last: Failure | None = None
     _permit: Permit | None = None
     _avoiding: deprioritized.Mark | None = None
+    _bound_to_txn_number: Failure | None = None
+    """After it, no attempt may be sent without the transaction number."""
     _only_reads = False
     _progress: tuple[Any, int] | None = None
     reached_connection = False
@@ -122,7 +137,8 @@ class Attempts:
 
     def __call__(self, *args: Any) -> Any:
         if self.wants_txn_number:
-            refuse_without_txn_number(self._loop, args[1])
+            session, connection, _ = args
+            args = session, connection, self._takes_txn_number(connection)
         self.reached_connection = True
         cursor = self.call.cursor
         if cursor is not None and cursor.omits_max_time:
@@ -130,6 +146,24 @@ class Attempts:
             own = self.call.operation == "runCommand"
             return driver.sending_without_max_time(self._func, keeps_own=own)(*args)
         return self._func(*args)
+
+    def _takes_txn_number(self, connection: Any) -> bool:
+        """Whether the attempt is sent as a retryable write.
+
+        Raises TxnNumberLostError where it must not be sent.
+        """
+        loop = self._loop
+        try:
+            supported = driver.supports_txn_number(loop, connection)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before a write was sent")
+            return bool(driver.is_retryable(loop))
+        if not supported:
+            refuse_lost_txn_number(loop, connection)
+            if self._bound_to_txn_number is not None:
+                raise TxnNumberUnsupportedError("the server supports no retryable writes any more")
+        driver.set_retryable(loop, supported)
+        return supported
 
     def ask_breaker(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.
@@ -204,7 +238,14 @@ class Attempts:
         progress = driver.bulk_progress(self._loop)
         if self._progress is not None and progress != self._progress:
             operation.next_command()
+            self._bound_to_txn_number = None
         self._progress = progress
+        if isinstance(error, TxnNumberLostError):
+            before = self._bound_to_txn_number
+            if isinstance(error, TxnNumberUnsupportedError) and before is not None:
+                self._tell_breaker(Evidence.NONE)
+                return replace(before, carried_txn_number=False)
+            error = AutoReconnect(str(error))
         if hopeless_cause(error) is not None:
             driver.forget_transient(error)
         failure = failures.describe(
@@ -227,6 +268,14 @@ class Attempts:
         if self._last is None or not (failure.no_writes_performed or _refused(failure)):
             self._last = failure
         driver.prepare_retry(self._loop, failure, operation.attempts, self._last.error)
+        follows_texts = isinstance(operation.strategy, MongoDBSpecification)
+        if not (failure.retryable_overload or operation.idempotent) and (
+            failure.stage is not Stage.NOT_SENT
+            or (follows_texts and self._bound_to_txn_number is None)
+        ):
+            # Retryable Writes: where the server of the retry does not support it, the original
+            # error is raised. By our own rules, what was never sent is sent without a number.
+            self._bound_to_txn_number = failure
         if (
             driver.is_sharded(self._loop)
             or failure.elsewhere
@@ -288,16 +337,18 @@ class Attempts:
         return failure
 
 
-def refuse_without_txn_number(loop: Any, connection: Any) -> None:
-    """Raises AutoReconnect for a write that lost its txnNumber on the way."""
+def refuse_lost_txn_number(loop: Any, connection: Any) -> None:
+    """Raises TxnNumberLostError for a write that lost its txnNumber on the way."""
     try:
         lost = driver.lost_its_txn_number(loop, connection)
     except Exception:
         logger.exception("a fault of pymongo-resilience before a write was sent")
         return
     if lost:
-        driver.restore_retryable(loop)
-        raise AutoReconnect("the server ceased to be a known primary before the write was sent")
+        driver.set_retryable(loop, True)
+        raise TxnNumberLostError(
+            "the server ceased to be a known primary before the write was sent"
+        )
 
 
 def _refused(failure: Failure) -> bool:

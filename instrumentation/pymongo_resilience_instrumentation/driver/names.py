@@ -53,9 +53,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
         yield from _of_breakers(f"{client}:{LOOP}", f"{session}:_Transaction")
         yield Part(Feature.BREAKERS, f"{client}:{prefix}MongoClient", ("_closed",))
-        yield Part(
-            Feature.RETRIES, f"pymongo.{half}.pool:{prefix}Connection", ("supports_sessions",)
-        )
+        yield from _of_connections(f"pymongo.{half}.pool:{prefix}Connection")
         yield Part(Feature.RETRIES, f"pymongo.{half}.bulk:_{prefix}Bulk", _BULK_NAMES)
         yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", ("_transaction", "_unpin"))
         yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
@@ -154,6 +152,11 @@ def _of_waits() -> Iterator[Part]:
         "pymongo._csot",
         ("DEADLINE", "TIMEOUT", "get_deadline", "get_timeout", "remaining"),
     )
+
+
+def _of_connections(connection: str) -> Iterator[Part]:
+    yield Part(Feature.RETRIES, connection, ("supports_sessions",))
+    yield Part(Feature.RETRIES, connection, ("is_standalone",), set_by="_hello")
 
 
 def _of_breakers(loop: str, transaction: str) -> Iterator[Part]:

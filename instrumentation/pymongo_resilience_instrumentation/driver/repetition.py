@@ -32,8 +32,9 @@ def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) 
     """Bring the loop's state to what its own code has before it repeats an attempt."""
     loop._attempt_number = attempts
     loop._last_error = error
-    # Without it, the loop refuses to repeat what it does not count as retryable itself.
-    loop._always_retryable = failure.retryable_overload or not loop._retryable
+    # Without it, the loop raises the last error again where it does not count the attempt as
+    # retryable itself, inside of the checkout: which clears the pool, for everybody.
+    loop._always_retryable = True
     if loop._bulk is None:
         loop._retrying = True
     elif bulk_progress(loop) is not None:

@@ -143,6 +143,20 @@ def address_of(server: Any) -> str | None:
     return None if server is None else address_text(server.description.address)
 
 
+def supports_txn_number(loop: Any, connection: Any) -> bool:
+    """Whether the selected server takes a retryable write on this connection.
+
+    As the driver decides it, but for a connection to a standalone: of that the server's description
+    may not tell yet.
+    """
+    return bool(
+        loop._session
+        and loop._server.description.retryable_writes_supported
+        and connection.supports_sessions
+        and not connection.is_standalone
+    )
+
+
 def lost_its_txn_number(loop: Any, connection: Any) -> bool:
     """The server turned Unknown, or secondary, between selection and sending: the driver would
     now send a retryable write as one that is not.
@@ -150,16 +164,16 @@ def lost_its_txn_number(loop: Any, connection: Any) -> bool:
     A standalone server knows no retryable writes at all; and whoever connects to one server
     directly gets that server, secondary or not.
     """
-    if loop._retryable or loop._is_read or in_transaction(loop):
+    if loop._is_read or in_transaction(loop) or not connection.supports_sessions:
         return False
-    server_type = loop._server.description.server_type_name
-    if server_type == "Standalone" or not connection.supports_sessions:
-        return False
-    return server_type == "Unknown" or _topology_type(loop) != "Single"
+    if _topology_type(loop) != "Single":
+        return True
+    return not connection.is_standalone and loop._server.description.server_type_name == "Unknown"
 
 
-def restore_retryable(loop: Any) -> None:
-    loop._retryable = True
+def set_retryable(loop: Any, retryable: bool) -> None:
+    """Whether the attempt to be made is a retryable write."""
+    loop._retryable = retryable
 
 
 def bulk_progress(loop: Any) -> tuple[Any, int] | None:

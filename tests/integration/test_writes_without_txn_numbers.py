@@ -1,0 +1,319 @@
+"""Writes on a server that knows no transaction numbers: what was never sent is sent again.
+
+And a server that ceases to know them, or begins to, between two attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+from conftest import Instrument, SentCommands, Side, wait_until
+from pymongo import InsertOne, UpdateOne
+from pymongo.errors import AutoReconnect, PyMongoError
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutAtHandshake,
+    Overload,
+    ReplicaSet,
+    Reset,
+    Standalone,
+)
+
+from pymongo_resilience import MongoDBSpecification, RetryScheduled, override
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+INC = {"$inc": {"n": 1}}
+ONE = {"_id": 0}
+
+
+@dataclass(frozen=True)
+class Write:
+    commands: tuple[str, ...]
+    do: Callable[[Any, Any], Any]
+    """Of a client and its collection."""
+
+
+WRITES = {
+    "insert_one": Write(("insert",), lambda _, coll: coll.insert_one({"_id": 1})),
+    "insert_many": Write(("insert",), lambda _, coll: coll.insert_many([{"_id": 1}, {"_id": 2}])),
+    "update_one": Write(("update",), lambda _, coll: coll.update_one(ONE, INC)),
+    "update_many": Write(("update",), lambda _, coll: coll.update_many(ONE, INC)),
+    "replace_one": Write(("update",), lambda _, coll: coll.replace_one(ONE, {"n": 1})),
+    "delete_one": Write(("delete",), lambda _, coll: coll.delete_one(ONE)),
+    "findAndModify": Write(
+        ("findAndModify",), lambda _, coll: coll.find_one_and_update(ONE, INC)
+    ),
+    "bulk_write": Write(
+        ("insert", "update"),
+        lambda _, coll: coll.bulk_write([InsertOne({"_id": 1}), UpdateOne(ONE, INC)]),
+    ),
+    "client's bulk_write": Write(
+        ("bulkWrite",),
+        lambda client, coll: client.bulk_write(
+            [InsertOne({"_id": 1}, namespace=coll.full_name)]
+        ),
+    ),
+}  # fmt: skip
+
+
+class Changing(ReplicaSet):
+    """A server that is a standalone, or the one member of a set, as ``standalone`` says."""
+
+    standalone = False
+
+    def describe(self, member: Any, hello: Any) -> None:
+        kind = Standalone if self.standalone else ReplicaSet
+        kind.describe(self, member, hello)  # type: ignore[arg-type]
+
+    def refusal(self, member: Any, request: Any) -> Any:
+        kind = Standalone if self.standalone else ReplicaSet
+        return kind.refusal(self, member, request)  # type: ignore[arg-type]
+
+    @property
+    def _parameters(self) -> str:
+        return "?directConnection=true"
+
+
+@pytest.fixture
+def standalone(server: Any) -> Any:
+    with Standalone(server.address) as running:
+        yield running
+
+
+@pytest.fixture
+def changing(server: Any) -> Any:
+    with Changing(server.address, members=1) as running:
+        yield running
+
+
+def monitored(side: Side, deployment: Any, **options: Any) -> tuple[Any, SentCommands]:
+    """A client whose monitor is connected, and whose pool is empty."""
+    sent = SentCommands()
+    client = side.client(deployment.uri, event_listeners=[sent], **options)
+    assert side.do(lambda: client.address) == deployment.address
+    return client, sent
+
+
+def refuse_checkouts(
+    side: Side, patch: pytest.MonkeyPatch, times: int, then: Callable[[], None] = lambda: None
+) -> None:
+    """As a pool does that was cleared while somebody asked it for a connection."""
+    half = "synchronous" if side.runner is None else "asynchronous"
+    pool = import_module(f"pymongo.{half}.pool").Pool
+    original, left = pool._get_conn, iter(range(times))
+
+    def refuse(asked: Any) -> None:
+        if not asked.is_sdam and next(left, None) is not None:
+            then()
+            raise AutoReconnect("paused") from AutoReconnect("connection pool paused")
+
+    def get(asked: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(asked)
+        return original(asked, *args, **kwargs)
+
+    async def get_async(asked: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(asked)
+        return await original(asked, *args, **kwargs)
+
+    patch.setattr(pool, "_get_conn", get if side.runner is None else get_async)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout_ms": 20_000}], ids=["light", "timed"])
+@pytest.mark.parametrize("unsent", ["handshake", "checkout"])
+@pytest.mark.parametrize("name", WRITES)
+def test_what_was_never_sent_is_sent_without_a_number(
+    name: str,
+    unsent: str,
+    options: dict[str, Any],
+    standalone: Standalone,
+    side: Side,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telemetry = instrument(base_backoff_ms=1, **options)
+    control[database].coll.insert_one({**ONE, "n": 0})
+    client, sent = monitored(side, standalone)
+    times = 3 if options else 1
+    if unsent == "handshake":
+        standalone.inject(CutAtHandshake(times=times))
+    else:
+        refuse_checkouts(side, monkeypatch, times)
+    side.do(WRITES[name].do, client, client[database].coll)
+    assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * times
+    commands = sent.named(*WRITES[name].commands)
+    assert len(commands) == len(WRITES[name].commands)
+    assert not any("txnNumber" in each for each in commands)
+    assert list(control[database].coll.find()) != [{**ONE, "n": 0}]
+
+
+def test_a_rejected_write_is_sent_again_without_a_number(
+    standalone: Standalone, side: Side, database: str, instrument: Instrument
+) -> None:
+    instrument(base_backoff_ms=1)
+    client, sent = monitored(side, standalone)
+    standalone.inject(Overload("insert", times=3))
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    assert ["txnNumber" in each for each in sent.named("insert")] == [False] * 4
+
+
+def test_the_specification_s_strategy_does_not_repeat_what_was_not_overload(
+    standalone: Standalone,
+    side: Side,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Retryable Writes: on a server that supports none, the original error is raised."""
+    telemetry = instrument(strategy=MongoDBSpecification(), timeout_ms=20_000)
+    client, sent = monitored(side, standalone)
+    refuse_checkouts(side, monkeypatch, 1)
+    with pytest.raises(AutoReconnect, match="paused"):
+        side.do(client[database].coll.insert_one, {"_id": 1})
+    assert not sent.named("insert")
+    assert telemetry.decisions.events[-1].rule is Rule.STRATEGY
+
+
+class TurningAfter(CutAfter):
+    """Executes the write and loses its reply; the server comes back as a standalone."""
+
+    def __init__(self, command: str, deployment: Changing) -> None:
+        super().__init__(command)
+        self._deployment = deployment
+
+    def verdict(self, request: Any) -> Any:
+
+        def turn() -> None:
+            self._deployment.standalone = True
+
+        # Once the request has passed.
+        asyncio.get_running_loop().call_soon(turn)
+        return super().verdict(request)
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout_ms": 20_000}], ids=["light", "timed"])
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("name", ["update_one", "findAndModify", "bulk_write"])
+def test_a_write_in_flight_does_not_follow_to_a_standalone(
+    name: str,
+    idempotent: bool,
+    options: dict[str, Any],
+    changing: Changing,
+    side: Side,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    """It may be applied, and nobody would recognise its repetition there."""
+    telemetry = instrument(**options)
+    control[database].coll.insert_one({**ONE, "n": 0})
+    client, sent = monitored(side, changing)
+    write = WRITES[name]
+    last = write.commands[-1]
+    changing.inject(TurningAfter(last, changing))
+    coll = client[database].coll
+    with override(idempotent=idempotent):
+        if idempotent:
+            side.do(write.do, client, coll)
+        else:
+            with pytest.raises(AutoReconnect) as caught:
+                side.do(write.do, client, coll)
+            assert "any more" not in str(caught.value)
+            assert telemetry.decisions.events[-1].rule is Rule.NOT_SAFE
+    carried = ["txnNumber" in each for each in sent.named(last)]
+    assert carried == ([True, False] if idempotent else [True])
+    applied = control[database].coll.find_one(ONE)
+    assert applied == {**ONE, "n": 1 + idempotent}
+
+
+def test_a_server_that_begins_to_know_numbers_gets_one(
+    changing: Changing,
+    side: Side,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instrument(timeout_ms=20_000)
+    changing.standalone = True
+    client, sent = monitored(side, changing)
+
+    def turn() -> None:
+        changing.standalone = False
+
+    refuse_checkouts(side, monkeypatch, 1, turn)
+    changing.inject(CutAfter("insert"))
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    assert ["txnNumber" in each for each in sent.named("insert")] == [True, True]
+    assert control[database].coll.count_documents({}) == 1
+
+
+def test_writers_go_on_after_their_pool_was_cleared(
+    standalone: Standalone, side: Side, database: str, instrument: Instrument
+) -> None:
+    """Under load, many ask a pool that is being cleared: each retry used to clear it again."""
+    instrument(timeout_ms=20_000)
+    client, _ = monitored(side, standalone, maxPoolSize=4)
+    coll = client[database].coll
+    writers = 8
+    done, errors, stop = [0] * writers, list[Exception](), threading.Event()
+
+    def note(number: int, error: PyMongoError | None) -> None:
+        if error is None:
+            done[number] += 1
+        elif type(error) is not AutoReconnect:
+            # Any other: what was in flight is not repeated.
+            errors.append(error)
+
+    def thread(number: int) -> None:
+        while not stop.is_set():
+            try:
+                coll.insert_one({})
+            except PyMongoError as error:
+                note(number, error)
+            else:
+                note(number, None)
+
+    async def task(number: int) -> None:
+        while not stop.is_set():
+            try:
+                await coll.insert_one({})
+            except PyMongoError as error:
+                note(number, error)
+            else:
+                note(number, None)
+
+    def disturb() -> None:
+        try:
+            for _ in range(3):
+                # Not each of them: who waits for a connection is overtaken by who returns one.
+                aim = sum(done) + 300
+                standalone.inject(Reset())
+                wait_until(lambda aim=aim: sum(done) >= aim)
+        finally:
+            stop.set()
+
+    async def tasks() -> None:
+        await asyncio.gather(
+            asyncio.to_thread(disturb), *(task(number) for number in range(writers))
+        )
+
+    if side.runner is not None:
+        side.do(tasks)
+    else:
+        threads = [threading.Thread(target=thread, args=[each]) for each in range(writers)]
+        for each in threads:
+            each.start()
+        disturb()
+        for each in threads:
+            each.join()
+    assert not errors
