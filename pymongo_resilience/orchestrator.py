@@ -47,6 +47,9 @@ class Rule(enum.Enum):
     """Rule 5: the strategy said no."""
     DEADLINE = "deadline"
     """Rule 6: no attempt fits before the deadline."""
+    OVERLOAD_WAIT = "overload_wait"
+    """Rule 6: the wait after an overload error does not end before the deadline. Nothing timed out:
+    that error is raised."""
     BREAKER = "circuit_breaker"
     """Rule 7: the server's circuit breaker is open, and there is no time to wait for its probe."""
     BUDGET = "budget"
@@ -117,7 +120,7 @@ class Orchestrator:
         base = self.base_backoff if own is None else own
         delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
         if operation.time_limit is not None and not operation.time_limit.allows(delay):
-            return GiveUp(_out_of_time(operation))
+            return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)
         if operation.budget is not None and not operation.budget.consume():
             return GiveUp(Rule.BUDGET)
         return Retry(delay)

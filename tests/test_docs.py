@@ -245,8 +245,8 @@ def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None
 def test_every_outcome_and_metric_is_in_the_readme() -> None:
     text = README.read_text()
     outcomes = {
-        "ok", "retried_ok", "not_retryable", "deadline", "attempts_exhausted", "budget", "terminal",
-        "breaker_open",
+        "ok", "retried_ok", "not_retryable", "deadline", "overloaded", "attempts_exhausted",
+        "budget", "terminal", "breaker_open",
     }  # fmt: skip
     shown = set(outcome_of.__globals__["_BY_RULE"].values()) | {"ok", "retried_ok", "not_retryable"}
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _BY_RULE = {
     Rule.ATTEMPTS: "attempts_exhausted",
     Rule.DEADLINE: "deadline",
+    Rule.OVERLOAD_WAIT: "overloaded",
     Rule.TERMINAL: "terminal",
     Rule.BUDGET: "budget",
     Rule.BREAKER: "breaker_open",

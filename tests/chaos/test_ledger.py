@@ -34,7 +34,7 @@ RUNS: Final = {
     "2: and overload, errors": (*NETWORK, *FAILOVER, *SERVER),
 }
 MIN_HEARTBEAT_INTERVAL: Final = 0.5
-GIVEN_UP: Final = ("attempts_exhausted", "budget", "deadline")
+GIVEN_UP: Final = ("attempts_exhausted", "budget", "deadline", "overloaded")
 
 
 pytestmark = pytest.mark.usefixtures("quick_census", "loaded")

@@ -216,14 +216,24 @@ def test_a_delay_that_passes_the_deadline_is_not_begun(
     side.do(coll.find_one)
     proxy.inject(Overload("find", times=9, base_backoff=600))
     began = time.monotonic()
-    with pytest.raises(OperationTimeoutError) as caught:
+    with pytest.raises(OperationFailure) as caught:
         side.do(coll.find_one)
     *retries, last = telemetry.decisions.events
     # Hardly ever any: the delays are random shares of ten minutes.
     waited = sum(event.delay for event in retries)
     assert time.monotonic() - began - waited < 5
-    assert isinstance(caught.value, OperationFailure)
-    assert last.rule is Rule.DEADLINE
+    assert last.rule is Rule.OVERLOAD_WAIT
+    error: Any = caught.value
+    assert not isinstance(error, OperationTimeoutError), "nothing timed out"
+    assert (error.timeout, error.code, error.attempts) == (False, 462, len(retries) + 1)
+    outcomes = [each.attributes["pymongo_resilience.outcome"] for each in telemetry.operations()]
+    assert outcomes[-1] == "overloaded"
+    (declined,) = [
+        point.value
+        for attributes, point in telemetry.points("pymongo_resilience.retries")
+        if attributes["pymongo_resilience.decision"] == "overload_wait"
+    ]
+    assert declined == 1
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 20_000])

@@ -121,6 +121,7 @@ OFF = Rule.SWITCHED_OFF
 ATTEMPTS = Rule.ATTEMPTS
 STRATEGY = Rule.STRATEGY
 DEADLINE = Rule.DEADLINE
+TOO_LONG = Rule.OVERLOAD_WAIT
 BREAKER = Rule.BREAKER
 BUDGET = Rule.BUDGET
 
@@ -453,17 +454,17 @@ RULE_6 = [
       [], timeout=1),
     S("an overload delay that fits", READ, [OVERLOAD], OK, 2, [0.25], base_backoff=0.5,
       timeout=0.375),
-    S("an overload delay that does not fit", READ, [OVERLOAD], DEADLINE, 1, [], base_backoff=0.5,
+    S("an overload delay that does not fit", READ, [OVERLOAD], TOO_LONG, 1, [], base_backoff=0.5,
       timeout=0.125),
-    S("an overload delay that fits to the instant: too late", READ, [OVERLOAD], DEADLINE, 1, [],
+    S("an overload delay that fits to the instant: too late", READ, [OVERLOAD], TOO_LONG, 1, [],
       base_backoff=0.5, timeout=0.25),
-    S("an overload delay that fits no more", READ, [OVERLOAD] * 9, DEADLINE, 3, [0.05, 0.1],
+    S("an overload delay that fits no more", READ, [OVERLOAD] * 9, TOO_LONG, 3, [0.05, 0.1],
       timeout=0.25),
     S("an overload delay of the error that does not fit", READ, [OVERLOAD(base_backoff=20.0)],
-      DEADLINE, 1, [], timeout=1),
-    S("an overload delay with one label", READ, [BUSY], DEADLINE, 1, [], timeout=0.03),
+      TOO_LONG, 1, [], timeout=1),
+    S("an overload delay with one label", READ, [BUSY], TOO_LONG, 1, [], timeout=0.03),
     S("not primary and overloaded does not fit", READ,
-      [NOT_PRIMARY(labels=frozenset({SYSTEM_OVERLOADED}))], DEADLINE, 1, [], timeout=0.03),
+      [NOT_PRIMARY(labels=frozenset({SYSTEM_OVERLOADED}))], TOO_LONG, 1, [], timeout=0.03),
     S("the attempt used up the time", READ, [OUT_OF_TIME], DEADLINE, 1, [], timeout=10),
     S("the attempt used up the time, a command", COMMAND, [OUT_OF_TIME], DEADLINE, 1, [],
       timeout=10),
@@ -571,7 +572,7 @@ RULE_8 = [
       max_retries=0),
     S("rule 5 before rule 8: no token is taken", READ, [OVERLOAD], STRATEGY, 1, [], tokens=(5, 5),
       strategy=REFUSES),
-    S("rule 6 before rule 8: no token is taken", READ, [OVERLOAD], DEADLINE, 1, [], tokens=(5, 5),
+    S("rule 6 before rule 8: no token is taken", READ, [OVERLOAD], TOO_LONG, 1, [], tokens=(5, 5),
       timeout=0.03),
 ]
 # fmt: on
