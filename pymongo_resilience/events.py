@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience.unquoting import Unquoting
 
 if TYPE_CHECKING:
@@ -16,10 +17,9 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
 
-logger = logging.getLogger("pymongo_resilience")
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
-for each in (logger, retry_logger, breaker_logger):
+for each in (logging.getLogger("pymongo_resilience"), retry_logger, breaker_logger):
     each.addFilter(Unquoting())
 
 
@@ -99,7 +99,8 @@ class Broadcast:
         for listener in self._listeners:
             try:
                 listener.on_event(event)
-            except Exception:
+            except Exception as error:
+                deliver(error)
                 if id(listener) not in self._faulty:
                     self._faulty.add(id(listener))
                     logger.exception(

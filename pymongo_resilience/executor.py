@@ -7,11 +7,11 @@ exists from the first failure on.
 from __future__ import annotations
 
 import inspect
-import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator
 from pymongo_resilience.strategy import RetryAction
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pymongo_resilience.strategy import Answer
 
 T_co = TypeVar("T_co", covariant=True)
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class Work(Protocol):
@@ -158,6 +156,7 @@ class Executor(_Loop):
         """As ``run``, for work whose first attempt was made by the caller and raised ``error``."""
         operation = None
         while True:
+            deliver(error)
             with _fault_of_ours(error):
                 operation = operation or work.operation()
                 failure = work.describe(error, operation)
@@ -201,6 +200,7 @@ class Executor(_Loop):
                 return None
             return self._checked(answer)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
+            deliver(error)
             self._no_answer(operation, error)
             return None
 
@@ -224,6 +224,7 @@ class AsyncExecutor(_Loop):
         """As ``run``, for work whose first attempt was made by the caller and raised ``error``."""
         operation = None
         while True:
+            deliver(error)
             with _fault_of_ours(error):
                 operation = operation or work.operation()
                 failure = work.describe(error, operation)
@@ -255,5 +256,6 @@ class AsyncExecutor(_Loop):
                 answer = await answer
             return self._checked(answer)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
+            deliver(error)
             self._no_answer(operation, error)
             return None

@@ -7,9 +7,9 @@ it has failed.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.attempts import Attempts, refuse_lost_txn_number
 from pymongo_resilience_instrumentation.methods import Method
@@ -18,8 +18,6 @@ from pymongo_resilience_instrumentation.selection_wrappers import counted
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class _FirstWrite:

@@ -6,7 +6,6 @@ called is how we know that a command may have been sent, whether or not anybody 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +22,7 @@ from pymongo_resilience import policy
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.failure import Stage
+from pymongo_resilience.faults import logger
 from pymongo_resilience.health import Evidence, evidence
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class GaveUp(Exception):  # noqa: N818 - a signal through the driver's loop, never seen outside

@@ -14,6 +14,7 @@ from pymongo_resilience import breaker
 from pymongo_resilience.breaker_states import Permit, State
 from pymongo_resilience.events import BreakerClosed, BreakerOpened
 from pymongo_resilience.failure import TRANSIENT_TRANSACTION
+from pymongo_resilience.faults import deliver
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.breaker_errors import refused
@@ -85,7 +86,8 @@ class ClientBreakers:
         refusing = self._breakers.refusing()
         try:
             others = driver.choices(loop, self.without_open)
-        except Exception:  # noqa: BLE001 - the selector is the application's
+        except Exception as error:  # noqa: BLE001 - the selector is the application's
+            deliver(error)
             return False
         return any(other != address and other not in refusing for other in others)
 
@@ -99,7 +101,8 @@ class ClientBreakers:
             if not refusing:
                 return servers
             return [each for each in servers if each.address not in refusing] or servers
-        except Exception:  # noqa: BLE001 - a handler may want the lock, too
+        except Exception as error:  # noqa: BLE001 - a handler may want the lock, too
+            deliver(error)
             return servers
 
     def snapshots(self) -> dict[Address, Snapshot]:

@@ -6,13 +6,13 @@ Source: Client Backpressure, "Driver mechanisms subject to the retry policy".
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from bson.int64 import Int64
 
 from pymongo_resilience.budget import RETRY
+from pymongo_resilience.faults import logger
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 MOST_REQUEUES = 5
 """How often the background task takes up a cursor again."""
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class BackgroundCall(Call):

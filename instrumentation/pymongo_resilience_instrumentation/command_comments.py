@@ -6,9 +6,9 @@ write is the same to the last byte, and the server recognises it.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ COMMENTED = frozenset({
 FIRST_WIRE_VERSION = 9
 """MongoDB 4.4: before, a server refuses an argument that it does not know."""
 KEY = "traceparent"
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def comment(runtime: Runtime) -> Wrapper:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import MongoClient
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience.namespaces import EVERYTHING
 
 if TYPE_CHECKING:
     from pymongo_resilience.namespaces import NamespaceRules
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class CoroutineStrategies:

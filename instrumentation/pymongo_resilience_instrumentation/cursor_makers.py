@@ -5,11 +5,11 @@ A cursor is used elsewhere than it is made, often after the block that it was ma
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import policy
 from pymongo_resilience.binding import hand, policy_of, policy_of_cursor
+from pymongo_resilience.faults import logger
 from pymongo_resilience.kinds import ITERATION
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: instance) -> Method:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutError
 
 from pymongo_resilience import policy
 from pymongo_resilience.binding import hand, policy_of_cursor
+from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import (
     calls,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def batch(runtime: Runtime, asynchronous: bool) -> Method:

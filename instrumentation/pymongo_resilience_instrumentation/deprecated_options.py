@@ -6,10 +6,10 @@ application's affair and never looked at.
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.by_client import keep
 from pymongo_resilience_instrumentation.changes import WRITES
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.calls import Call
 
-logger = logging.getLogger("pymongo_resilience")
 
 MAX_TIME = ("max_time_ms", "maxTimeMS")
 """The keywords of pymongo's methods for one and the same option."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.cleanup import END_SESSIONS, CleanupCall, EndSessions
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def of_a_client(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper]]:

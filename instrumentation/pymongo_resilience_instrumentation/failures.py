@@ -6,7 +6,6 @@ Backpressure ("Terms"), Couchbase RFC 0049.
 
 from __future__ import annotations
 
-import logging
 import re
 import ssl
 from collections.abc import Mapping
@@ -37,6 +36,7 @@ from pymongo_resilience.failure import (
     RetryReason,
     Stage,
 )
+from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience_instrumentation import driver, hopeless, reasons
 
 if TYPE_CHECKING:
@@ -62,8 +62,6 @@ REFUSAL = (
 """How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow. The other
 end is ``driver``'s own.."""
 
-logger = logging.getLogger("pymongo_resilience")
-
 
 class Attempt(NamedTuple):
     """What the driver's loop knows about the attempt that failed."""
@@ -82,7 +80,8 @@ def describe(error: Exception, attempt: Attempt) -> Failure:
     """
     try:
         return _describe(error, attempt)
-    except Exception:
+    except Exception as fault:
+        deliver(fault)
         logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
         return Failure(
             error=error,
@@ -196,7 +195,8 @@ def attribute(error: BaseException | None, name: str) -> Any:
         return None
     try:
         return getattr(error, name, None)
-    except Exception:  # noqa: BLE001 - the property may be anybody's
+    except Exception as fault:  # noqa: BLE001 - the property may be anybody's
+        deliver(fault)
         return None
 
 

@@ -7,10 +7,10 @@ but which refused password is being tried again: what recovers is found recovere
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver, hopeless
 from pymongo_resilience_instrumentation.attempts import said_of
@@ -36,8 +36,6 @@ PROBE_EVERY = 1.0
 """Seconds between two tries of a password that was refused."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
 PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class Found(NamedTuple):

@@ -24,16 +24,15 @@ with the sums it had, and a lock of its metrics that some thread held just then 
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
-logger = logging.getLogger("pymongo_resilience")
 _watched: Runtime | None = None
 
 

@@ -6,17 +6,15 @@ It raises another error than the bulk write's, of the class that one write would
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import failures
 from pymongo_resilience_instrumentation.timeouts import timed_out
 
 if TYPE_CHECKING:
     from pymongo.errors import OperationFailure, PyMongoError
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def expiry_behind(error: OperationFailure) -> PyMongoError | None:

@@ -8,12 +8,12 @@ interrupted, and may take longer.
 from __future__ import annotations
 
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.binding import policy_of
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import cursor_makers, driver, gridfs_errors
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.driver import gridfs
@@ -45,8 +45,6 @@ OF_A_STREAM = (
     "abort", "close", "open", "read", "readchunk", "readline", "readlines", "seek", "set",
     "to_list", "write", "writelines", "__next__", "__anext__",
 )  # fmt: skip
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Method]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from dataclasses import replace
@@ -21,6 +20,7 @@ from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.faults import logger
 from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import NAMED
@@ -75,7 +75,6 @@ IN_FORCE = (
 ANY_STRATEGY = NAMED["fast_fail"]
 """For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
 
-logger = logging.getLogger("pymongo_resilience")
 _LOCK = threading.RLock()
 """Held while the library is switched on or off."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
 from opentelemetry.context import Context
 
 from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.faults import logger
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience_instrumentation import calls, driver, transaction_spans
 from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CleanupCall, CloseNow
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
-
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def of_a_client(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper]]:

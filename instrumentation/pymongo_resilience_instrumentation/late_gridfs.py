@@ -5,11 +5,11 @@ Thread-safe: the application may import it in any thread, and at any time.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import wrapt
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver, self_check
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     Wrap = Callable[[Iterable[Wrapped]], None]
 
-logger = logging.getLogger("pymongo_resilience")
 
 _waiting: list[tuple[Runtime, Wrap]] = []
 """At most one, of the instrument() in force; taken by whoever comes first."""

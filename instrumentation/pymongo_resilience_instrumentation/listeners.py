@@ -8,11 +8,11 @@ ours is logged once and never reaches the driver, which would print it for every
 from __future__ import annotations
 
 import functools
-import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
+from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.tracing import DEFAULT
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
     from pymongo_resilience_instrumentation.tracing import Tracing
 
-logger = logging.getLogger("pymongo_resilience")
 
 _E = TypeVar("_E")
 
@@ -49,6 +48,7 @@ class _Complaint:
         self._logged = False
 
     def log(self, error: Exception) -> None:
+        deliver(error)
         if not self._logged:
             self._logged = True
             logger.error("a fault of pymongo-resilience in %s", self._callback, exc_info=error)

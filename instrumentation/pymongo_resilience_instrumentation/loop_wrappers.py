@@ -6,11 +6,11 @@ has failed. With breakers, counts or budgets, and under a timeout, it is made be
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, deprioritized, driver, seen_waits
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def run(runtime: Runtime, asynchronous: bool) -> Method:

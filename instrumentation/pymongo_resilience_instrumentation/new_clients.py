@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience.switch import Switch
 from pymongo_resilience_instrumentation import driver, monkey_patching
 from pymongo_resilience_instrumentation.listeners import (
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.clients import ClientState
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.tracing import Tracing
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def equip(

@@ -6,10 +6,10 @@ its spans become children of the operation spans. A driver that draws spans itse
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver, tracing
 from pymongo_resilience_instrumentation.tracing import Tracing
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONTRIB = "opentelemetry.instrumentation.pymongo"
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class OtherTracers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +14,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import (
     attempt_wrappers,
     connections_ahead,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
-logger = logging.getLogger("pymongo_resilience")
 
 PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
     (Collection, operations.COLLECTION),

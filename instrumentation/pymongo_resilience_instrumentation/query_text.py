@@ -12,6 +12,8 @@ from typing import Any
 
 from bson import Binary, json_util
 
+from pymongo_resilience.faults import deliver
+
 LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
 RELAXED = json_util.RELAXED_JSON_OPTIONS
 
@@ -56,5 +58,6 @@ def _leaf(value: Any) -> Any:
         return value
     try:
         return json_util.default(value, RELAXED)
-    except Exception:  # noqa: BLE001 - a type of the application's own: it has a codec, we have not
+    except Exception as error:  # noqa: BLE001 - the application's own type: it has a codec, we have not
+        deliver(error)
         return f"<{type(value).__name__}>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience import policy
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
+from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import shorter
 from pymongo_resilience_instrumentation import (
     calls,
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
         TransactionSpan,
         TransactionSpans,
     )
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class CallLog:

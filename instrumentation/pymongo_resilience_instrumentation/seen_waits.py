@@ -7,7 +7,6 @@ measured: that would cost every operation as much as all the rest of its metrics
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ServerSelectionTimeoutError, WaitQueueTimeoutError
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.methods import Method
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 TIMED_OUT = "timed_out"
 INTERRUPTED = "interrupted"
 FAILED = "failed"
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class For(Enum):

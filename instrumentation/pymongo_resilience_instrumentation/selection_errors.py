@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import deliver
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -32,7 +34,8 @@ def error_message(runtime: Runtime) -> Wrapper:
             )
 
             return f"{text} ({why_not(topology, *args)})"
-        except Exception:  # noqa: BLE001 - whatever it is, the driver's text does without ours
+        except Exception as error:  # noqa: BLE001 - the driver's text does without ours
+            deliver(error)
             return text
 
     return wrapper

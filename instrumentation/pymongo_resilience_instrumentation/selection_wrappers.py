@@ -3,9 +3,9 @@ by the server's circuit breaker."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.attempts import Attempts
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 FAULT = "a fault of pymongo-resilience after a server was selected"
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def get_server(runtime: Runtime, asynchronous: bool) -> Wrapper:

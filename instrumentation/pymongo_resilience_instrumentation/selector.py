@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.eligibility import in_latency_window
+from pymongo_resilience.faults import deliver
 from pymongo_resilience.selection import choose
 from pymongo_resilience_instrumentation import calls, descriptions, driver
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -55,7 +56,8 @@ class ServerSelector:
             return found
         try:
             return self._narrowed(found)
-        except Exception:  # noqa: BLE001 - under the driver's lock a fault of ours is not logged
+        except Exception as error:  # noqa: BLE001 - under the driver's lock a fault of ours is not logged
+            deliver(error)
             return found
 
     def _narrowed(self, found: Any) -> Any:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import enum
 import importlib
-import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymongo
 
+from pymongo_resilience.faults import logger
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class Feature(enum.Enum):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience import policy
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver, failures, sessions, transaction_spans
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.sessions import TransactionDeadline
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 NOWHERE = ("", None)
 """A transaction may change any collection: no rule holds for it but one for all of them."""
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper | Method]]:

@@ -6,16 +6,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.faults import deliver, logger
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 Hook = Callable[[Any, Any], object]
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class SpanHooks:
@@ -43,7 +42,8 @@ def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | Non
         nonlocal logged
         try:
             hook(span, event)
-        except Exception:
+        except Exception as error:
+            deliver(error)
             if not logged:
                 logged = True
                 logger.exception("the %s raised; later errors of it are not logged", name)

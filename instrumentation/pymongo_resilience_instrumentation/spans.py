@@ -9,6 +9,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
+from pymongo_resilience.faults import deliver
 from pymongo_resilience.unquoting import stack
 from pymongo_resilience_instrumentation import calls, driver, semconv
 from pymongo_resilience_instrumentation.addresses import namespace_text
@@ -205,7 +206,8 @@ def end_span(span: Span, error: BaseException | None = None, *, quotes: bool = F
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a reply may be such that the driver's error stumbles over it
+    except Exception as fault:  # noqa: BLE001 - the driver's error may stumble over its reply
+        deliver(fault)
         return safe_message(error)
 
 

@@ -6,19 +6,17 @@ timeout options".
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ExecutionTimeout
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def limit(runtime: Runtime) -> Method:

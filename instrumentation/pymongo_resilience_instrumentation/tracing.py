@@ -7,13 +7,13 @@ Source: OpenTelemetry (MongoDB driver specifications), "Tracing" and "MongoClien
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pymongo.errors import ConfigurationError
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience.kinds import BOOLEAN, integer, shown
 from pymongo_resilience_instrumentation import driver
 
@@ -29,8 +29,6 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 _TRUE = frozenset({"1", "true", "yes"})
 _FALSE = frozenset({"0", "false", "no"})
 _CLIENTS = "_pymongo_resilience_tracing"
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class Tracing(NamedTuple):

@@ -7,13 +7,13 @@ call, the session's next transaction, the end of the session object, or the end 
 from __future__ import annotations
 
 import atexit
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import SpanKind
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import semconv
 from pymongo_resilience_instrumentation.spans import end_span
 from pymongo_resilience_instrumentation.suppression import is_suppressed
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 class TransactionSpan:

@@ -6,9 +6,9 @@ Without a deadline nothing is: the driver's own timeouts hold, as ever.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.methods import Method
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 GRACE = 0.005
 """Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.methods import Method
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def within(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.binding import policy_of
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import (
     calls,
     client_options,
@@ -39,8 +39,6 @@ After = Callable[["Call", Any], None]
 
 FAULT_BEFORE = "a fault of pymongo-resilience before %s"
 MOST_ARGUMENTS = 100
-
-logger = logging.getLogger("pymongo_resilience")
 
 
 def public(

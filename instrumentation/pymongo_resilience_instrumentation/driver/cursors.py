@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pymongo.cursor import CursorType
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation.driver.time_limits import LIMIT, limited_command
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _STREAMS = (
     ("pymongo.asynchronous.change_stream", "AsyncChangeStream"),
 )
 
-logger = logging.getLogger("pymongo_resilience")
 
 of_files: tuple[type, ...] = ()
 """The cursors over the files of GridFS; none while that is not imported."""

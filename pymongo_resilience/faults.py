@@ -1,0 +1,82 @@
+"""Faults of the library's own: logged, and told from what strikes from outside.
+
+A signal handler may raise at any line, ours included: Celery's SoftTimeLimitExceeded comes so, and
+it is an Exception like any other. It is nobody's fault and is the application's to see, so that
+whoever catches what code of ours raises lets it pass. Known is it by where it comes from: the frame
+of a handler was given the frame that it interrupts. What another thread sets in this one
+(``PyThreadState_SetAsyncExc``) has no frame of its own; at a line of ours it is known by its class,
+for we raise none that is the application's. Out of reach is a handler without a frame, or one that
+forgets its arguments before it raises.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+OURS = ("pymongo_resilience", "pymongo_resilience_instrumentation")
+KNOWN = frozenset({*sys.stdlib_module_names, *OURS, "bson", "gridfs", "opentelemetry", "pymongo"})
+"""The packages whose exceptions code of ours may raise."""
+ARGUMENTS = (2, 3)
+"""How many a handler takes: the signal and the frame; of a trace function, and with ``self``, one
+more."""
+
+
+def from_outside(error: BaseException) -> bool:
+    """Whether the code that raised ``error`` was struck by it, and did not bring it about."""
+    if not isinstance(error, Exception):
+        return True
+    entry = error.__traceback__
+    if entry is None:
+        return False
+    while entry.tb_next is not None:
+        if _interrupts(entry.tb_next.tb_frame, entry.tb_frame):
+            return True
+        entry = entry.tb_next
+    return _package(entry.tb_frame.f_globals.get("__name__")) in OURS and (
+        _package(type(error).__module__) not in KNOWN
+    )
+
+
+def deliver(error: Exception) -> None:
+    """Raises ``error`` again where it struck from outside, in an ``except`` clause that logs it
+    elsewhere or not at all."""
+    if from_outside(error):
+        try:
+            raise error
+        finally:
+            # The traceback holds this frame: without this, frame and error keep each other alive.
+            del error
+
+
+def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
+    code = frame.f_code
+    count, takes_any = code.co_argcount, code.co_flags & inspect.CO_VARARGS
+    if count not in ARGUMENTS and not takes_any:
+        return False
+    given = frame.f_locals
+    if any(given.get(name) is interrupted for name in code.co_varnames[:count]):
+        return True
+    rest = given.get(code.co_varnames[count + code.co_kwonlyargcount]) if takes_any else ()
+    return isinstance(rest, tuple) and any(each is interrupted for each in rest)
+
+
+def _package(module: object) -> str:
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+class _Logger(logging.LoggerAdapter[logging.Logger]):
+    def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """As a logger's own, in an ``except`` clause; raises again what struck from outside."""
+        error = sys.exception()
+        if isinstance(error, Exception):
+            deliver(error)
+        super().exception(msg, *args, stacklevel=2, **kwargs)
+
+
+logger = _Logger(logging.getLogger("pymongo_resilience"), {})
