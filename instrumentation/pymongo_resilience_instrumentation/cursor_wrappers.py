@@ -41,8 +41,8 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     plain = not runtime.rules.any
     tells, shows = runtime.operation_spans is not None, runtime.shows_calls
 
-    def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
-        client, operation, of, _ = given
+    def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        client, operation, of = driver.run_operation_arguments(given, kwargs)
         nested = found() is not None and runtime.nested(client)
         cursor = driver.cursor_of(of)
         name = str(getattr(operation.name, "value", operation.name))
@@ -83,14 +83,14 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     def of_sync(original: Function) -> Function:
         send = run.around(original)
 
-        def method(client: Any, operation: Any, _of: Any, address: Any = None) -> Any:
+        def method(*given: Any, **kwargs: Any) -> Any:
             call = found()
             try:
-                if call is not None and call.client is client and call.reads_inside:
-                    return original(client, operation, _of, address)
-                return send(client, operation, _of, address)
+                if call is not None and call.client is given[0] and call.reads_inside:
+                    return original(*given, **kwargs)
+                return send(*given, **kwargs)
             except ConnectionFailure as error:
-                _kill_later(runtime, client, operation, address, error)
+                _kill_later(runtime, given, kwargs, error)
                 raise
 
         return method
@@ -98,14 +98,14 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
     def of_async(original: Function) -> Function:
         send = run.around(original)
 
-        async def method(client: Any, operation: Any, _of: Any, address: Any = None) -> Any:
+        async def method(*given: Any, **kwargs: Any) -> Any:
             call = found()
             try:
-                if call is not None and call.client is client and call.reads_inside:
-                    return await original(client, operation, _of, address)
-                return await send(client, operation, _of, address)
+                if call is not None and call.client is given[0] and call.reads_inside:
+                    return await original(*given, **kwargs)
+                return await send(*given, **kwargs)
             except ConnectionFailure as error:
-                _kill_later(runtime, client, operation, address, error)
+                _kill_later(runtime, given, kwargs, error)
                 raise
 
         return method
@@ -151,7 +151,7 @@ def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.Curs
 
 
 def _kill_later(
-    runtime: Runtime, client: Any, operation: Any, address: Any, error: Exception
+    runtime: Runtime, given: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
     """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): the background task sees to it.
@@ -161,6 +161,8 @@ def _kill_later(
     if not runtime.switch.on or not isinstance(error, (NetworkTimeout, WaitQueueTimeoutError)):
         return
     try:
+        client, operation, _ = driver.run_operation_arguments(given, kwargs)
+        address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
         if operation.cursor_id and operation.conn_mgr is None:
             cursor_address = driver.cursor_address(operation, address)
             driver.kill_later(client, operation.cursor_id, cursor_address)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
 Function = Callable[..., Any]
+Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""As wrapt calls one: with the original, what it is called on, and what it is given."""
 ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
@@ -22,26 +24,89 @@ class Method(NamedTuple):
     """From the original, which takes its instance first, to what takes its place."""
 
     def in_place_of(self, original: Any) -> Function | None:
-        """None where the driver would call it with what the original takes, and this does not."""
+        """Takes what the original takes, and passes on what it does not know: a newer driver may
+        have more parameters. None where the original lacks one that this needs."""
         function = original if type(original) is FunctionType else _bound_by_itself(original)
         made = self.around(function)
-        return functools.wraps(original)(made) if _takes_what(original, made) else None
+        signature = inspect.signature(original)
+        taken = _taken(made)
+        if taken is None or _takes_anything(signature):
+            return functools.wraps(original)(made)
+        first, *known = signature.parameters
+        if known == taken:
+            return functools.wraps(original)(made)
+        if not set(taken) <= set(known):
+            return None
+        return functools.wraps(original)(self._of_more(function, signature, [first, *taken]))
+
+    def _of_more(
+        self, function: Function, signature: inspect.Signature, taken: Sequence[str]
+    ) -> Function:
+        def split(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Function, list[Any]]:
+            bound = signature.bind(*given, **kwargs)
+            unknown = {name: each for name, each in bound.arguments.items() if name not in taken}
+            bound.apply_defaults()
+            call = functools.partial(_by_name, function, taken[1:], unknown)
+            functools.update_wrapper(call, function)
+            return self.around(call), [bound.arguments[name] for name in taken]
+
+        def method(*given: Any, **kwargs: Any) -> Any:
+            around, mine = split(given, kwargs)
+            return around(*mine)
+
+        async def async_method(*given: Any, **kwargs: Any) -> Any:
+            around, mine = split(given, kwargs)
+            return await around(*mine)
+
+        return async_method if inspect.iscoroutinefunction(function) else method
 
 
-def _takes_what(original: Any, made: Any) -> bool:
+def _by_name(
+    function: Function, names: Sequence[str], more: dict[str, Any], instance: Any, *args: Any
+) -> Any:
+    return function(instance, **dict(zip(names, args, strict=True)), **more)
+
+
+def by_position(original: Any, wrapper: Wrapper) -> Wrapper:
+    """The wrapper, which is given by position whatever was given by name as far as it can be."""
+    parameters = list(inspect.signature(original).parameters.values())
+    if parameters and parameters[0].name == "self":
+        del parameters[0]
+
+    def wrapped(
+        original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return wrapper(original, instance, *_positional(parameters, args, kwargs))
+
+    return wrapped
+
+
+def _positional(
+    parameters: Sequence[inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if not kwargs:
+        return args, kwargs
+    rest, given = dict(kwargs), list(args)
+    for each in parameters[len(args) :]:
+        if each.kind is not each.POSITIONAL_OR_KEYWORD or not rest:
+            break
+        if each.name not in rest and each.default is each.empty:
+            break
+        given.append(rest.pop(each.name, each.default))
+    return tuple(given), rest
+
+
+def _taken(made: Function) -> list[str] | None:
+    """The names of what it takes after its instance; None where it hands on anything."""
     code = made.__code__
     if code.co_flags & inspect.CO_VARARGS and code.co_flags & inspect.CO_VARKEYWORDS:
-        return True
-    parameters = inspect.signature(original).parameters
-    if {each.kind for each in parameters.values()} >= ANYTHING:
-        # Another library's: the driver calls it as it would call its own.
-        return True
-    _, *wanted = parameters
-    taken = code.co_varnames[1 : code.co_argcount]
-    # What begins with an underscore is given by its position, whatever it is called.
-    return len(wanted) == len(taken) and all(
-        mine == name or mine.startswith("_") for mine, name in zip(taken, wanted, strict=True)
-    )
+        return None
+    return list(code.co_varnames[1 : code.co_argcount])
+
+
+def _takes_anything(signature: inspect.Signature) -> bool:
+    """Another library's: the driver calls it as it would call its own."""
+    return {each.kind for each in signature.parameters.values()} >= ANYTHING
 
 
 def _bound_by_itself(original: Any) -> Function:

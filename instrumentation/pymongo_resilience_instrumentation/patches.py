@@ -36,7 +36,7 @@ from pymongo_resilience_instrumentation import (
     waits,
     wrappers,
 )
-from pymongo_resilience_instrumentation.methods import Method
+from pymongo_resilience_instrumentation.methods import Method, by_position
 from pymongo_resilience_instrumentation.self_check import Feature
 
 if TYPE_CHECKING:
@@ -129,7 +129,10 @@ class Patches:
         made = (
             wrapper.in_place_of(original)
             if isinstance(wrapper, Method)
-            else wrapt.FunctionWrapper(original, wrapper)
+            else wrapt.FunctionWrapper(
+                original,
+                by_position(original, wrapper) if _is_private(name) else wrapper,
+            )
         )
         if made is None:
             logger.warning("pymongo's %s.%s takes other arguments: not wrapped", owner, name)
@@ -260,6 +263,11 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.COMMENTS,), _of_comments),
 )
 """What is wrapped where the installed pymongo can have all of the features."""
+
+
+def _is_private(name: str) -> bool:
+    """What the driver itself calls, and may call by name one day."""
+    return name.startswith("_") and not name.startswith("__")
 
 
 def _restore(patch: Patch) -> bool:

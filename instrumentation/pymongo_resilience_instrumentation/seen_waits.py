@@ -111,12 +111,15 @@ def _timed(
     switch, waiting = runtime.switch, runtime.clients.waiting
     add = Wait.add_connecting if connects else Wait.add
 
-    def begin(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
-        """``place``: whose method it is."""
+    def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
+        """``given``: at first whose method it is, or the condition that is waited for."""
         try:
             call = calls.current() if switch.on else None
-            if call is None or (connects and not driver.connects_for_an_operation(args, kwargs)):
+            if call is None:
                 return None
+            if connects and not driver.connects_for_an_operation(given[1:], kwargs):
+                return None
+            place = given[0] if given else kwargs["condition"]
             wait = _in_progress(call, what)
             if what is For.CONNECTION:
                 waiting[wait] = weakref.ref(place)
@@ -135,13 +138,13 @@ def _timed(
     def of_sync(original: Function) -> Function:
         run = method.around(original)
 
-        def timed(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            wait = begin(owner, args, kwargs)
+        def timed(*given: Any, **kwargs: Any) -> Any:
+            wait = begin(given, kwargs)
             if wait is None:
-                return run(owner, *args, **kwargs)
+                return run(*given, **kwargs)
             began = time.perf_counter()
             try:
-                return run(owner, *args, **kwargs)
+                return run(*given, **kwargs)
             finally:
                 end(wait, began)
 
@@ -150,13 +153,13 @@ def _timed(
     def of_async(original: Function) -> Function:
         run = method.around(original)
 
-        async def timed(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            wait = begin(owner, args, kwargs)
+        async def timed(*given: Any, **kwargs: Any) -> Any:
+            wait = begin(given, kwargs)
             if wait is None:
-                return await run(owner, *args, **kwargs)
+                return await run(*given, **kwargs)
             began = time.perf_counter()
             try:
-                return await run(owner, *args, **kwargs)
+                return await run(*given, **kwargs)
             finally:
                 end(wait, began)
 

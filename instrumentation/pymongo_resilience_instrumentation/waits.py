@@ -72,13 +72,13 @@ def wait(runtime: Runtime) -> Method:
     here and awaited by the caller."""
 
     def around(original: Function) -> Function:
-        def waiting(condition: Any, *args: Any, **kwargs: Any) -> Any:
-            if runtime.switch.on and args:
+        def waiting(condition: Any, timeout: Any, *args: Any, **kwargs: Any) -> Any:
+            if runtime.switch.on:
                 try:
-                    args = (driver.shortened(args[0]), *args[1:])
+                    timeout = driver.shortened(timeout)
                 except Exception:
                     logger.exception("a fault of pymongo-resilience before a wait")
-            return original(condition, *args, **kwargs)
+            return original(condition, timeout, *args, **kwargs)
 
         return waiting
 

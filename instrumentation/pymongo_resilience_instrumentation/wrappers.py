@@ -216,7 +216,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
             runtime.deprecated.meet(client)
             listeners.tell_without_events(client, dispensable=runtime.judges)
             if hides_listeners:
-                driver.show_listeners(client, given)
+                driver.show_listeners(client, given, listeners.OurListener)
                 driver.show_selector(client, *selector)
         except Exception:
             logger.exception("a fault of pymongo-resilience after a client was made")

@@ -87,6 +87,14 @@ def asynchronous(operator: str) -> str:
     return operator.replace("__", "__a", 1) if operator in OPERATORS else operator
 
 
+def exists(owner: str, method: str, scene: Scene) -> bool:
+    """Whether the scene's half of pymongo has it."""
+    if ONE_HALF_ALONE.get(f"{owner}.{method}", scene.side.name) != scene.side.name:
+        return False
+    cls = CLASSES[owner][scene.side.runner is not None]
+    return hasattr(cls, method) or hasattr(cls, asynchronous(method))
+
+
 def methods_of(name: str) -> set[str]:
     """Of both halves; ``aclose`` and ``aconnect`` are the async half's own."""
     sync, asynchronous = CLASSES[name]

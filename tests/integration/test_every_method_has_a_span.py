@@ -15,10 +15,9 @@ import pytest
 from conftest import Instrument, SentCommands, Side, Telemetry
 from every_method import (
     CLASSES,
-    ONE_HALF_ALONE,
     QUIET,
     SENDING,
-    asynchronous,
+    exists,
     instances,
     methods_of,
 )
@@ -71,7 +70,7 @@ def test_what_a_method_sends_is_below_an_operation_span(owner: str, scene: Scene
     _needs(owner)
     wrong = {}
     for method, call in SENDING[owner].items():
-        if not _exists(owner, method, scene):
+        if not exists(owner, method, scene):
             continue
         count, orphans = walk(scene, call)
         if not count or orphans:
@@ -83,20 +82,13 @@ def test_what_a_method_sends_is_below_an_operation_span(owner: str, scene: Scene
 def test_what_is_said_to_send_nothing_sends_nothing(owner: str, scene: Scene) -> None:
     _needs(owner)
     for method, call in QUIET[owner].items():
-        if _exists(owner, method, scene):
+        if exists(owner, method, scene):
             assert walk(scene, call) == (0, []), method
 
 
 def _needs(owner: str) -> None:
     if owner == "ClientEncryption":
         pytest.importorskip("pymongocrypt", reason="client-side encryption needs pymongocrypt")
-
-
-def _exists(owner: str, method: str, scene: Scene) -> bool:
-    if ONE_HALF_ALONE.get(f"{owner}.{method}", scene.side.name) != scene.side.name:
-        return False
-    cls = CLASSES[owner][scene.side.runner is not None]
-    return hasattr(cls, method) or hasattr(cls, asynchronous(method))
 
 
 def test_what_is_read_without_a_call_sends_nothing_undrawn(scene: Scene) -> None:

@@ -130,7 +130,7 @@ def test_our_listeners_stand_beside_the_applications_own(
     instrument()
     own = SentCommands()
     client = side.do(side.client, server.uri, event_listeners=[own])
-    listeners = client.options.event_listeners
+    listeners = driver.listeners_of(client)
     assert own in listeners
     ours = [each for each in listeners if isinstance(each, OurListener)]
     for kind in (
@@ -152,7 +152,7 @@ def test_a_client_made_from_anothers_options_has_our_listeners_once(
     instrument()
     with pymongo.MongoClient(server.uri) as first, first._duplicate() as second:
         count = [
-            sum(isinstance(each, OurListener) for each in client.options.event_listeners)
+            sum(isinstance(each, OurListener) for each in driver.listeners_of(client))
             for client in (first, second)
         ]
         assert count == [3, 3]
@@ -163,9 +163,14 @@ def test_a_client_shows_only_the_applications_own_listeners(
     own: Any, side: Side, server: EmbeddedServer, instrument: Instrument
 ) -> None:
     options = {} if own is None else {"event_listeners": [SentCommands()] if own else []}
-    plain = repr(side.do(side.client, server.uri, **options))
+    plain = side.do(side.client, server.uri, **options)
     instrument()
-    assert repr(side.do(side.client, server.uri, **options)) == plain
+    client = side.do(side.client, server.uri, **options)
+    assert repr(client) == repr(plain)
+    assert client.options.event_listeners == plain.options.event_listeners
+    assert len(driver.listeners_of(client)) == len(options.get("event_listeners", ())) + 3
+    pymongo_resilience.uninstrument()
+    assert client.options.event_listeners == plain.options.event_listeners
 
 
 def test_a_client_has_no_more_threads_with_the_library_than_without(
@@ -315,7 +320,7 @@ def test_nothing_of_ours_is_registered_for_a_client_without_spans_and_metrics(
 ) -> None:
     instrument(traces=False, metrics=False)
     client = side.do(side.client, server.uri)
-    assert client.options.event_listeners == []
+    assert driver.listeners_of(client) == []
 
 
 def test_a_fault_of_ours_never_reaches_the_application(

@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
@@ -230,7 +231,7 @@ def test_what_an_existing_client_cannot_get_is_one_warning(
     again(replace=True)
     (warning,) = _warnings(caplog)
     assert "need a new client" in warning
-    assert client.options.event_listeners == []
+    assert driver.listeners_of(client) == []
 
 
 @pytest.mark.parametrize("replace", [False, True])

@@ -13,6 +13,7 @@ import pytest
 from conftest import Instrument, Side
 from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import PyMongoError
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -35,12 +36,6 @@ class Staged:
 
     def retry_after(self, operation: Any, failure: Any, /) -> None:
         self.seen.append(failure.stage)
-
-
-def listeners_of(client: Any) -> list[Any]:
-    """Of any kind, ours or anybody else's."""
-    events = client._event_listeners
-    return [] if events is None else events.event_listeners()
 
 
 @pytest.fixture(params=[{"timeout_ms": 20_000}, {}], ids=["timed", "light"])
@@ -67,7 +62,7 @@ def unheard(
         else:
             made = instrument(base_backoff_ms=1, **timeout, **OFF, **options)
             client = side.client(proxy.uri)
-        assert listeners_of(client) == []
+        assert driver.listeners_of(client) == []
         # A monitor is there, and no connection of the pool.
         assert side.do(lambda: client.address) == proxy.address
         return client, made

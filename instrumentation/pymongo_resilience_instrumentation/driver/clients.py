@@ -7,6 +7,8 @@ from typing import Any
 
 from pymongo import common
 
+from pymongo_resilience_instrumentation.driver.events import listeners_of
+
 SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"
 
@@ -33,8 +35,12 @@ def knows_tracing() -> bool:
     return "tracing" in getattr(common, "VALIDATORS", ())
 
 
-def show_listeners(client: Any, given: Any) -> None:
-    """Where the client lists its options, show the listeners it was given; None for none."""
+def show_listeners(client: Any, given: Any, hidden: type) -> None:
+    """Where the client lists its options, show the listeners it was given (None for none), and
+    those of the process: what is ``hidden`` is a class of ours."""
+    shown = [each for each in listeners_of(client) if not isinstance(each, hidden)]
+    if client._event_listeners is not None:
+        vars(client._event_listeners)["event_listeners"] = lambda: list(shown)
     options = client._options._options
     if given is None:
         options.pop("event_listeners", None)

@@ -41,6 +41,16 @@ def stream_classes() -> tuple[type, ...]:
     return tuple(getattr(importlib.import_module(module), name) for module, name in _STREAMS)
 
 
+def run_operation_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The client, the operation and the method of the cursor that ``_run_operation`` was called
+    with: by their positions, or by the names they have in 4.17 and 4.20."""
+    if len(given) > 2:  # noqa: PLR2004
+        return given[:3]
+    operation = given[1] if len(given) > 1 else kwargs["operation"]
+    name = "run_with_conn" if "run_with_conn" in kwargs else "unpack_res"
+    return given[0], operation, kwargs[name]
+
+
 def cursor_of(method: Any) -> Any:
     """The cursor that ``_run_operation`` sends for, given its second argument, a method of the
     cursor: what unpacks the reply (4.17), or sends (4.20)."""

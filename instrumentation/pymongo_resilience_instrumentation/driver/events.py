@@ -65,9 +65,9 @@ def command_events(client: Any) -> CommandEvents | None:
 
 
 def listeners_of(client: Any) -> list[Any]:
-    """Of every kind."""
+    """Of every kind, also those that the client does not show."""
     publisher = getattr(client, "_event_listeners", None)
-    return [] if publisher is None else list(publisher.event_listeners())
+    return [] if publisher is None else list(type(publisher).event_listeners(publisher))
 
 
 def tell(

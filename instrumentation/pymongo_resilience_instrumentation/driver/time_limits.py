@@ -39,7 +39,7 @@ def limited_command(
 
 def limits_for_a_client(method: Any) -> bool:
     """Whether it is given the client beside the command (4.17 to 4.19)."""
-    return len(inspect.signature(method).parameters) > len(("self", "cmd"))
+    return "client" in inspect.signature(method).parameters
 
 
 def refuse_without_end(command: MutableMapping[str, Any], left: float) -> None:
