@@ -96,6 +96,8 @@ class Failure:
     """Of a selection: it was given up, since no waiting would have mended what the servers had."""
     in_texts: bool = True
     """MongoDB's own texts count the error as one to retry."""
+    executed: bool = False
+    """The reply shows that the command ran, whatever its labels say."""
     timed_out: bool = False
     """The attempt ran out of time: of the operation's, once something was sent under a deadline;
     before that, perhaps of its own for a server, a connection or a socket."""
@@ -111,8 +113,8 @@ class Failure:
 
     @property
     def retryable_overload(self) -> bool:
-        """Client Backpressure, "Retryable Overload Error": both labels."""
-        return self.overloaded and RETRYABLE in self.labels
+        """Client Backpressure, "Retryable Overload Error": both labels, and nothing executed."""
+        return self.overloaded and RETRYABLE in self.labels and not self.executed
 
     @property
     def no_writes_performed(self) -> bool:

@@ -23,6 +23,8 @@ from pymongo.errors import (
     PyMongoError,
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
+    WriteConcernError,
+    WriteError,
 )
 
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
@@ -99,7 +101,9 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     labels = _labels(cause, document)
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
-    reason = _reason(cause, labels, code, attempt)
+    executed = _executed(cause, document)
+    rejected = not executed and reasons.OVERLOADED.labels <= labels
+    reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
     refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
     return Failure(
         error=error,
@@ -115,6 +119,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         selection=isinstance(cause, ServerSelectionTimeoutError),
         hopeless=hopeless.hopeless_cause(cause) is not None,
         in_texts=refusal is None and _in_texts(labels, code),
+        executed=executed,
         timed_out=code == MAX_TIME_EXPIRED
         if isinstance(cause, OperationFailure)
         else expired(cause),
@@ -231,6 +236,17 @@ def _document(error: Exception) -> Mapping[str, Any]:
     return details
 
 
+_AFTER_EXECUTION = (WriteError, WriteConcernError, BulkWriteError, ClientBulkWriteException)
+
+
+def _executed(error: Exception, document: Mapping[str, Any]) -> bool:
+    """Whether the reply shows that the command ran: ``ok: 1``, or a write concern that it waited
+    for. Of a bulk write, ``error`` is that of the whole command, where there is one."""
+    if isinstance(error, _AFTER_EXECUTION):
+        return True
+    return "writeConcernError" in document or bool(document.get("ok"))
+
+
 def _stage(error: Exception, document: Mapping[str, Any], attempt: Attempt) -> Stage:
     if not attempt.reached_connection or _refused_by_driver(error, document):
         return Stage.NOT_SENT
@@ -252,8 +268,6 @@ def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
 def _reason(
     error: Exception, labels: frozenset[str], code: int | None, attempt: Attempt
 ) -> RetryReason:
-    if reasons.OVERLOADED.labels <= labels:
-        return RetryReason.OVERLOADED
     for row in (reasons.NODE_NOT_AVAILABLE, reasons.CIRCUIT_BREAKER_OPEN):
         if isinstance(error, row.errors):
             # One that comes from within an attempt is another client's, a key vault's say: it

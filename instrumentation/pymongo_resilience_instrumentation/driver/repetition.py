@@ -42,7 +42,7 @@ def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) 
         # for the next run: the rest of a mixed bulk would be lost.
         loop._bulk.retrying = True
         _forget_in_result(failure.error)
-    if failure.overloaded and in_transaction(loop):
+    if failure.overloaded and not failure.executed and in_transaction(loop):
         _rejected_in_transaction(loop, failure)
 
 
