@@ -76,7 +76,7 @@ class CircuitBreaker:
 
         For a forked child: the lock is a new one, that no thread of the parent's holds.
         """
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._state: Closed | Open | HalfOpen = Closed(self, self.now())
 
     def try_acquire(self) -> Permit | Refusal:
@@ -150,7 +150,7 @@ class Breakers(Generic[Server]):
         self._settings = settings
         self._clock = clock
         self._changed = changed
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._by_server: Mapping[Server, CircuitBreaker] = {}
 
     def known(self, server: Server) -> CircuitBreaker | None:
@@ -183,7 +183,7 @@ class Breakers(Generic[Server]):
 
     def start_afresh(self) -> None:
         """In a forked child: see CircuitBreaker."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for breaker in self._by_server.values():
             breaker.start_afresh()
 

@@ -24,7 +24,7 @@ class TokenBucket:
 
     def __init__(self, capacity: float = CAPACITY) -> None:
         self._capacity = self._tenths = _tenths(capacity)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def tokens(self) -> float:
@@ -48,7 +48,7 @@ class TokenBucket:
 
     def start_afresh(self) -> None:
         """In a forked child: full again, and a lock that no thread of the parent's holds."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tenths = self._capacity
 
     def succeeded(self, *, retried: bool) -> None:

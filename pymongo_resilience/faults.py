@@ -6,7 +6,7 @@ whoever catches what code of ours raises lets it pass. Known is it by where it c
 of a handler was given the frame that it interrupts. What another thread sets in this one
 (``PyThreadState_SetAsyncExc``) has no frame of its own; at a line of ours it is known by its class,
 for we raise none that is the application's. Out of reach is a handler without a frame, or one that
-forgets its arguments before it raises.
+forgets its arguments before it raises. So it is with what closes a coroutine: see ``unfinished``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import inspect
 import logging
 import sys
 from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.unfinished import closes_a_coroutine
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -29,7 +31,7 @@ more."""
 
 def from_outside(error: BaseException) -> bool:
     """Whether the code that raised ``error`` was struck by it, and did not bring it about."""
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or closes_a_coroutine(error):
         return True
     entry = error.__traceback__
     if entry is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.faults import logger
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.attempts import Attempts, refuse_lost_txn_number
 from pymongo_resilience_instrumentation.methods import Method
@@ -80,7 +81,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
             try:
                 return await original(loop)
             except Exception as error:
-                if not _is_light(runtime, loop):
+                if closes_a_coroutine(error) or not _is_light(runtime, loop):
                     raise
                 failed = error
             try:
@@ -131,7 +132,9 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
             first = _FirstWrite(loop, work)
             try:
                 return await original(loop)
-            except Exception as error:  # noqa: BLE001 - every failure is judged
+            except Exception as error:
+                if closes_a_coroutine(error):
+                    raise
                 failed = error
             finally:
                 first.release()

@@ -7,6 +7,7 @@ called is how we know that a command may have been sent, whether or not anybody 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from pymongo.errors import (
@@ -28,7 +29,9 @@ from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.strategy import MongoDBSpecification
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import deprioritized, driver, failures, seen_waits
+from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.timeouts import elapsed, timed_out
@@ -114,12 +117,17 @@ class Attempts:
 
         ``error``: what the run ends with, None where its last attempt succeeded.
         """
+        unfinished = error is not None and closes_a_coroutine(error)
         if self._permit is not None:
             # Of an unacknowledged write nobody knows; of a failed attempt, it was told before.
             unheard = error is not None or (self.call.public and not self.call.acknowledged)
-            self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
+            if unfinished:
+                defer(partial(self._permit.report, Evidence.NONE))
+            else:
+                self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
         if self._avoiding is not None:
-            deprioritized.end(self._avoiding)
+            if not unfinished:
+                deprioritized.end(self._avoiding)
             self._avoiding = None
         if self.call.waits:
             seen_waits.over(self.call, None if self.reached_connection else error)

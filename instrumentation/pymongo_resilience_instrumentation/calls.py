@@ -11,6 +11,7 @@ import pymongo
 from opentelemetry import context
 
 from pymongo_resilience.policy import NOTHING
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.changes import WRITES
 
@@ -41,8 +42,8 @@ NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 class Timeout(AbstractContextManager[None]):
     """Puts a timeout in force, in the context of one thread or task.
 
-    A coroutine that is never finished is collected in some other context, often while the
-    interpreter exits. There is nothing to take back there, and nothing to complain of.
+    Not taken back where a coroutine is closed unfinished: see ``unfinished``. Whoever goes on in
+    its context begins with ``inherited``.
     """
 
     __slots__ = ("_timeout",)
@@ -53,9 +54,11 @@ class Timeout(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._timeout.__enter__()
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and closes_a_coroutine(error):
+            return
         try:  # noqa: SIM105 - on the way of every call: suppress() takes five times as long
-            self._timeout.__exit__(*raised)
+            self._timeout.__exit__(None, None, None)
         except ValueError:
             pass
 
@@ -148,6 +151,10 @@ class Call:
             self._target = operation.target(given[0], given[1:], kwargs)
         return self._target
 
+    def note_target(self) -> None:
+        """Find it out while what the method was called with is still there."""
+        self._target = self.target
+
     @property
     def database(self) -> str:
         return self.target[0]
@@ -210,7 +217,7 @@ def leave(call: Call) -> None:
     call.client = call.made = None
     call.selected = call.waits = call.patience = call.judged = None
     if _current.get() is not call:
-        # A coroutine that was never finished ends wherever it is collected: nothing to restore.
+        # It ends in another context than it began in: nothing to restore.
         return
     if call.otel_token is not None:
         context.detach(call.otel_token)
@@ -218,6 +225,15 @@ def leave(call: Call) -> None:
     if call.token is not None:
         _current.reset(call.token)
         call.token = None
+
+
+def leave_unfinished(call: Call) -> None:
+    """A coroutine is closed unfinished, in whatever context: see ``unfinished``. Nothing is set or
+    reset; an operation that begins in its own context finds the call among what is inherited."""
+    call.ended = True
+    call.client = call.made = None
+    call.selected = call.patience = call.judged = None
+    call.token = call.otel_token = None
 
 
 def abandon() -> None:

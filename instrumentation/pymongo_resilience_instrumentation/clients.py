@@ -56,11 +56,11 @@ class ClientState:
         self.pools_by_address: dict[Address, Pool] = {}
         """Those of ``_servers``; read without the lock, on the way of every operation where anybody
         times its connections."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def start_afresh(self) -> None:
         """In a forked child: pymongo opens the client anew, and tells which servers it has."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._servers = {}
         self.pools_by_address.clear()
         self.number = None
@@ -154,14 +154,14 @@ class Clients:
 
     def __init__(self) -> None:
         self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.waiting: dict[Wait, weakref.ref[Any]] = {}
         """Who waits for a connection, and the driver's place to wait in, or the pool that makes
         one. Each change is one step of the dictionary."""
 
     def start_afresh(self) -> None:
         """In a forked child: a thread that is no more may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.waiting.clear()
         for client in self._all():
             client.start_afresh()

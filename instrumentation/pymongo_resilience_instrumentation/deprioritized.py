@@ -43,7 +43,7 @@ def end(mark: Mark) -> None:
     try:
         _failed.reset(mark)
     except ValueError:
-        # A coroutine that was never finished is collected in some other context.
+        # It ends in another context than it began in.
         return
 
 

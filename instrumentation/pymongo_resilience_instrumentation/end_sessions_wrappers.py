@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.faults import logger
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.cleanup import END_SESSIONS, CleanupCall, EndSessions
 
@@ -94,7 +96,8 @@ def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
 
 
 def _finish_end_sessions(runtime: Runtime, work: EndSessions) -> None:
-    runtime.end(work.call, work.call.swallowed)
+    raised = sys.exception()
+    runtime.end(work.call, raised if closes_a_coroutine(raised) else work.call.swallowed)
     # Nothing may keep the closed client alive: neither the closure nor the error's frames.
     del work.send
     work.call.swallowed = None

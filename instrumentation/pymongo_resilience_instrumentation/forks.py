@@ -11,6 +11,7 @@ counted as used for good. So in the child
   neither that span above it nor that deadline, even where the fork happened inside of the call (in
   a generator that ``insert_many`` reads from, say);
 - so is a command in flight without a call, as a ``close()`` sends it with the strategy ``driver``;
+- what the parent's finalizers left for later is the parent's to do;
 - no attempt is counted as in progress on a server: those are the parent's;
 - retry budgets are full again and circuit breakers closed, with locks of their own. A permit that
   the parent's call holds does not count.
@@ -28,7 +29,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.faults import logger
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import calls, deferred
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -50,6 +51,7 @@ def _in_child() -> None:
     steps = [
         runtime.clients.start_afresh,
         runtime.budgets.start_afresh,
+        deferred.forget_deferred,
         calls.abandon,
         runtime.disinherit,
     ]

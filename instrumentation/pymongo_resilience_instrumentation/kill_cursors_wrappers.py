@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
@@ -11,6 +12,7 @@ from opentelemetry.context import Context
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver, transaction_spans
 from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CleanupCall, CloseNow
 from pymongo_resilience_instrumentation.cleanup_in_background import (
@@ -20,6 +22,7 @@ from pymongo_resilience_instrumentation.cleanup_in_background import (
     NeverWaits,
     Postponed,
 )
+from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.sessions import transaction_of
 
 if TYPE_CHECKING:
@@ -181,7 +184,8 @@ def _async_background(runtime: Runtime) -> Wrapper:
             return await wrapped(*args, **kwargs)
         finally:
             if call is not None:
-                calls.leave(call)
+                unfinished = closes_a_coroutine(sys.exception())
+                (calls.leave_unfinished if unfinished else calls.leave)(call)
 
     return wrapper
 
@@ -190,6 +194,8 @@ def _begin_background(runtime: Runtime, client: Any) -> Call | None:
     if not runtime.switch.on:
         return None
     try:
+        if pending:
+            run_deferred()
         call = BackgroundCall(client)
         calls.enter(call)
         if not call.is_last:

@@ -8,11 +8,13 @@ ours is logged once and never reaches the driver, which would print it for every
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
 from pymongo_resilience.faults import deliver, logger
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.tracing import DEFAULT
 
@@ -133,7 +135,8 @@ class Commands(OurListener, monitoring.CommandListener):
 
     @_harmless
     def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        self._spans.fail(event, self._tracing)
+        if not closes_a_coroutine(sys.exception()):
+            self._spans.fail(event, self._tracing)
 
     def without_events(self) -> dict[str, Callable[..., None]]:
         """What the driver may call in place of making events, where nobody else wants them."""
@@ -309,7 +312,8 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     @_harmless
     def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
         pool = self._pools.get(event.address)
-        if self._metrics is not None and pool is not None:
+        unfinished = closes_a_coroutine(sys.exception())
+        if self._metrics is not None and pool is not None and not unfinished:
             self._metrics.refused(pool, event.reason, calls.current())
 
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
@@ -321,7 +325,9 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
                 pool = self._pools.get(address)
                 seconds = None if pool is None else pool.checked_in(connection_id)
                 if pool is not None and seconds is not None and self.switch.on:
-                    self._used(pool, seconds, calls.current())
+                    raised = sys.exception()
+                    if raised is None or not closes_a_coroutine(raised):
+                        self._used(pool, seconds, calls.current())
             if self._spans is not None and self._spans.without_call and self.switch.on:
                 self._spans.leave_connection()
         except Exception as error:  # noqa: BLE001 - logged

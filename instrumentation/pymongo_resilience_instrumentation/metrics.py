@@ -11,6 +11,7 @@ from opentelemetry.metrics import Observation
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes
+from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.instruments import Instruments
 from pymongo_resilience_instrumentation.outcomes import outcome_of
 from pymongo_resilience_instrumentation.pool_gauges import PoolGauges
@@ -245,6 +246,8 @@ class ServerMetrics:
             self._make()
 
     def _alive(self) -> list[ClientState]:
+        if pending:
+            run_deferred()
         return [] if self._shown is None else self._shown.alive()
 
     def _clients(self) -> list[ClientState]:

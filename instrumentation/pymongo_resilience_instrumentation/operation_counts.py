@@ -14,13 +14,13 @@ class OperationCounts:
     __slots__ = ("_lock", "by_address")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.by_address: dict[str, int] = {}
         """Only servers that have some."""
 
     def start_afresh(self) -> None:
         """In a forked child: the attempts in progress are the parent's, and so may be the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.by_address.clear()
 
     def of_attempt(self) -> AttemptCount:

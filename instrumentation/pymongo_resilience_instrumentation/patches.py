@@ -33,6 +33,7 @@ from pymongo_resilience_instrumentation import (
     session_wrappers,
     sessions,
     time_limits,
+    transaction_spans,
     waits,
     wrappers,
 )
@@ -237,6 +238,13 @@ def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
         yield module, "_within_time_limit", session_wrappers.within_time_limit(runtime)
 
 
+def _of_ended_sessions(runtime: Runtime) -> Iterator[Wrapped]:
+    if runtime.transaction_spans is not None:
+        for owner, asynchronous in driver.session_classes():
+            ending = transaction_spans.end_session(runtime, asynchronous)
+            yield owner, driver.END_SESSION, ending
+
+
 def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
     for loop, asynchronous in driver.loop_classes():
         yield loop, "run", loop_wrappers.run(runtime, asynchronous)
@@ -259,6 +267,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL), fast_fail.wrapped),
     ((Feature.CLEANUP, Feature.CURSORS), _of_closing),
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),
+    ((Feature.END_SESSION,), _of_ended_sessions),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
     ((Feature.COMMENTS,), _of_comments),
 )

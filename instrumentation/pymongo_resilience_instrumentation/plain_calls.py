@@ -12,6 +12,7 @@ from pymongo_resilience import policy
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER
+from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,8 @@ def enter(runtime: Runtime) -> Callable[[Call], None]:
     set_timeout = driver.TIMEOUT.set
 
     def enter_plain(call: Call) -> None:
+        if pending:
+            run_deferred()
         call.started = perf_counter()
         call.light = light
         call.token = make_current(call)

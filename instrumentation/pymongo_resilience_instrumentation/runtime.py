@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context
+from opentelemetry import context, trace
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience import policy
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import shorter
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import (
     calls,
     driver,
@@ -22,6 +24,7 @@ from pymongo_resilience_instrumentation import (
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.by_client import keep
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
+from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.sessions import transaction_of
 from pymongo_resilience_instrumentation.transaction_spans import parent_of
@@ -138,28 +141,63 @@ class Runtime:
 
         Answers with the error that the application is to get; see ``timeouts.of_call``.
         """
+        if error is not None and closes_a_coroutine(error):
+            self._end_later(call)
+            return error
         try:
             if call.waits:
                 self._see_waits(call, error)
             if error is not None:
                 error = self._ends_with(call, error)
-            self._tell_end(call, error)
+            self._tell_end(call, error, call.elapsed())
         finally:
             # A Ctrl-C may come while somebody is told.
             calls.leave(call)
         return error
 
-    def _tell_end(self, call: Call, error: BaseException | None) -> None:
+    def _end_later(self, call: Call) -> None:
+        """Of a coroutine that is closed unfinished; see ``deferred``."""
+        seconds, ended_ns = call.elapsed(), time.time_ns()
+        try:
+            for each in call.waits or ():
+                self.clients.waiting.pop(each, None)
+            if call.selected is not None:
+                call.server = driver.address(call.selected)
+            call.note_target()
+        except Exception:  # noqa: BLE001 - not even a log may be written here
+            call.public = False
+        calls.leave_unfinished(call)
+        if self.shows_calls:
+            defer(partial(self._tell_unfinished, call, seconds, ended_ns))
+
+    def _tell_unfinished(self, call: Call, seconds: float, ended_ns: int) -> None:
+        # Without the frames of the error that closed it: they hold all that the coroutine did.
+        error = GeneratorExit()
+        if call.span is not None:
+            # What is measured leads to its trace; the context is the deferred work's own.
+            context.attach(trace.set_span_in_context(call.span))
+        if call.waits:
+            self._see_waits(call, error)
+        self._tell_end(call, error, seconds, ended_ns)
+
+    def _tell_end(
+        self,
+        call: Call,
+        error: BaseException | None,
+        seconds: float,
+        ended_ns: int | None = None,
+    ) -> None:
+        """``ended_ns``: since the epoch; None is now."""
         try:
             if self.operation_metrics is not None and call.public:
-                self.operation_metrics.record(call, error, call.elapsed())
+                self.operation_metrics.record(call, error, seconds)
         except Exception:
             logger.exception("a fault of pymongo-resilience while recording %s", call.operation)
         try:
             if self.operation_spans is not None:
-                self.operation_spans.end(call, error)
+                self.operation_spans.end(call, error, ended_ns)
             if call.ends is not None:
-                call.ends.end(error, withholds=call.withholds)
+                call.ends.end(error, withholds=call.withholds, ended_ns=ended_ns)
         except Exception:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
 
@@ -279,6 +317,8 @@ class Runtime:
 
         ``anew``: it has the whole timeout, whatever has passed of it.
         """
+        if pending:
+            run_deferred()
         if calls.found() is not None:
             self.disinherit()
         call.started = time.perf_counter()

@@ -3,11 +3,14 @@ by the server's circuit breaker."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.faults import logger
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.attempts import Attempts
+from pymongo_resilience_instrumentation.deferred import defer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +100,10 @@ def counted(
             return await send(loop)
         finally:
             try:
-                count.release()
+                if closes_a_coroutine(sys.exception()):
+                    defer(count.release)
+                else:
+                    count.release()
             except Exception:
                 logger.exception(FAULT)
 

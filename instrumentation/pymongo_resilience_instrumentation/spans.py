@@ -98,16 +98,17 @@ class OperationSpans:
         call.outer_context = outer
         call.otel_token = context.attach(trace.set_span_in_context(span, outer))
 
-    def end(self, call: Call, error: BaseException | None) -> None:
+    def end(self, call: Call, error: BaseException | None, ended_ns: int | None = None) -> None:
+        """``ended_ns``, here and below: since the epoch; None is now."""
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
             if call.command_spans:
                 for command_span, _ in call.command_spans.values():
-                    end_span(command_span, error)
+                    end_span(command_span, error, ended_ns=ended_ns)
                 call.command_spans.clear()
         finally:
             if call.span is not None and call.span is not trace.INVALID_SPAN:
-                _end_operation(call, call.span, error)
+                _end_operation(call, call.span, error, ended_ns)
 
     def add_waits(self, call: Call) -> None:
         """Each that had to be, for a server or for a connection, at the time when it was over."""
@@ -151,15 +152,18 @@ def _hear_commands(client: Any, wanted: bool) -> None:
         events.want(wanted)
 
 
-def _end_operation(call: Call, span: Span, error: BaseException | None) -> None:
-    quotes = error is not None and not call.withholds and tracing_of(call.client).quotes
+def _end_operation(
+    call: Call, span: Span, error: BaseException | None, ended_ns: int | None
+) -> None:
+    shown = error is not None and not call.withholds and not isinstance(error, GeneratorExit)
+    quotes = shown and tracing_of(call.client).quotes
     try:
         if span.is_recording():
             # One after the other: for so few, an SDK takes longer to take them together.
             for name, value in _result_attributes(call, error).items():
                 span.set_attribute(name, value)
     finally:
-        end_span(span, error, quotes=quotes)
+        end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 
 
 def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any]:
@@ -194,13 +198,19 @@ def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> N
     span.set_status(Status(StatusCode.ERROR, message))
 
 
-def end_span(span: Span, error: BaseException | None = None, *, quotes: bool = False) -> None:
+def end_span(
+    span: Span,
+    error: BaseException | None = None,
+    *,
+    quotes: bool = False,
+    ended_ns: int | None = None,
+) -> None:
     """With what it ended with; ended in any case, whatever the error is like."""
     try:
         if error is not None:
             record_error(span, error, quotes=quotes)
     finally:
-        span.end()
+        span.end(ended_ns)
 
 
 def _text(error: BaseException) -> str:

@@ -1,20 +1,26 @@
 """The span of a transaction: from ``start_transaction`` to the end of its commit or abort.
 
 A commit whose result is unknown may be called again and leaves it open; what ends it then is that
-call, the session's next transaction, the end of the session object, or the end of the process.
+call, the session's next transaction, ``end_session()``, or the end of the process. Where a session
+is collected, its span ends with the next operation: see ``deferred``.
 """
 
 from __future__ import annotations
 
 import atexit
+import sys
+import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import SpanKind
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.faults import logger
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.spans import end_span
 from pymongo_resilience_instrumentation.suppression import is_suppressed
 from pymongo_resilience_instrumentation.tracing import tracing_of
@@ -41,14 +47,28 @@ class TransactionSpan:
         self, span: Span, session: Any, quotes: bool, still_open: set[TransactionSpan]
     ) -> None:
         self.span = span
-        self._session = weakref.ref(session, lambda _: self.end())
+        self._session = weakref.ref(
+            session, lambda _: defer(partial(self.end, ended_ns=time.time_ns()))
+        )
         self._quotes = quotes
         self._open = still_open
         still_open.add(self)
         vars(session)[_SPAN] = self
 
-    def end(self, error: BaseException | None = None, *, withholds: bool = False) -> None:
-        """After a commit or an abort, with what that ended with."""
+    def _end_later(self) -> None:
+        defer(partial(self.end, ended_ns=time.time_ns()))
+
+    def end(
+        self,
+        error: BaseException | None = None,
+        *,
+        withholds: bool = False,
+        ended_ns: int | None = None,
+    ) -> None:
+        """After a commit or an abort, with what that ended with.
+
+        ``ended_ns``: since the epoch; None is now.
+        """
         if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
             return
         if self not in self._open:
@@ -57,7 +77,8 @@ class TransactionSpan:
         session = self._session()
         if session is not None:
             vars(session).pop(_SPAN, None)
-        end_span(self.span, error, quotes=self._quotes and not withholds)
+        quotes = self._quotes and not withholds
+        end_span(self.span, error, quotes=quotes, ended_ns=ended_ns)
 
 
 class TransactionSpans:
@@ -88,6 +109,7 @@ class TransactionSpans:
 
     def end_all(self) -> None:
         """No span stays open: the process exits, or the instrumentation ends."""
+        run_deferred()
         for each in list(self._open):
             each.end()
 
@@ -135,5 +157,36 @@ def start_transaction(runtime: Runtime, asynchronous: bool) -> Wrapper:
         result = await wrapped(*args, **kwargs)
         start(session)
         return result
+
+    return async_wrapper if asynchronous else sync_wrapper
+
+
+def end_session(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """The session's ``_end_session``, which its ``end_session()`` and the end of its block call."""
+
+    def end(session: Any) -> None:
+        found = span_of(session)
+        if found is not None and runtime.switch.on:
+            try:
+                found.end()
+            except Exception:
+                logger.exception("internal error in pymongo-resilience after end_session")
+
+    def sync_wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            end(session)
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return await wrapped(*args, **kwargs)
+        finally:
+            if not closes_a_coroutine(sys.exception()):
+                end(session)
 
     return async_wrapper if asynchronous else sync_wrapper

@@ -10,6 +10,7 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.binding import policy_of
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.faults import logger
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import (
     calls,
     client_options,
@@ -23,6 +24,7 @@ from pymongo_resilience_instrumentation import (
 )
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.changes import CHANGES, DEFINITIONS
+from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.errors_raised import end_with
 from pymongo_resilience_instrumentation.methods import Method
 
@@ -235,7 +237,9 @@ def connection_error(runtime: Runtime) -> Wrapper:
         try:
             error = driver.handled_error(args, kwargs)
             if runtime.switch.on and not isinstance(error, Exception):
-                driver.fail_interrupted_commands(error)
+                unfinished = closes_a_coroutine(error)
+                for report in driver.interrupted_commands(error):
+                    defer(report) if unfinished else report()
         except Exception:
             logger.exception("a fault of pymongo-resilience after an interruption")
         return wrapped(*args, **kwargs)

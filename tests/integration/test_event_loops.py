@@ -114,7 +114,7 @@ class LongBackoff:
 
 
 def test_a_task_left_behind_in_its_back_off_ends_quietly_where_it_is_collected(
-    proxy: Any, database: str, instrument: Instrument
+    proxy: Any, database: str, instrument: Instrument, control: pymongo.MongoClient[Any]
 ) -> None:
     # With a timeout of ours in force in a context that is gone by then. What is raised in a
     # destructor fails the test: see the filters in pyproject.toml.
@@ -135,6 +135,7 @@ def test_a_task_left_behind_in_its_back_off_ends_quietly_where_it_is_collected(
     del loop
     left_behind.clear()
     gc.collect()
+    control.admin.command("ping")
     (operation,) = telemetry.operations(f"find {database}.coll")
     assert operation.attributes["exception.type"] == "GeneratorExit"
 

@@ -147,7 +147,7 @@ class Breaker(RuleBasedStateMachine):
         self.naive = Naive(settings)
 
     def hear(self, change: Snapshot) -> None:
-        assert not self.breaker.lock.locked()
+        assert not self.breaker.lock._is_owned()
         assert change == self.breaker.snapshot()
         self.told.append(change)
 

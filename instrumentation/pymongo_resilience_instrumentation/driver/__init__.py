@@ -57,8 +57,8 @@ from pymongo_resilience_instrumentation.driver.events import (
 )
 from pymongo_resilience_instrumentation.driver.interruptions import (
     SENDERS,
-    fail_interrupted_commands,
     handled_error,
+    interrupted_commands,
     topology_classes,
 )
 from pymongo_resilience_instrumentation.driver.names import (
@@ -130,6 +130,7 @@ from pymongo_resilience_instrumentation.driver.selection import (
     show_selector,
 )
 from pymongo_resilience_instrumentation.driver.sessions import (
+    END_SESSION,
     bound_session,
     bound_session_of,
     session_classes,
@@ -172,6 +173,7 @@ __all__ = [
     "ASYNC_HALF",
     "ATTEMPTS",
     "DEADLINE",
+    "END_SESSION",
     "ERROR_MESSAGE",
     "HANDSHAKE",
     "HANDSHAKE_STEPS",
@@ -212,7 +214,6 @@ __all__ = [
     "cursor_of_stream",
     "deprioritize",
     "existing_clients",
-    "fail_interrupted_commands",
     "forget_timeout",
     "forget_transient",
     "func",
@@ -221,6 +222,7 @@ __all__ = [
     "has_max_time",
     "hidden_timeout",
     "in_transaction",
+    "interrupted_commands",
     "is_bound",
     "is_no_selector",
     "is_of_files",

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.unfinished import closes_a_coroutine
+
 try:
     from pymongo import _csot
 except ImportError:  # the self-check says so, and what needs it stays off
@@ -76,8 +78,8 @@ class DeadlineWithin(AbstractContextManager[None]):
         end = min(_csot.get_deadline(), now() + self._seconds)
         self._before = _csot.DEADLINE.set(end)
 
-    def __exit__(self, *raised: Any) -> None:
-        if self._before is not None:
-            # As with Timeout: collected elsewhere, there is nothing to take back.
-            with suppress(ValueError):
-                _csot.DEADLINE.reset(self._before)
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._before is None or (error is not None and closes_a_coroutine(error)):
+            return
+        with suppress(ValueError):
+            _csot.DEADLINE.reset(self._before)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 SENDING = "_run_command"
 SENDERS = ("pymongo.synchronous.command_runner", "pymongo.asynchronous.command_runner")
@@ -26,9 +30,9 @@ def handled_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseExceptio
     return error
 
 
-def fail_interrupted_commands(error: BaseException) -> None:
-    """Report every command that ``error`` interrupted as failed: to the client's listeners, and in
-    the driver's own log.
+def interrupted_commands(error: BaseException) -> Iterator[Callable[[], None]]:
+    """For every command that ``error`` interrupted, what reports it as failed: to the client's
+    listeners, and in the driver's own log.
 
     pymongo reports a command that raised an Exception. What is none, a task's cancellation above
     all, passes by its ``except`` (``_run_command``, 4.18 to 4.20): the command started and never
@@ -44,4 +48,6 @@ def fail_interrupted_commands(error: BaseException) -> None:
         sending = frame.f_locals
         telemetry = sending.get("telemetry")
         if telemetry is not None and telemetry._start and not telemetry._duration_s:
-            telemetry.failed(failure, sending["command_name"], is_server_side_error=False)
+            yield functools.partial(
+                telemetry.failed, failure, sending["command_name"], is_server_side_error=False
+            )

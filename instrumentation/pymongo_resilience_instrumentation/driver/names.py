@@ -15,6 +15,7 @@ from pymongo_resilience_instrumentation.driver.selection import (
     PREFERENCES,
     STALENESS,
 )
+from pymongo_resilience_instrumentation.driver.sessions import END_SESSION
 from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
 from pymongo_resilience_instrumentation.driver.waiting import SELECTING
 from pymongo_resilience_instrumentation.driver.waits import (
@@ -74,6 +75,7 @@ def parts() -> Iterator[Part]:
             ("_kill_cursors_executor",),
             set_by="_init_background",
         )
+        yield Part(Feature.END_SESSION, f"{session}:{prefix}ClientSession", (END_SESSION,))
         yield Part(Feature.WHOLE_TIMEOUTS, session, ("_within_time_limit", "_SESSION"))
         topology = f"pymongo.{half}.topology"
         yield Part(Feature.WHY_NOT, f"{topology}:Topology", (ERROR_MESSAGE, "_settings"))

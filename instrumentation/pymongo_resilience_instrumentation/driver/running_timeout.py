@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.deadline import SHORTEST
+from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.driver.deadline import now
 
 try:
@@ -93,8 +94,9 @@ class _Resumed(AbstractContextManager[None]):
             (_csot.RTT, _csot.RTT.set(0.0)),
         )
 
-    def __exit__(self, *raised: Any) -> None:
-        # A coroutine that is never finished is collected elsewhere, there is nothing to take back.
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and closes_a_coroutine(error):
+            return
         with suppress(ValueError):
             for variable, before in self._before:
                 variable.reset(before)

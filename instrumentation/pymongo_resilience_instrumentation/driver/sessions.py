@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+END_SESSION = "_end_session"
+"""What ``end_session()`` calls, and the end of a session's block."""
+
+
 def session_classes() -> tuple[tuple[type, bool], ...]:
     """The driver's sessions, each with whether it is the async one."""
     sync, asynchronous = session_modules()

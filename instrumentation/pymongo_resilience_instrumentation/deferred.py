@@ -1,0 +1,44 @@
+"""What finalizers leave for later: they only append to a deque.
+
+A finalizer, a weak reference's callback and a coroutine that is closed unfinished run wherever the
+garbage collector does: inside an allocation, while the thread holds a lock of anybody's. Ending a
+span or recording a measurement there runs code of others. On CPython 3.11 a context variable that
+is set there, while the interrupted code sets one, ends in a crash (CPython issue 148891); on any
+version a lock that is not reentrant is waited for in vain.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextvars import Context
+from typing import TYPE_CHECKING
+
+from pymongo_resilience.faults import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pending: deque[Callable[[], object]] = deque()
+"""For the process. Its truth is tested where an operation begins, in the driver's background task
+and where metrics are collected."""
+
+defer = pending.append
+"""Safe anywhere: one step, and no allocation that the collector counts."""
+
+
+def run_deferred() -> None:
+    """Everything that is pending, in a context of its own. Never raises."""
+    while pending:
+        try:
+            work = pending.popleft()
+        except IndexError:  # another thread was faster
+            return
+        try:
+            Context().run(work)
+        except Exception:
+            logger.exception("internal error in pymongo-resilience in deferred work")
+
+
+def forget_deferred() -> None:
+    """In a forked child: what is pending is the parent's."""
+    pending.clear()

@@ -1,0 +1,32 @@
+"""Coroutines that are closed before they have finished, as the garbage collector does.
+
+They end wherever that happens to be: in another context, inside an allocation, while the same
+thread holds a lock. So on this way out nothing of anybody else's is called, no lock is taken and no
+context variable is set or reset.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+
+MOST_LINKS = 32
+"""Of a chain of contexts, which an application may have closed to a ring."""
+
+
+def closes_a_coroutine(error: BaseException | None) -> bool:
+    """Whether ``error`` closes a coroutine, or was raised meanwhile: what is cleaned up then may
+    fail, and its error takes the place of the GeneratorExit.
+
+    The end of a generator is none: what it sends in its ``finally`` is an operation like any other.
+    """
+    for _ in range(MOST_LINKS):
+        if error is None:
+            return False
+        if isinstance(error, GeneratorExit):
+            return any(
+                frame.f_code.co_flags & inspect.CO_COROUTINE
+                for frame, _ in traceback.walk_tb(error.__traceback__)
+            )
+        error = error.__context__
+    return False
