@@ -27,7 +27,8 @@ from pymongo_resilience.events import (
 )
 from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Operation
-from pymongo_resilience.policy import Policy, override
+from pymongo_resilience.overrides import override
+from pymongo_resilience.policy import Policy
 from pymongo_resilience.strategy import (
     BestEffort,
     FastFailOnTerminalError,

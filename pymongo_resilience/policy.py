@@ -3,21 +3,14 @@ the process."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Mapping
-from contextlib import ContextDecorator, suppress
-from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from pymongo_resilience.kinds import TIMEOUT_MODE, TIMEOUT_MS
 from pymongo_resilience.strategy import check_strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
     from pymongo_resilience.strategy import RetryStrategy
 
 
@@ -91,97 +84,4 @@ def _refuse_mode(value: object) -> NoReturn:
     raise ValueError(f"timeout_mode={value!r}: expected {TIMEOUT_MODE.allowed}")
 
 
-_F = TypeVar("_F", bound="Callable[..., Any]")
-
 NOTHING = Policy()
-_current: ContextVar[Policy] = ContextVar("pymongo_resilience_policy", default=NOTHING)
-
-
-_timed: ContextVar[Policy] = ContextVar("pymongo_resilience_timed", default=NOTHING)
-
-
-current: Callable[[], Policy] = _current.get
-"""The policy of the innermost ``override`` around the caller: on the way of every operation."""
-
-
-def timed() -> Policy:
-    """The policy of the innermost ``override`` around the caller that names a timeout itself.
-
-    Whether a block was entered since is seen by its identity: two may say the same.
-    """
-    return _timed.get()
-
-
-class override(ContextDecorator):  # noqa: N801 - reads as a statement, like contextlib's own
-    """``with override(idempotent=True):`` — a policy for the operations inside.
-
-    Works as ``with``, as ``async with``, and as a decorator, of coroutine functions too. Blocks
-    nest: the inner one wins where both say something. Thread- and task-safe: bound to the current
-    context; use one instance at a time.
-    """
-
-    def __init__(
-        self,
-        *,
-        timeout_ms: int | None = None,
-        timeout_mode: TimeoutMode | None = None,
-        idempotent: bool | None = None,
-        strategy: RetryStrategy | None = None,
-        data: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._policy = Policy(
-            timeout_ms=timeout_ms,
-            timeout_mode=timeout_mode,
-            idempotent=idempotent,
-            strategy=strategy,
-            data=data,
-        )
-        self._tokens: list[tuple[Token[Policy], Token[Policy]]] = []
-
-    def __enter__(self) -> Policy:
-        policy = self._policy.within(_current.get())
-        names_a_timeout = self._policy.timeout_ms is not None
-        timed = _timed.set(policy if names_a_timeout else _timed.get())
-        self._tokens.append((_current.set(policy), timed))
-        return policy
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        current, timed = self._tokens.pop()
-        # A generator that is never finished is closed in some other context, where there is
-        # nothing to take back.
-        with suppress(ValueError):
-            _current.reset(current)
-            _timed.reset(timed)
-
-    async def __aenter__(self) -> Policy:
-        return self.__enter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
-
-    def __call__(self, function: _F) -> _F:
-        if not inspect.iscoroutinefunction(function):
-            return super().__call__(function)
-
-        @functools.wraps(function)
-        async def inner(*args: Any, **kwargs: Any) -> Any:
-            async with self._recreate_cm():
-                return await function(*args, **kwargs)
-
-        return cast("_F", inner)
-
-    def _recreate_cm(self) -> override:
-        # A decorated function may run in several threads at once: each call has its own block.
-        block = override()
-        block._policy = self._policy
-        return block

@@ -1,15 +1,44 @@
-"""Whether the instrumentation acts: one switch for each ``instrument()``, thrown by its end."""
+"""Whether the instrumentation acts: one switch for each ``instrument()``, turned by its end."""
 
 from __future__ import annotations
+
+
+class Block:
+    """One ``set_active`` block."""
+
+    __slots__ = ("active",)
+
+    def __init__(self, active: bool) -> None:
+        self.active = active
 
 
 class Switch:
     """What is still wrapped or still listening passes through while its switch is off."""
 
-    __slots__ = ("on",)
+    __slots__ = ("_blocks", "_turned", "on")
 
     def __init__(self, *, on: bool = False) -> None:
+        self._turned = on
+        self._blocks: tuple[Block, ...] = ()
         self.on = on
+        """What the newest block around says, else how it was turned last."""
+
+    def turn(self, *, on: bool) -> None:
+        """For good, and for the blocks around as well."""
+        self._blocks, self._turned = (), on
+        self._decide()
+
+    def enter(self, block: Block) -> None:
+        self._blocks = (*self._blocks, block)
+        self._decide()
+
+    def leave(self, block: Block) -> None:
+        """In any order; a block that was not entered, or was left, is left as it is."""
+        self._blocks = tuple(each for each in self._blocks if each is not block)
+        self._decide()
+
+    def _decide(self) -> None:
+        self.on = self._blocks[-1].active if self._blocks else self._turned
 
 
 current = Switch()

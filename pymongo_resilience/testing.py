@@ -50,11 +50,12 @@ class RecordingListener:
 def set_active(active: bool) -> Iterator[None]:
     """Inside the block the instrumentation acts, or stands aside, in the whole process.
 
-    Not thread-safe: two blocks must not overlap unless nested.
+    Of blocks that overlap, the newest that is not left yet holds; to enter or leave two of them in
+    two threads at once is not safe.
     """
-    current = switch.current
-    before, current.on = current.on, active
+    current, block = switch.current, switch.Block(active)
     try:
+        current.enter(block)
         yield
     finally:
-        current.on = before
+        current.leave(block)

@@ -19,7 +19,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError
 from pymongo_resilience.failure import Stage
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.breakers import ClientBreakers
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
@@ -75,9 +76,9 @@ def _governed(call: Call) -> tuple[str, str | None]:
     return call.database, call.collection
 
 
-def said_of(call: Call, rules: NamespaceRules) -> policy.Policy:
+def said_of(call: Call, rules: NamespaceRules) -> Policy:
     """What blocks, the call's object and the rules say together."""
-    return policy.current().over(call.bound).over(rules.policy_of(*_governed(call)))
+    return blocks.current().over(call.bound).over(rules.policy_of(*_governed(call)))
 
 
 class Attempts:

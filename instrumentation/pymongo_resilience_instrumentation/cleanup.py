@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ServerSelectionTimeoutError
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.deadline import SHORTEST, Deadline
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
+from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import driver, failures
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
@@ -91,9 +92,7 @@ class Cleanup:
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:  # noqa: ARG002 - the protocol's shape
         return failure.error
 
-    def _operation(
-        self, *, enabled: bool, block: policy.Policy = policy.NOTHING, **more: Any
-    ) -> Operation:
+    def _operation(self, *, enabled: bool, block: Policy = NOTHING, **more: Any) -> Operation:
         call = self.call
         said = block.over(self._rules.policy_of(call.database, call.collection))
         return Operation(
@@ -129,7 +128,7 @@ class CloseNow(Cleanup):
     def operation(self) -> Operation:
         return self._operation(
             enabled=self._client.options.retry_reads,
-            block=policy.current(),
+            block=blocks.current(),
             deadline=self._deadline(),
             max_retries=driver.max_retries(self._client),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.binding import hand, policy_of, policy_of_cursor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.kinds import ITERATION
@@ -74,7 +74,7 @@ def clone(runtime: Runtime) -> Wrapper:
 
 
 def _hand(bound: Policy, made: Any) -> None:
-    around = policy.current()
+    around = NOTHING if blocks.innermost() is None else blocks.current()
     if around is NOTHING or bound is NOTHING:
         hand(bound if around is NOTHING else around, made)
     else:
@@ -102,7 +102,7 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
     """What to do with the cursor or change stream that it gave."""
 
     def of_a_cursor(call: Call, cursor: Any) -> None:
-        if call.bound is NOTHING is policy.current() and call.cursor is None:
+        if call.bound is NOTHING is blocks.current() and call.cursor is None:
             return
         _hand(call.bound, cursor)
         keep(cursor, call.cursor)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.kinds import CURSOR_LIFETIME, ITERATION
 from pymongo_resilience.policy import shorter
@@ -60,7 +60,7 @@ class CursorTimeout:
         """
         if self.seconds is None:
             return None
-        around = policy.current().timeout_ms
+        around = blocks.current().timeout_ms
         seconds = shorter(self.seconds, (around or 0) / 1000)
         in_force = driver.timeout_in_force()
         if not seconds and (in_force is not None or driver.hidden_timeout() is not None):
@@ -112,7 +112,7 @@ def timeout_of(
         mode = ITERATION
     elif of_gridfs or within_another:
         mode = CURSOR_LIFETIME
-    blocked = driver.timeout_in_force() is not None and not policy.current().timeout_ms
+    blocked = driver.timeout_in_force() is not None and not blocks.current().timeout_ms
     return CursorTimeout(
         seconds=None if blocked or within_another else runtime.timeout_without_blocks(call),
         mode=mode or runtime.config.timeout_mode or CURSOR_LIFETIME,
@@ -123,7 +123,7 @@ def timeout_of(
 
 def mode_of(runtime: Runtime, call: Call) -> str | None:
     """What policies say: of a block, of what the cursor is made from, of a rule."""
-    said = policy.current().timeout_mode or call.bound.timeout_mode
+    said = blocks.current().timeout_mode or call.bound.timeout_mode
     return said or runtime.rules.policy_of(call.database, call.collection).timeout_mode
 
 

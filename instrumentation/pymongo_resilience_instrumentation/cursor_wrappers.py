@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutError
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.binding import hand, policy_of_cursor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING, shorter
@@ -212,7 +212,7 @@ def close(runtime: Runtime, asynchronous: bool) -> Method:
         kept = kept_by(closed)
         if kept is None or calls.current() is not None:
             return NO_DEADLINE
-        around = policy.current().timeout_ms is not None or driver.timeout_in_force() is not None
+        around = blocks.current().timeout_ms is not None or driver.timeout_in_force() is not None
         if around or not getattr(closed, "cursor_id", True):
             return NO_DEADLINE
         return driver.RunningTimeout.anew(kept.to_close).resume()
@@ -251,7 +251,7 @@ def next_of_stream(runtime: Runtime, asynchronous: bool) -> Method:
     """
 
     def begin(stream: Any) -> AbstractContextManager[None]:
-        around, in_force = policy.current().timeout_ms, driver.timeout_in_force()
+        around, in_force = blocks.current().timeout_ms, driver.timeout_in_force()
         if around is None and in_force is None:
             return NO_DEADLINE
         own = driver.timeout_of_each_next(stream)

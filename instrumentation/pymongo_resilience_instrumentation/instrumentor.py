@@ -186,7 +186,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             self._gauges.show(runtime.clients, runtime.breakers, left_out)
         forks.watch(runtime)
         switch.current = runtime.switch
-        runtime.switch.on = True
+        runtime.switch.turn(on=True)
         if Feature.EXISTING_CLIENTS not in lacking:
             _reach_existing_clients(runtime, retried=Feature.RETRIES not in without)
 
@@ -207,7 +207,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         return explanations.explain_selection(client, read_preference, self._runtime, writes=writes)
 
     def _uninstrument(self, **_: Any) -> None:
-        switch.current.on = False
+        switch.current.turn(on=False)
         forks.watch(None)
         if self._runtime is not None and self._runtime.transaction_spans is not None:
             self._runtime.transaction_spans.close()

@@ -102,6 +102,6 @@ def _may_act(runtime: Runtime) -> bool:
     """
     refusal = monkey_patching.refusal()
     if refusal is not None:
-        runtime.switch.on = False
+        runtime.switch.turn(on=False)
         logger.error("%s; pymongo-resilience is switched off from here on", refusal)
     return refusal is None

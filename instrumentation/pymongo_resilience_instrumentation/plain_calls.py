@@ -8,8 +8,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import policy
-from pymongo_resilience.policy import NOTHING
+from pymongo_resilience import blocks
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
@@ -26,7 +25,7 @@ UNKNOWN = float("nan")
 def none_holds(runtime: Runtime) -> Callable[[Any], bool]:
     """Whether a call of a client is one, but for what the call's own object and session say."""
     # On the way of every operation, so looked up once.
-    found, around = calls.found, policy.current
+    found, around = calls.found, blocks.innermost
     timeout_in_force, deadline = driver.TIMEOUT.get, driver.DEADLINE.get
     own_timeouts = runtime.client_timeouts
     if not runtime.leaves_timeouts:
@@ -35,7 +34,7 @@ def none_holds(runtime: Runtime) -> Callable[[Any], bool]:
     def holds_not(client: Any) -> bool:
         return (
             found() is None
-            and around() is NOTHING
+            and around() is None
             and timeout_in_force() is None
             and deadline() == NEVER
             and own_timeouts.get(id(client), UNKNOWN) is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context, trace
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import shorter
@@ -342,7 +342,7 @@ class Runtime:
         own: float | None = call.client.options.timeout
         if not self.knows_timeouts:
             return own, NO_DEADLINE
-        in_force, said = driver.timeout_in_force(), policy.current().timeout_ms
+        in_force, said = driver.timeout_in_force(), blocks.current().timeout_ms
         hidden = None if in_force else driver.hidden_timeout()
         if hidden is not None and not said:
             return hidden.seconds, hidden.resume()
@@ -373,7 +373,7 @@ class Runtime:
 
     def _said(self, call: Call) -> int | None:
         """Milliseconds that a policy gives: of a block, of what it is called on, of a rule."""
-        said = policy.current().timeout_ms
+        said = blocks.current().timeout_ms
         return self._said_without_blocks(call) if said is None else said
 
     def _said_without_blocks(self, call: Call) -> int | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver, failures, sessions, transaction_spans
@@ -87,7 +87,7 @@ class _Transaction:
         self._judges = judges
         self._outside = driver.RunningTimeout.in_force()
         self.timeout = driver.RunningTimeout.begin(seconds)
-        self._deadline = TransactionDeadline(self.timeout, policy.timed(), driver.now())
+        self._deadline = TransactionDeadline(self.timeout, blocks.timed(), driver.now())
         self._runs = 0
         self._raised: PyMongoError | None = None
 

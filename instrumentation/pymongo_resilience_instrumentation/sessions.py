@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import ConfigurationError, InvalidOperation
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.kinds import TIMEOUT_MS, shown
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import calls, driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pymongo_resilience.blocks import Block
 
 OPTION = "default_timeout_ms"
 # Private attributes of the session: changed by others, transactions would end too soon or too late.
@@ -54,7 +56,7 @@ class TransactionDeadline(NamedTuple):
     """The one deadline of a with_transaction, for the operations with its session."""
 
     timeout: driver.RunningTimeout
-    timed: Policy
+    timed: Block | None
     """The ``override`` with a timeout around with_transaction."""
     began: float
     """On the clock of the driver's deadlines, in seconds."""
@@ -64,8 +66,8 @@ class TransactionDeadline(NamedTuple):
 
         What a call puts in force for itself, and for those inside of it, is none of the callback's.
         """
-        timed = policy.timed()
-        inside = timed is not NOTHING and timed is not self.timed
+        timed = blocks.timed()
+        inside = timed is not None and timed is not self.timed
         if not inside and calls.current() is None:
             inside = driver.timeout_in_force() is not None and not driver.runs_already()
         if inside:

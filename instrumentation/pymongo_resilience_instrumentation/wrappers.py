@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation import (
     tracing,
 )
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
-from pymongo_resilience_instrumentation.changes import CHANGES, DEFINITIONS
+from pymongo_resilience_instrumentation.changes import CHANGES, DEFINITIONS, WRITES
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.errors_raised import end_with
 from pymongo_resilience_instrumentation.methods import Method
@@ -81,7 +81,7 @@ def public(
                 runtime.draw(call)
             return call
         nested = runtime.nested(client)
-        if nested and not (changes and _leaves_the_namespace(name, call.target)):
+        if nested and not (changes and _is_the_applications(name, call.target)):
             return None
         args = given[1:]
         call.bound = policy_of(instance)
@@ -102,17 +102,17 @@ def public(
     return call_around(runtime, begin, asynchronous, after)
 
 
-def _leaves_the_namespace(operation: str, target: Target) -> bool:
-    """The driver never writes elsewhere inside of a call, nor does it change collections inside of
-    reads and writes: it is the application that does, from a listener or from what it inserts, and
-    what holds for the call's namespace does not hold there.
+def _is_the_applications(operation: str, target: Target) -> bool:
+    """The driver never writes inside of a call, nor does it change other collections inside of one:
+    it is the application that does, from a listener or from what it inserts, and neither the policy
+    that the call's object carries nor what holds for its namespace holds there.
     """
     call = calls.current()
     if call is None:
         return False
     if operation in DEFINITIONS and call.operation in DEFINITIONS:
         return False
-    return (call.database, call.collection) != target
+    return operation in WRITES or (call.database, call.collection) != target
 
 
 def call_around(

@@ -20,7 +20,8 @@ from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMAN
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from transactions import LONG, LOW, DriversTime, drivers_time, limits
 
-from pymongo_resilience import OperationTimeoutError, override, policy, uninstrument
+from pymongo_resilience import OperationTimeoutError, blocks, override, uninstrument
+from pymongo_resilience.policy import NOTHING as NO_POLICY
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest
@@ -29,10 +30,10 @@ pytestmark = pytest.mark.oldest
 def in_force() -> tuple[Any, ...]:
     """All that stands for a timeout in this thread or task."""
     csot = _csot.TIMEOUT.get(), _csot.DEADLINE.get(), _csot.RTT.get()
-    return *csot, policy.current(), policy.timed()
+    return *csot, blocks.current(), blocks.timed()
 
 
-NOTHING = (None, float("inf"), 0.0, policy.NOTHING, policy.NOTHING)
+NOTHING = (None, float("inf"), 0.0, NO_POLICY, None)
 
 SECONDS = (0, 20, 40, 60)
 BLOCKS = st.one_of(

@@ -26,7 +26,7 @@ from pymongo_resilience_instrumentation.driver.waits import RESOLUTION
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from waiting import half_of, wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, Policy, bind, override, policy
+from pymongo_resilience import OperationTimeoutError, Policy, bind, blocks, override
 from pymongo_resilience.testing import FakeClock
 
 pytestmark = pytest.mark.oldest
@@ -252,7 +252,7 @@ def in_force() -> tuple[Any, ...]:
     """All that stands for a timeout. The round-trip time of its server an operation leaves to the
     block of ``pymongo.timeout`` that it is in."""
     csot = _csot.TIMEOUT.get(), _csot.DEADLINE.get()
-    return *csot, policy.current(), policy.timed(), calls.current()
+    return *csot, blocks.current(), blocks.timed(), calls.current()
 
 
 async def play(stage: Stage, coll: Any, plan: Plan) -> tuple[float, float | None, Any]:

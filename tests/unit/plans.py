@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks
 from pymongo_resilience.events import RetryDeclined
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.policy import Policy, override
+from pymongo_resilience.overrides import override
+from pymongo_resilience.policy import Policy
 from pymongo_resilience.testing import FakeClock
 
 from .anything import Whimsical
@@ -163,8 +164,10 @@ class _InNoHurryAtAll(_InNoHurry):
         return super().retry_after(operation, failure)
 
 
-def _begun(clock: WatchedClock, block: Block, around: list[int | None]) -> Iterator[Ran]:
-    """Each operation of the plan, in the blocks that it is planned in."""
+def _begun(
+    clock: WatchedClock, block: Block, around: list[int | None]
+) -> Iterator[tuple[Ran, Policy]]:
+    """Each operation of the plan, and what the blocks say that it is planned in."""
     around = [*around, block.timeout_ms]
     with override(timeout_ms=block.timeout_ms):
         for step in block.steps:
@@ -173,7 +176,7 @@ def _begun(clock: WatchedClock, block: Block, around: list[int | None]) -> Itera
             elif isinstance(step, Step):
                 ran = Ran(step, shortest(around, step.bound_ms), clock.now())
                 clock.ran = ran
-                yield ran
+                yield ran, blocks.current()
             else:
                 clock.advance(step)
 
@@ -181,10 +184,13 @@ def _begun(clock: WatchedClock, block: Block, around: list[int | None]) -> Itera
 W = TypeVar("W", bound=_Watched)
 
 
-def _work(kind: type[W], plan: Plan, clock: WatchedClock, ran: Ran, strategy: Any) -> W:
+def _work(
+    kind: type[W], plan: Plan, clock: WatchedClock, begun: tuple[Ran, Policy], strategy: Any
+) -> W:
+    ran, said = begun
     step = ran.step
     # As the other half resolves it.
-    timeout_ms = policy.current().over(Policy(timeout_ms=step.bound_ms)).timeout_ms
+    timeout_ms = said.over(Policy(timeout_ms=step.bound_ms)).timeout_ms
     work = kind(
         step.call,
         cycle(step.faults),
@@ -199,9 +205,9 @@ def _work(kind: type[W], plan: Plan, clock: WatchedClock, ran: Ran, strategy: An
 
 def in_thread(plan: Plan) -> list[Ran]:
     clock, all_ran = WatchedClock(plan.start), []
-    for ran in _begun(clock, plan.block, []):
+    for ran, said in _begun(clock, plan.block, []):
         slow = _InNoHurry(clock, ran)
-        work = _work(_WatchedBlockingWork, plan, clock, ran, slow)
+        work = _work(_WatchedBlockingWork, plan, clock, (ran, said), slow)
         with contextlib.suppress(Final):
             Executor(ran.step.orchestrator, clock, slow).run(work)
         all_ran.append(ran)
@@ -210,9 +216,9 @@ def in_thread(plan: Plan) -> list[Ran]:
 
 async def in_task(plan: Plan) -> list[Ran]:
     clock, all_ran = WatchedClock(plan.start), []
-    for ran in _begun(clock, plan.block, []):
+    for ran, said in _begun(clock, plan.block, []):
         slow = _InNoHurryAtAll(clock, ran)
-        work = _work(_WatchedAwaitedWork, plan, clock, ran, slow)
+        work = _work(_WatchedAwaitedWork, plan, clock, (ran, said), slow)
         with contextlib.suppress(Final):
             await AsyncExecutor(ran.step.orchestrator, clock, slow).run(work)
         all_ran.append(ran)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pymongo_resilience import policy
+from pymongo_resilience import blocks, policy
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.orchestrator import LAST_ATTEMPT, Orchestrator, Rule
@@ -152,4 +152,4 @@ def test_time_is_the_reason_only_where_there_is_none_left(run: Run, plan: Plan) 
 @settings(max_examples=30)
 def test_nothing_is_left_of_the_blocks(run: Run, plan: Plan) -> None:
     run(plan)
-    assert (policy.current(), policy.timed()) == (policy.NOTHING, policy.NOTHING)
+    assert (blocks.current(), blocks.timed()) == (policy.NOTHING, None)

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pymongo_resilience.policy import NOTHING, Policy, current, override
+from pymongo_resilience.blocks import current
+from pymongo_resilience.overrides import override
+from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError
 
 from .answers import BEST_EFFORT, FAST_FAIL
@@ -224,22 +226,6 @@ def test_tasks_do_not_see_each_others_but_inherit() -> None:
         [outer, Policy(True, None, {"task": "a"}), outer],
         [outer, Policy(True, None, {"task": "b"}), outer],
     ]
-
-
-def test_a_task_keeps_the_block_it_was_started_in() -> None:
-    async def main() -> bool | None:
-        go = asyncio.Event()
-
-        async def later() -> bool | None:
-            await go.wait()
-            return current().idempotent
-
-        async with override(idempotent=True):
-            task = asyncio.create_task(later())
-        go.set()
-        return await task
-
-    assert asyncio.run(main()) is True
 
 
 def test_a_policy_cannot_be_changed() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pymongo_resilience import is_instrumented
+from pymongo_resilience import is_instrumented, switch
 from pymongo_resilience.clock import Clock, MonotonicClock
 from pymongo_resilience.testing import FakeClock, set_active
 
@@ -44,3 +44,33 @@ def test_set_active_is_undone_after_an_error() -> None:
     with pytest.raises(LookupError), set_active(not before):
         raise LookupError
     assert is_instrumented() is before
+
+
+def test_set_active_blocks_that_overlap_leave_nothing_behind() -> None:
+    before = is_instrumented()
+    first, second = set_active(not before), set_active(before)
+    first.__enter__()
+    second.__enter__()
+    assert is_instrumented() is before
+    first.__exit__(None, None, None)
+    assert is_instrumented() is before
+    second.__exit__(None, None, None)
+    assert is_instrumented() is before
+    first, second = set_active(before), set_active(not before)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert is_instrumented() is not before, "the newer block has not ended"
+    second.__exit__(None, None, None)
+    assert is_instrumented() is before
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_a_switch_that_is_turned_off_for_good_stays_off_after_the_block(active: bool) -> None:
+    ours = switch.Switch(on=True)
+    block = switch.Block(active)
+    ours.enter(block)
+    ours.turn(on=False)
+    assert ours.on is False
+    ours.leave(block)
+    assert ours.on is False

@@ -1,0 +1,642 @@
+"""A policy holds for its block: not before, not after, however and wherever the block is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import gc
+import inspect
+import itertools
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pymongo_resilience import blocks
+from pymongo_resilience.blocks import current, innermost, timed
+from pymongo_resilience.overrides import override
+from pymongo_resilience.policy import NOTHING
+
+
+def declared() -> bool | None:
+    return current().idempotent
+
+
+def in_new_context(function: Callable[[], Any]) -> Any:
+    return contextvars.Context().run(function)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(10)
+
+
+def holding(block: override | None = None) -> Iterator[bool | None]:
+    with block or override(idempotent=True):
+        yield declared()
+        yield declared()
+    yield declared()
+
+
+async def holding_async(block: override | None = None) -> AsyncIterator[bool | None]:
+    async with block or override(idempotent=True):
+        await asyncio.sleep(0)
+        yield declared()
+        await asyncio.sleep(0)
+        yield declared()
+    yield declared()
+
+
+def close(generator: Any) -> None:
+    generator.close()
+
+
+def test_the_body_of_a_loop_over_a_generator_is_not_inside_its_block() -> None:
+    bodies, steps = [], []
+    for step in holding():
+        steps.append(step)
+        bodies.append(declared())
+    assert steps == [True, True, None]
+    assert bodies == [None, None, None]
+    assert current() is NOTHING
+
+
+def test_the_body_of_a_loop_over_an_async_generator_is_not_inside_its_block() -> None:
+    async def main() -> None:
+        bodies, steps = [], []
+        async for step in holding_async():
+            steps.append(step)
+            await asyncio.sleep(0)
+            bodies.append(declared())
+            assert timed() is None
+        assert (steps, bodies) == ([True, True, None], [None, None, None])
+        assert current() is NOTHING
+
+    asyncio.run(main())
+
+
+def test_what_a_generator_calls_and_awaits_is_inside_its_block() -> None:
+    def of_generators() -> Iterator[list[bool | None]]:
+        with override(idempotent=True):
+            yield [declared() for _ in range(2)] + list(declared() for _ in range(1))  # noqa: C400
+            yield list(inner())
+
+    def inner() -> Iterator[bool | None]:
+        yield declared()
+        with override(data={"inner": 1}):
+            yield declared()
+        yield declared()
+
+    async def awaits() -> bool | None:
+        await asyncio.sleep(0)
+        return declared()
+
+    async def of_coroutines() -> AsyncIterator[bool | None]:
+        async with override(idempotent=True):
+            yield await awaits()
+            async for each in holding_async(override(data={})):
+                yield each
+
+    async def main() -> list[bool | None]:
+        return [each async for each in of_coroutines()]
+
+    assert list(of_generators()) == [[True] * 3] * 2
+    assert asyncio.run(main()) == [True] * 4
+
+
+def test_a_block_around_the_loop_holds_for_body_and_generator() -> None:
+    with override(data={"outer": 1}):
+        for step in holding():
+            assert current().data == {"outer": 1}
+            assert declared() is None
+            with override(timeout_ms=5):
+                assert (current().data, current().idempotent) == ({"outer": 1}, None)
+            assert step in {True, None}
+    assert current() is NOTHING
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_generators_that_end_out_of_order(times: int) -> None:
+    for _ in zip(*(holding() for _ in range(times)), strict=True):
+        assert declared() is None
+    first, second = holding(), holding()
+    next(first), next(second)
+    close(first)
+    assert next(second) is True, "its own block has not ended"
+    assert declared() is None
+    close(second)
+    assert current() is NOTHING
+    assert innermost() is None or innermost().ended  # type: ignore[union-attr]  # as said
+
+
+def test_blocks_that_are_left_out_of_order() -> None:
+    first, second, third = (override(data={str(number): 1}) for number in range(3))
+    for block in (first, second, third):
+        block.__enter__()
+    second.__exit__(None, None, None)
+    assert current().data == {"2": 1}
+    third.__exit__(None, None, None)
+    assert current().data == {"0": 1}
+    first.__exit__(None, None, None)
+    assert current() is NOTHING
+    assert innermost() is None
+
+
+def leave_in_new_context(block: override) -> None:
+    in_new_context(lambda: block.__exit__(None, None, None))
+
+
+def leave_in_thread(block: override) -> None:
+    in_thread(lambda: block.__exit__(None, None, None))
+
+
+def leave_by_an_error(block: override) -> None:
+    block.__exit__(LookupError, LookupError(), None)
+
+
+def leave_as_if_collected(block: override) -> None:
+    block.__exit__(GeneratorExit, GeneratorExit(), None)
+
+
+LEAVING = [leave_in_new_context, leave_in_thread, leave_by_an_error, leave_as_if_collected]
+
+
+@pytest.mark.parametrize("leave", LEAVING)
+def test_a_block_that_is_left_anywhere_holds_nowhere(leave: Callable[[override], None]) -> None:
+    inherited = []
+    block = override(idempotent=True, timeout_ms=5)
+    with override(data={"outer": 1}):
+        block.__enter__()
+        inherited.append(contextvars.copy_context())
+        assert inherited[0].run(declared) is True
+        leave(block)
+        assert (declared(), current().data, timed()) == (None, {"outer": 1}, None)
+        assert inherited[0].run(declared) is None
+    assert current() is NOTHING
+    assert inherited[0].run(current) is NOTHING
+
+
+def test_leaving_once_more_is_without_effect() -> None:
+    block = override(idempotent=True)
+    with override(data={"outer": 1}):
+        with block:
+            pass
+        with contextlib.suppress(IndexError):
+            block.__exit__(None, None, None)
+        assert current().data == {"outer": 1}
+
+
+@pytest.mark.parametrize("collected_in", [in_new_context, in_thread])
+def test_a_generator_that_is_collected_elsewhere_leaves_nothing_in_force(
+    collected_in: Callable[[Callable[[], Any]], Any],
+) -> None:
+    with override(data={"outer": 1}):
+        held = [holding()]
+        next(held[0])
+        collected_in(held.clear)
+        gc.collect()
+        block = innermost()
+        assert block is not None
+        assert block.ended
+        assert current().data == {"outer": 1}
+        assert declared() is None
+    assert current() is NOTHING
+
+
+def test_a_finalizer_sets_no_context_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 may collect inside of ContextVar.set, where another one frees what it reads."""
+    held = [holding()]
+    next(held[0])
+    ended = innermost()
+
+    class Variable:
+        get = staticmethod(innermost)
+        set = None
+
+    monkeypatch.setattr(blocks, "_innermost", Variable)
+    held.clear()
+    gc.collect()
+    assert ended is not None
+    assert ended.ended
+
+
+class Waits:
+    """To be awaited for ever, without a loop."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def test_a_coroutine_that_is_never_finished_leaves_nothing_in_force() -> None:
+    async def waits() -> None:
+        async with override(idempotent=True):
+            await Waits()
+
+    context, held = contextvars.copy_context(), [waits()]
+    context.run(held[0].send, None)
+    assert context.run(declared) is True
+    held.clear()
+    gc.collect()
+    assert context.run(declared) is None
+
+
+def test_a_task_keeps_the_block_it_was_started_in_as_long_as_that_lives() -> None:
+    async def main() -> tuple[bool | None, bool | None]:
+        go, seen = asyncio.Event(), asyncio.Event()
+
+        async def later() -> tuple[bool | None, bool | None]:
+            before = declared()
+            seen.set()
+            await go.wait()
+            return before, declared()
+
+        async with override(idempotent=True):
+            task = asyncio.create_task(later())
+            await seen.wait()
+        go.set()
+        return await task
+
+    assert asyncio.run(main()) == (True, None)
+
+
+def test_a_thread_keeps_the_block_it_inherited_as_long_as_that_lives() -> None:
+    go, seen, found = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        found.append(declared())
+        seen.set()
+        go.wait(10)
+        found.append(declared())
+
+    with override(idempotent=True):
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+        thread.start()
+        assert seen.wait(10)
+    go.set()
+    thread.join(10)
+    assert found == [True, None]
+
+
+def test_tasks_and_threads_that_a_loop_body_starts_are_not_inside() -> None:
+    async def child() -> bool | None:
+        await asyncio.sleep(0)
+        return declared()
+
+    async def main() -> list[bool | None]:
+        tasks = [asyncio.create_task(child()) async for _ in holding_async()]
+        tasks += [asyncio.create_task(child()) for _ in holding()]
+        return list(await asyncio.gather(*tasks))
+
+    assert asyncio.run(main()) == [None] * 6
+    found = []
+    for _ in holding():
+        context = contextvars.copy_context()
+        found.append(in_thread(functools.partial(context.run, declared)))
+    assert found == [None] * 3
+
+
+def test_a_thread_is_not_inside_while_the_generator_runs_in_another() -> None:
+    """It may have been started by the loop body: from inside of the block it looks the same."""
+    contexts: list[contextvars.Context] = []
+
+    def generator() -> Iterator[bool | None]:
+        with override(idempotent=True):
+            yield declared()
+            yield in_thread(functools.partial(contexts[0].run, declared))
+
+    steps = generator()
+    assert next(steps) is True
+    contexts.append(contextvars.copy_context())
+    assert next(steps) is None
+
+
+@contextlib.contextmanager
+def patient() -> Iterator[None]:
+    with override(idempotent=True, timeout_ms=50):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def patient_async() -> AsyncIterator[None]:
+    async with override(idempotent=True, timeout_ms=50):
+        yield
+
+
+@contextlib.contextmanager
+def around_patient() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patient())
+        yield
+
+
+class Patient:
+    """A context manager of the application's own."""
+
+    def __enter__(self) -> None:
+        self.block = override(idempotent=True)
+        self.block.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self.block.__exit__(*raised)
+
+
+@pytest.mark.parametrize("manager", [patient, around_patient, Patient])
+def test_a_context_manager_of_the_applications_own(manager: Any) -> None:
+    def looped() -> Iterator[bool | None]:
+        with manager():
+            yield declared()
+        yield declared()
+
+    @patient()
+    def decorated() -> bool | None:
+        return declared()
+
+    async def child() -> bool | None:
+        return declared()
+
+    async def main() -> bool | None:
+        with manager():
+            return await asyncio.create_task(child())
+
+    with manager():
+        assert declared() is True
+        assert contextvars.copy_context().run(declared) is True
+    assert current() is NOTHING
+    assert [(step, declared()) for step in looped()] == [(True, None), (None, None)]
+    assert decorated() is True
+    assert asyncio.run(main()) is True
+    assert current() is NOTHING
+
+
+def test_an_async_context_manager_of_the_applications_own() -> None:
+    async def looped() -> AsyncIterator[bool | None]:
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(patient_async())
+            yield declared()
+        yield declared()
+
+    async def child() -> bool | None:
+        return declared()
+
+    async def main() -> None:
+        async with patient_async():
+            assert declared() is True
+            assert await asyncio.gather(child(), child()) == [True, True]
+        assert current() is NOTHING
+        assert [(step, declared()) async for step in looped()] == [(True, None), (None, None)]
+        assert current() is NOTHING
+
+    asyncio.run(main())
+
+
+def test_one_instance_in_two_generators() -> None:
+    block = override(idempotent=True)
+    first, second = holding(block), holding(block)
+    next(first), next(second)
+    assert list(first) == [True, None]
+    assert next(second) is True, "the other's exit is not its own"
+    assert list(second) == [None]
+    assert current() is NOTHING
+
+
+def test_one_instance_in_two_threads_that_leave_in_any_order() -> None:
+    block, found = override(idempotent=True), {}
+    steps = {name: [threading.Event() for _ in range(2)] for name in "ab"}
+    done = {name: [threading.Event() for _ in range(2)] for name in "ab"}
+
+    def work(name: str) -> None:
+        steps[name][0].wait(10)
+        with block:
+            done[name][0].set()
+            steps[name][1].wait(10)
+            inside = declared()
+        found[name] = inside, declared()
+        done[name][1].set()
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for name, step in (("a", 0), ("b", 0), ("a", 1), ("b", 1)):
+        steps[name][step].set()
+        assert done[name][step].wait(10)
+    for thread in threads:
+        thread.join(10)
+    assert found == {"a": (True, None), "b": (True, None)}
+
+
+def test_one_instance_in_two_tasks_that_leave_in_any_order() -> None:
+    block = override(idempotent=True)
+
+    async def work(turns: int) -> tuple[bool | None, bool | None]:
+        async with block:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            inside = declared()
+        return inside, declared()
+
+    async def main() -> None:
+        assert await asyncio.gather(work(1), work(3), work(2)) == [(True, None)] * 3
+        async with block:
+            assert await asyncio.gather(work(2), work(1)) == [(True, True)] * 2
+            assert declared() is True
+        assert current() is NOTHING
+
+    asyncio.run(main())
+
+
+def test_a_decorated_generator_function_holds_for_each_step() -> None:
+    closed = []
+
+    @override(idempotent=True)
+    def pages(count: int) -> Generator[Any, Any, str]:
+        """Pages."""
+        try:
+            for number in range(count):
+                try:
+                    sent = yield number, declared()
+                except LookupError:
+                    sent = "handled"
+                if sent is not None:
+                    yield sent, declared()
+        finally:
+            closed.append(declared())
+        return "done"
+
+    assert inspect.isgeneratorfunction(pages)
+    assert pages.__doc__ == "Pages."
+    assert [(page, declared()) for page in pages(2)] == [((0, True), None), ((1, True), None)]
+    steps = pages(2)
+    assert next(steps) == (0, True)
+    assert steps.send("sent") == ("sent", True)
+    assert next(steps) == (1, True)
+    assert steps.throw(LookupError()) == ("handled", True)
+    with pytest.raises(StopIteration) as ended:
+        next(steps)
+    assert ended.value.value == "done"
+    steps = pages(2)
+    next(steps)
+    steps.close()
+    assert closed == [True] * 3
+    assert current() is NOTHING
+
+
+def test_a_decorated_async_generator_function_holds_for_each_step() -> None:
+    closed = []
+
+    @override(idempotent=True)
+    async def pages(count: int) -> Any:
+        """Pages."""
+        try:
+            for number in range(count):
+                await asyncio.sleep(0)
+                try:
+                    sent = yield number, declared()
+                except LookupError:
+                    sent = "handled"
+                if sent is not None:
+                    yield sent, declared()
+        finally:
+            await asyncio.sleep(0)
+            closed.append(declared())
+
+    async def main() -> None:
+        found = [(page, declared()) async for page in pages(2)]
+        assert found == [((0, True), None), ((1, True), None)]
+        steps = pages(2)
+        assert await anext(steps) == (0, True)
+        assert await steps.asend("sent") == ("sent", True)
+        assert await anext(steps) == (1, True)
+        assert await steps.athrow(LookupError()) == ("handled", True)
+        with pytest.raises(StopAsyncIteration):
+            await anext(steps)
+        steps = pages(2)
+        await anext(steps)
+        await steps.aclose()
+        steps = pages(2)
+        await anext(steps)
+        with pytest.raises(ValueError, match="thrown"):
+            await steps.athrow(ValueError("thrown"))
+        assert current() is NOTHING
+
+    assert inspect.isasyncgenfunction(pages)
+    assert pages.__doc__ == "Pages."
+    asyncio.run(main())
+    assert closed == [True] * 4
+
+
+def test_a_decorated_generator_as_a_context_manager() -> None:
+    @contextlib.contextmanager
+    @override(idempotent=True)
+    def manager() -> Iterator[None]:
+        yield
+
+    @contextlib.asynccontextmanager
+    @override(idempotent=True)
+    async def async_manager() -> AsyncIterator[None]:
+        yield
+
+    async def main() -> None:
+        async with async_manager():
+            assert declared() is True
+        assert current() is NOTHING
+
+    with manager():
+        assert declared() is True
+    assert current() is NOTHING
+    asyncio.run(main())
+
+
+def test_what_is_called_like_a_coroutine_or_generator_function_is_one() -> None:
+    class Coroutine:
+        async def __call__(self) -> bool | None:
+            await asyncio.sleep(0)
+            return declared()
+
+    class Steps:
+        def __call__(self) -> Iterator[bool | None]:
+            yield declared()
+
+    async def coroutine(_: int) -> bool | None:
+        return declared()
+
+    decorate: Any = override(idempotent=True)
+    assert asyncio.run(decorate(Coroutine())()) is True
+    assert asyncio.run(decorate(functools.partial(coroutine, 1))()) is True
+    assert list(decorate(Steps())()) == [True]
+    assert isinstance(decorate(Coroutine)(), Coroutine)
+
+
+def test_recursion_does_not_go_deeper_than_the_application() -> None:
+    @override(idempotent=True)
+    def down(depth: int) -> bool | None:
+        return down(depth - 1) if depth else declared()
+
+    assert down(sys.getrecursionlimit() // 4) is True
+    assert current() is NOTHING
+
+
+def test_ended_blocks_are_not_kept() -> None:
+    def chain() -> int:
+        length, block = 0, innermost()
+        while block is not None:
+            length, block = length + 1, block.outer
+        return length
+
+    blocks_ = [override(idempotent=True) for _ in range(100)]
+    blocks_[0].__enter__()
+    for before, after in itertools.pairwise(blocks_):
+        after.__enter__()
+        before.__exit__(None, None, None)
+        assert chain() <= 2
+    blocks_[-1].__exit__(None, None, None)
+    assert innermost() is None
+
+
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+def test_a_signal_in_the_middle_leaves_nothing_in_force(method: str) -> None:
+    """Raised at each line in turn, as the handler of a signal would; the first line of leaving is
+    what cannot be guarded: nothing has run then."""
+
+    class Signal(BaseException):
+        pass
+
+    module = sys.modules[override.__module__].__file__, blocks.__file__
+    lines = 1 if method == "__exit__" else 0
+    while True:
+        seen = 0
+
+        def trace(frame: Any, event: str, _: Any, lines: int = lines) -> Any:
+            nonlocal seen
+            if frame.f_code.co_filename not in module:
+                return None
+            if event == "line":
+                seen += 1
+                if seen > lines:
+                    raise Signal
+            return trace
+
+        block = override(idempotent=True)
+        before = sys.gettrace()
+        try:
+            if method == "__exit__":
+                block.__enter__()
+            sys.settrace(trace)
+            try:
+                getattr(block, method)(*([None] * 3 if method == "__exit__" else []))
+            finally:
+                sys.settrace(before)
+        except Signal:
+            assert current() is NOTHING, lines
+            lines += 1
+        else:
+            assert seen <= lines
+            break
+    if method == "__enter__":
+        block.__exit__(None, None, None)
+    assert lines > 3
+    assert current() is NOTHING
