@@ -173,32 +173,35 @@ class Deployment(Running):
         """
         if self._thread is not None:
             raise TestbedError("the deployment is running already")
-        if self._embedded is not None:
-            self._embedded.start()
-        self._loop = asyncio.new_event_loop()
         try:
-            self._loop.run_until_complete(self._open())
-        except BaseException:
-            self._loop.run_until_complete(self._close())
-            self._loop.close()
             if self._embedded is not None:
-                self._embedded.stop()
+                self._embedded.start()
+            self._loop = asyncio.new_event_loop()
+            # Not in the caller's thread, whose own loop may be running.
+            self._thread = threading.Thread(
+                target=_run, args=(self._loop,), name="pymongo_resilience_testbed", daemon=True
+            )
+            self._thread.start()
+            self._call(self._open()).result()
+        except BaseException:
+            self.stop()
             raise
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="pymongo_resilience_testbed", daemon=True
-        )
-        self._thread.start()
 
     def stop(self) -> None:
         """Close every address and connection; harmless when it does not run."""
-        if self._thread is not None:
-            self._call(self._close()).result(_STOP_TIMEOUT)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_STOP_TIMEOUT)
-            self._loop.close()
-            self._thread = None
-        if self._embedded is not None:
-            self._embedded.stop()
+        serves = self._thread is not None and self._thread.is_alive()
+        try:
+            if serves:
+                self._call(self._close()).result(_STOP_TIMEOUT)
+        finally:
+            thread, self._thread = self._thread, None
+            if thread is not None and serves:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                thread.join(_STOP_TIMEOUT)
+            elif thread is not None:
+                self._loop.close()
+            if self._embedded is not None:
+                self._embedded.stop()
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         if self._thread is None:
@@ -236,6 +239,13 @@ class Deployment(Running):
         await self._clear()
         await asyncio.gather(*(member.close() for member in self._members))
         self._members = ()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 def _is_address(server: object) -> bool:

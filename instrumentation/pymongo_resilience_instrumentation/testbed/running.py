@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 
 class Running(ABC):
-    """A context manager over ``start`` and ``stop``."""
+    """A context manager over ``start`` and ``stop``, for ``with`` and for ``async with``.
+
+    Both work inside of a running event loop as well; ``async with`` lets it run meanwhile.
+    """
 
     @abstractmethod
     def start(self) -> None:
@@ -31,3 +36,33 @@ class Running(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await _in_a_thread(self.start)
+        except asyncio.CancelledError:
+            await _in_a_thread(self.stop)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await _in_a_thread(self.stop)
+
+
+async def _in_a_thread(function: Callable[[], None]) -> None:
+    """Raises what it raises; a cancellation once it is over, since a thread cannot be cancelled."""
+    running = asyncio.ensure_future(asyncio.to_thread(function))
+    cancelled = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from running.exception()
+    running.result()

@@ -86,14 +86,16 @@ class EmbeddedServer(Running):
     def start(self) -> None:
         """Start the child process and return once it answers a ``ping``.
 
-        Raises :class:`TestbedError` if SecantusDB is not installed, or does not answer in time;
-        the message then holds the last lines of the child's standard error.
+        Raises :class:`TestbedError` if it runs already, if SecantusDB is not installed, or if it
+        does not answer in time; the message then holds the end of the child's standard error.
         """
         if importlib.util.find_spec("secantus") is None:
             raise TestbedError(
                 "the embedded server needs SecantusDB, which is not installed: "
                 'pip install "pymongo-resilience[testbed]"'
             )
+        if self._process is not None:
+            raise TestbedError("the embedded server is running already")
         deadline = time.monotonic() + self._startup_timeout
         self._directory = Path(tempfile.mkdtemp(prefix="pymongo-resilience-"))
         errors = self._directory / "stderr.txt"
@@ -122,18 +124,12 @@ class EmbeddedServer(Running):
         """End the child process and remove its data; harmless when it does not run."""
         process, directory = self._process, self._directory
         self._process = self._directory = self._port = None
-        if process is not None:
-            if process.stdin is not None:
-                process.stdin.close()
-            try:
-                process.wait(_STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        if directory is not None:
-            shutil.rmtree(directory, ignore_errors=True)
+        try:
+            if process is not None:
+                _end(process)
+        finally:
+            if directory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _hand_over_credentials(self, process: subprocess.Popen[str]) -> None:
         # Through the pipe: arguments and environment of a process can be read by others.
@@ -170,3 +166,19 @@ class EmbeddedServer(Running):
                     f"the embedded server did not answer within {self._startup_timeout:g} s"
                 )
             time.sleep(_RETRY_INTERVAL)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(_STOP_TIMEOUT)
+    except BaseException as error:
+        process.kill()
+        process.wait()
+        # A Ctrl-C, say.
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()

@@ -1,0 +1,176 @@
+"""The test bed where an event loop runs (Jupyter, asynchronous fixtures), and what ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from conftest import wait_until
+from free_ports import consecutive_free_ports
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    EmbeddedServer,
+    ReplicaSet,
+    ShardedCluster,
+    Standalone,
+    TestbedError,
+)
+from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+
+KINDS = (EmbeddedServer, ReplicaSet, ShardedCluster, Standalone)
+Kind = Callable[[], Any]
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[str]]]:
+    """The servers that a test starts: none of them may outlive it, and no thread."""
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def recorded(*args: Any, **kwargs: Any) -> subprocess.Popen[str]:
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    place = "pymongo_resilience_instrumentation.testbed.server.subprocess.Popen"
+    monkeypatch.setattr(place, recorded)
+    yield started
+    monkeypatch.undo()
+    assert started
+    assert [each.poll() for each in started] == [0] * len(started)
+    assert "pymongo_resilience_testbed" not in {each.name for each in threading.enumerate()}
+
+
+async def _works(uri: str) -> None:
+    async with pymongo.AsyncMongoClient[dict[str, Any]](uri) as client:
+        await client.test.coll.insert_one({"_id": 1})
+        assert await client.test.coll.find_one() == {"_id": 1}
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_it_starts_and_stops_inside_of_a_running_loop(kind: Kind, asynchronous: bool) -> None:
+    async def sync_block() -> None:
+        with kind() as running:
+            await _works(running.uri)
+
+    async def async_block() -> None:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.001)
+
+        counting = asyncio.create_task(count())
+        async with kind() as running:
+            # The loop has gone on while the server was starting.
+            assert turns > 1
+            await _works(running.uri)
+        counting.cancel()
+
+    asyncio.run(async_block() if asynchronous else sync_block())
+
+
+@pytest.mark.usefixtures("processes")
+def test_faults_are_injected_from_a_running_loop() -> None:
+    async def use() -> None:
+        async with ReplicaSet(members=1) as replica_set:
+            done = replica_set.inject(CutAfter("insert"))
+            async with pymongo.AsyncMongoClient[dict[str, Any]](replica_set.uri) as client:
+                await client.test.coll.insert_one({"_id": 1})
+            await asyncio.wait_for(asyncio.wrap_future(done), 5)
+            assert replica_set.repeats == 1
+
+    asyncio.run(use())
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("how", ["no loop", "with", "async with"])
+def test_a_start_that_fails_leaves_no_server(how: str) -> None:
+    with socket.create_server(("127.0.0.1", consecutive_free_ports(2) + 1)) as other:
+        deployment = ReplicaSet(members=2, port=other.getsockname()[1] - 1)
+
+        async def sync_block() -> None:
+            with deployment:
+                pass
+
+        async def async_block() -> None:
+            async with deployment:
+                pass
+
+        start: dict[str, Callable[[], object]] = {
+            "no loop": deployment.start,
+            "with": lambda: asyncio.run(sync_block()),
+            "async with": lambda: asyncio.run(async_block()),
+        }
+        with pytest.raises(TestbedError, match="Address already in use"):
+            start[how]()
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_an_asynchronous_block_that_is_cancelled_leaves_no_server(
+    kind: Kind, processes: list[subprocess.Popen[str]]
+) -> None:
+    async def block() -> None:
+        async with kind():
+            pytest.fail("it was cancelled before")
+
+    async def cancel_twice() -> None:
+        task = asyncio.create_task(block())
+        await asyncio.to_thread(wait_until, lambda: processes)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel_twice())
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_block_that_raises_leaves_no_server(asynchronous: bool) -> None:
+    async def block() -> None:
+        if asynchronous:
+            async with ReplicaSet():
+                raise KeyError
+        with ReplicaSet():
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        asyncio.run(block())
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_deployment_that_cannot_close_its_members_ends_its_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(_: Deployment) -> None:
+        raise RuntimeError("broken")
+
+    deployment = ReplicaSet(members=1)
+    deployment.start()
+    members = deployment.members
+    with monkeypatch.context() as patch:
+        patch.setattr(Deployment, "_close", broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            deployment.stop()
+    assert len(members) == 1
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_what_runs_is_not_started_again(kind: Kind) -> None:
+    with kind() as running:
+        with pytest.raises(TestbedError, match="is running already"):
+            running.start()
+        with pymongo.MongoClient[dict[str, Any]](running.uri) as client:
+            client.admin.command("ping")
