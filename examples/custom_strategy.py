@@ -1,7 +1,8 @@
 """A strategy of your own: when to repeat, where repeating is safe at all.
 
 Robots are turned away at the first failure, people get three retries. A strategy may refuse or
-delay a retry; it cannot permit one that could apply a write twice.
+delay a retry; it cannot permit one that could apply a write twice. It is not asked after "not
+primary", which is repeated whatever it would say.
 
 MONGODB_URI=mongodb://localhost:27017 python custom_strategy.py
 """

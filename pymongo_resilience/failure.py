@@ -34,7 +34,7 @@ class RetryReason(enum.Enum):
 
     ``allows_non_idempotent_retry``: the cause itself proves that nothing happened on the server.
     ``always_retry``: the cause is never the application's concern; repeated with the controlled
-    back-off, without asking the strategy.
+    back-off, without asking the strategy (``MongoDBSpecification`` is asked).
     """
 
     allows_non_idempotent_retry: bool

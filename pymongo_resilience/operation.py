@@ -51,8 +51,11 @@ class Operation:
     in_transaction: bool = False
     acknowledged: bool = True
     """False also where it is not known: then a write is not repeated on the strength of it."""
-    idempotent: bool = False
+    declared_idempotent: bool = False
     """The caller declares that a repetition does no harm."""
+    idempotent: bool = field(init=False)
+    """A repetition is known to do no harm: of a read, of a commit or an abort, of a write whose
+    failed attempt carried a transaction number, and of what the caller declared."""
     deadline: Deadline | None = None
     retry_window: Deadline | None = None
     """With ``timeout_ms=0``: no deadline, but repeating ends here."""
@@ -69,6 +72,13 @@ class Operation:
     """An overload error was among them."""
     reasons: list[RetryReason] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.idempotent = self._is_idempotent(carried_txn_number=False)
+
+    def _is_idempotent(self, *, carried_txn_number: bool) -> bool:
+        harmless = self.kind in (Kind.READ, Kind.TRANSACTION_END)
+        return harmless or carried_txn_number or self.declared_idempotent
+
     @property
     def time_limit(self) -> Deadline | None:
         """What no wait between attempts may pass: the deadline, or the end of repeating."""
@@ -83,6 +93,7 @@ class Operation:
         if self.budget is not None and self.attempts and not failure.overloaded:
             self.budget.deposit(RETRY)
         self.attempts += 1
+        self.idempotent = self._is_idempotent(carried_txn_number=failure.carried_txn_number)
         self.overloaded = self.overloaded or failure.overloaded
         self.reasons.append(failure.reason)
 

@@ -123,7 +123,8 @@ class Orchestrator:
             return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)
         if operation.budget is not None and not operation.budget.consume():
             return GiveUp(Rule.BUDGET)
-        return Retry(delay)
+        longer = self._fit(operation, failure, answer.delay) if answer.delay > delay else None
+        return Retry(max(delay, longer.delay) if isinstance(longer, Retry) else delay)
 
     def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
         if failure.timed_out and _deadline_is_over(operation, failure):
@@ -149,7 +150,7 @@ class Orchestrator:
             return True
         if not operation.acknowledged:
             return False
-        return failure.stage is Stage.NOT_SENT or operation.idempotent
+        return failure.stage is Stage.NOT_SENT or operation.declared_idempotent
 
     def _attempts_left(self, operation: Operation) -> Rule | None:
         """Rule 4."""

@@ -50,6 +50,8 @@ Answer = RetryAction | None
 class RetryStrategy(Protocol):
     """Asked once per failed attempt that the rules would allow to repeat.
 
+    Not after "not primary", which is repeated without asking. After an overload error its delay
+    holds where it is longer than that of the overload, cut to what the deadline leaves.
     One instance serves all threads and tasks. An async client also takes a coroutine; a sync
     client cannot. A strategy that raises counts as "no".
     """
@@ -118,7 +120,7 @@ class MongoDBSpecification(_Comparable):
 def _in_texts(operation: Operation, failure: Failure) -> bool:
     if failure.carried_txn_number or operation.kind is Kind.TRANSACTION_END:
         return RETRYABLE_WRITE in failure.labels
-    return failure.in_texts and (operation.kind is not Kind.WRITE or operation.idempotent)
+    return failure.in_texts and (operation.kind is not Kind.WRITE or operation.declared_idempotent)
 
 
 NAMED: Mapping[str, RetryStrategy] = {

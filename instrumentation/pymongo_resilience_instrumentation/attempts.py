@@ -219,7 +219,7 @@ class Attempts:
             retries_enabled=driver.retries_enabled(loop, kind),
             in_transaction=driver.in_transaction(loop),
             acknowledged=call.acknowledged,
-            idempotent=bool(said.idempotent),
+            declared_idempotent=bool(said.idempotent),
             deadline=deadline,
             retry_window=window,
             max_retries=driver.max_retries(driver.client(loop)),
@@ -276,7 +276,7 @@ class Attempts:
             self._last = failure
         driver.prepare_retry(self._loop, failure, operation.attempts, self._last.error)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
-        if not (failure.retryable_overload or operation.idempotent) and (
+        if not (failure.retryable_overload or operation.declared_idempotent) and (
             failure.stage is not Stage.NOT_SENT
             or (follows_texts and self._bound_to_txn_number is None)
         ):

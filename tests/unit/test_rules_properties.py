@@ -6,6 +6,7 @@ test_budget_properties.py and test_shared_budget.py.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[Operation
         retries_enabled=call.retries_enabled,
         in_transaction=call.in_transaction,
         acknowledged=call.acknowledged,
-        idempotent=call.idempotent,
+        declared_idempotent=call.idempotent,
         deadline=deadline,
     )
     failure = failure_of(fault, call)
@@ -224,7 +225,8 @@ def test_the_rules_change_nothing(
 ) -> None:
     """Pure: the same question has the same answer, and asking leaves no trace."""
     operation, failure = recorded(call, fault, timeout)
-    before = replace(operation, reasons=list(operation.reasons))
+    before = copy.copy(operation)
+    before.reasons = list(operation.reasons)
     first = orchestrator.screen(operation, failure)
     assert orchestrator.screen(operation, failure) == first
     assert operation == before

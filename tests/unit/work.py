@@ -128,7 +128,7 @@ class FakeWork:
             retries_enabled=self.call.retries_enabled,
             in_transaction=self.call.in_transaction,
             acknowledged=self.call.acknowledged,
-            idempotent=self.call.idempotent,
+            declared_idempotent=self.call.idempotent,
             deadline=self._deadline,
             retry_window=self._after(self.window),
             max_retries=self.own_max_retries,

@@ -1,0 +1,113 @@
+"""What a strategy of the application's own sees, and what becomes of its delay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Instrument, Side
+from pymongo import InsertOne
+from pymongo.errors import PyMongoError
+from pymongo_resilience_instrumentation.testbed import ReplicaSet, Standalone
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore, Fail, Overload
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+from pymongo_resilience import Failure, Operation, RetryAction, RetryScheduled, override
+
+pytestmark = pytest.mark.oldest
+
+INC = {"$inc": {"n": 1}}
+
+
+class OfTheRFC:
+    """Couchbase RFC 0049, "Best Effort": what is idempotent, and what has changed nothing."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.delay = delay
+        self.seen: list[tuple[str, bool, bool]] = []
+
+    def retry_after(self, operation: Operation, failure: Failure) -> RetryAction | None:
+        self.seen.append((operation.name, operation.idempotent, operation.declared_idempotent))
+        if operation.idempotent or failure.reason.allows_non_idempotent_retry:
+            return RetryAction(self.delay)
+        return None
+
+
+CALLS: dict[str, tuple[str, Any]] = {
+    "find": ("find", lambda coll: coll.find_one()),
+    "insert": ("insert", lambda coll: coll.insert_one({})),
+    "findAndModify": ("findAndModify", lambda coll: coll.find_one_and_update({}, INC)),
+    "bulkWrite": ("insert", lambda coll: coll.bulk_write([InsertOne({})])),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_reads_and_numbered_writes_are_idempotent(
+    name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    strategy = OfTheRFC()
+    instrument(strategy=strategy)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    command, call = CALLS[name]
+    proxy.inject(CutAfter(command))
+    side.do(call, coll)
+    assert [(idempotent, declared) for _, idempotent, declared in strategy.seen] == [(True, False)]
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_another_write_is_what_the_caller_declares(
+    declared: bool, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    strategy = OfTheRFC()
+    instrument(strategy=strategy, base_backoff_ms=1)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    proxy.inject(Overload("update"))
+    with override(idempotent=declared):
+        side.do(coll.update_many, {}, INC)
+    assert strategy.seen == [("update", declared, declared)]
+
+
+def test_without_a_number_on_the_wire_a_write_is_not_idempotent(
+    server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    """A standalone server knows none; only what was never sent is repeated there."""
+    strategy = OfTheRFC()
+    telemetry = instrument(strategy=strategy, base_backoff_ms=1)
+    side = Side("sync", None)
+    with Standalone(server.address) as standalone:
+        coll = side.client(standalone.uri)[database].coll
+        side.do(coll.find_one)
+        standalone.inject(CutBefore("insert"))
+        with pytest.raises(PyMongoError):
+            side.do(coll.insert_one, {})
+        side.close()
+    assert strategy.seen == []
+    assert [event.rule.value for event in telemetry.decisions.events] == ["not_safe"]
+
+
+def test_its_delay_holds_where_it_is_longer_than_the_overloads(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(strategy=OfTheRFC(delay=0.05), base_backoff_ms=1)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    proxy.inject(Overload("find", times=2))
+    side.do(coll.find_one)
+    delays = [e.delay for e in telemetry.decisions.events if isinstance(e, RetryScheduled)]
+    assert delays == [0.05, 0.05]
+
+
+@pytest.mark.parametrize("code", [10107, 11600])
+def test_after_not_primary_it_is_not_asked(
+    code: int, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    strategy = OfTheRFC()
+    telemetry = instrument(strategy=strategy, timeout_ms=20_000)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.find_one)
+    proxy.inject(Fail("find", code=code))
+    side.do(coll.find_one)
+    assert strategy.seen == []
+    assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled]
