@@ -33,6 +33,8 @@ class Rule(enum.Enum):
     """No server could be selected: reported, never retried."""
     NEVER_REPEATED = "never_repeated"
     """Rule 0: a kind of operation that is never repeated, but for overload."""
+    TRANSACTION_OVER = "transaction_over"
+    """Rule 0: a commit or abort of an aborted transaction; its runner repeats all of it."""
     UNKNOWN_REASON = "unknown_reason"
     """Rule 1: the cause is none that repeating could mend."""
     TERMINAL = "terminal"
@@ -131,6 +133,8 @@ class Orchestrator:
             return Rule.DEADLINE
         if failure.selection:
             return Rule.TERMINAL if failure.hopeless else Rule.SELECTION
+        if operation.kind is Kind.TRANSACTION_END and failure.transaction_over:
+            return Rule.TRANSACTION_OVER
         if not failure.retryable_overload:
             if operation.kind in NEVER_REPEATED or (
                 operation.in_transaction and operation.kind is not Kind.TRANSACTION_END

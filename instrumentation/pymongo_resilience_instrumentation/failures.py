@@ -119,6 +119,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         selection=isinstance(cause, ServerSelectionTimeoutError),
         hopeless=hopeless.hopeless_cause(cause) is not None,
         in_texts=refusal is None and _in_texts(labels, code),
+        transaction_over=_says(document, TRANSIENT_TRANSACTION),
         executed=executed,
         timed_out=code == MAX_TIME_EXPIRED
         if isinstance(cause, OperationFailure)
@@ -220,6 +221,11 @@ def _labels(error: Exception, document: Mapping[str, Any]) -> frozenset[str]:
         # The driver takes whatever it can iterate over, the keys of a document for example.
         return frozenset()
     return frozenset(label for label in LABELS if error.has_error_label(label))
+
+
+def _says(document: Mapping[str, Any], label: str) -> bool:
+    said = document.get("errorLabels")
+    return isinstance(said, (list, tuple)) and label in said
 
 
 def _document(error: Exception) -> Mapping[str, Any]:

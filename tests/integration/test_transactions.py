@@ -29,11 +29,13 @@ from pymongo_resilience_instrumentation.testbed import (
 from waiting import wait_for_server
 
 from pymongo_resilience import RetryScheduled
+from pymongo_resilience.orchestrator import Rule
 
 pytestmark = pytest.mark.oldest
 
 FAST = {"base_backoff_ms": 1, "max_backoff_ms": 1}
 TRANSIENT = "TransientTransactionError"
+OVERLOADED = ("RetryableError", "SystemOverloadedError")
 
 
 @contextlib.contextmanager
@@ -355,6 +357,15 @@ FAULTS: dict[str, tuple[Callable[[], list[Fault]], int, int, int]] = {
     "a commit that is a transient error": (
         lambda: [Fail("commitTransaction", code=251, labels=[TRANSIENT])], 2, 2, 2,
     ),
+    "a commit that a lock timeout aborted": (
+        lambda: [Fail("commitTransaction", code=24, labels=[TRANSIENT])], 2, 2, 2,
+    ),
+    "a commit that a conflict aborted": (
+        lambda: [Fail("commitTransaction", times=2, code=112, labels=[TRANSIENT])], 3, 3, 3,
+    ),
+    "a commit that is not primary": (
+        lambda: [Fail("commitTransaction", code=10107, labels=["RetryableWriteError"])], 1, 1, 2,
+    ),
 }  # fmt: skip
 
 
@@ -382,6 +393,17 @@ def test_with_transaction_keeps_the_driver_s_rules(
     assert len(sent.named("insert")) == inserts
     assert len(sent.named("commitTransaction")) == commits
     assert control[seeded].coll.count_documents({"_id": "in"}) == 1
+
+
+def test_a_commit_whose_transaction_is_over_is_not_repeated_for_overload_either(
+    side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=20_000)
+    client = side.client(proxy.uri)
+    side.do(client.admin.command, "ping")
+    proxy.inject(Fail("commitTransaction", code=462, labels=[*OVERLOADED, TRANSIENT]))
+    assert run_with_transaction(side, client, seeded) == 2
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.TRANSACTION_OVER]
 
 
 def test_with_transaction_and_a_deadline_repeats_no_command_but_the_commit(

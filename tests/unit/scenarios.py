@@ -15,6 +15,7 @@ from pymongo_resilience.failure import (
     RETRYABLE,
     RETRYABLE_WRITE,
     SYSTEM_OVERLOADED,
+    TRANSIENT_TRANSACTION,
     RetryReason,
     Stage,
 )
@@ -104,6 +105,7 @@ NO_SERVER = Fault(
 )
 LABEL = frozenset({RETRYABLE_WRITE})
 LABELLED = UNAVAILABLE(labels=LABEL)
+TRANSIENT = frozenset({TRANSIENT_TRANSACTION})
 OVERLOAD = Fault(reason=_R.OVERLOADED, labels=BOTH)
 BUSY = UNAVAILABLE(labels=frozenset({SYSTEM_OVERLOADED}))
 OUT_OF_TIME = CUT(timed_out=True)
@@ -114,6 +116,7 @@ POOL_FULL = UNKNOWN(stage=Stage.NOT_SENT, timed_out=True)
 OK = None
 SELECTION = Rule.SELECTION
 NEVER = Rule.NEVER_REPEATED
+OVER = Rule.TRANSACTION_OVER
 NO_REASON = Rule.UNKNOWN_REASON
 TERMINAL = Rule.TERMINAL
 NOT_SAFE = Rule.NOT_SAFE
@@ -190,6 +193,16 @@ RULE_0 = [
     S("a commit, twice", COMMIT, [CUT] * 2, ATTEMPTS, 2, [0]),
     S("a commit with retryWrites off", COMMIT(retries_enabled=False), [CUT], OK, 2, [0]),
     S("a commit, overload", COMMIT, [OVERLOAD], OK, 2, [0.05]),
+    S("a commit, a lock timeout", COMMIT, [LOCKED], OK, 2, [0]),
+    S("a commit, aborted by a lock timeout", COMMIT, [LOCKED(labels=TRANSIENT)], OVER, 1, []),
+    S("a commit, aborted by a conflict", COMMIT, [CONFLICT(labels=TRANSIENT)], OVER, 1, []),
+    S("a commit, aborted, with time left", COMMIT, [CONFLICT(labels=TRANSIENT)], OVER, 1, [],
+      timeout=10),
+    S("a commit, aborted on the retry", COMMIT, [CUT, LOCKED(labels=TRANSIENT)], OVER, 2, [0]),
+    S("a commit, aborted, retryable as well", COMMIT, [LABELLED(labels=LABEL | TRANSIENT)], OVER,
+      1, []),
+    S("a commit, aborted, as the texts have it", COMMIT, [LABELLED(labels=LABEL | TRANSIENT)],
+      OVER, 1, [], strategy=MONGODB),
     S("rule 0 before rule 1", GET_MORE, [UNKNOWN], NEVER, 1, []),
     S("rule 0 before rule 3", COMMAND(retries_enabled=False), [CUT], NEVER, 1, []),
 ]

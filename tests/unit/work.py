@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.failure import Failure, RetryReason, Stage
+from pymongo_resilience.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
@@ -187,6 +187,7 @@ def failure_of(
         in_texts=fault.in_texts,
         next_probe_in=fault.next_probe_in,
         elsewhere=fault.elsewhere,
+        transaction_over=fault.stage is Stage.ANSWERED and TRANSIENT_TRANSACTION in fault.labels,
     )
 
 
