@@ -45,6 +45,10 @@ class RecordingListener:
     def on_event(self, event: Event, /) -> None:
         self.events.append(event)
 
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        self.events.clear()
+
 
 @contextmanager
 def set_active(active: bool) -> Iterator[None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from pymongo_resilience import is_instrumented, switch
 from pymongo_resilience.clock import Clock, MonotonicClock
-from pymongo_resilience.testing import FakeClock, set_active
+from pymongo_resilience.testing import FakeClock, RecordingListener, set_active
 
 
 def test_the_fake_clock_moves_only_by_hand_and_by_waiting() -> None:
@@ -74,3 +75,14 @@ def test_a_switch_that_is_turned_off_for_good_stays_off_after_the_block(active: 
     assert ours.on is False
     ours.leave(block)
     assert ours.on is False
+
+
+def test_a_recording_listener_forgets() -> None:
+    listener = RecordingListener()
+    event: Any = object()
+    listener.on_event(event)
+    kept = listener.events
+    listener.clear()
+    assert listener.events == []
+    listener.on_event(event)
+    assert listener.events is kept == [event]

@@ -62,6 +62,7 @@ class Deployment(Running):
         self._embedded = EmbeddedServer() if server is None else None
         self._members: tuple[Member, ...] = ()
         self._struck: list[Fault] = []
+        self._since_clear: list[Fault] = []
         self._under_way: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
 
@@ -95,8 +96,9 @@ class Deployment(Running):
     def inject(self, fault: Fault, on: Target = "all") -> Future[None]:
         """Let a fault strike; when this returns, it is in force.
 
-        Returns a future that is done when the fault has run its course; at once for an
-        interception, which stays in force until it is over. Raises ``ValueError`` for a target
+        Returns a future that is done when the fault has run its course: when an interception has
+        struck as often as it should, or its time is over. Without such an end, and in any case,
+        it is done when the deployment is cleared or stopped. Raises ``ValueError`` for a target
         that this deployment has not, and for a fault that does not go with it.
         """
         done: Future[None] = self._call(self.strike(fault, on)).result(_STOP_TIMEOUT)
@@ -105,13 +107,22 @@ class Deployment(Running):
     def play(self, scenario: Scenario) -> Future[None]:
         """Begin a scenario; returns a future that is done when all its faults are.
 
-        The future is done, too, when the deployment is cleared or stopped before that.
+        Interceptions are not waited for: what they are meant for may never come. The future is
+        done, too, when the deployment is cleared or stopped before that.
         """
         return self._call(self._play(scenario))
 
-    def clear(self) -> None:
-        """End all faults, and scenarios that would bring more, and mend what they did."""
+    def clear(self, *, strict: bool = False) -> None:
+        """End all faults, and scenarios that would bring more, and mend what they did.
+
+        ``strict``: then raises :class:`TestbedError` for every fault that was injected since the
+        last time, and never struck.
+        """
         self._call(self._clear()).result(_STOP_TIMEOUT)
+        idle = [fault for fault in self._since_clear if not fault.struck]
+        self._since_clear.clear()
+        if strict and idle:
+            raise TestbedError(f"never struck: {', '.join(map(repr, idle))}")
 
     def injected(self) -> Counter[str]:
         """How often each kind of fault acted since the start, by the name of its class."""
@@ -131,6 +142,7 @@ class Deployment(Running):
             raise refused("fault", fault, 'a fault, for example CutAfter("insert")')
         targets = self.targets(on)
         self._struck.append(fault)
+        self._since_clear.append(fault)
         task = self._begin(fault.strike(self, targets))
         # One turn of the loop: what the fault does before it first waits is done when this returns.
         await asyncio.sleep(0)

@@ -18,7 +18,15 @@ class Fault(ABC):
 
     def __init__(self) -> None:
         self.injected = 0
-        """How often it acted; may be read from any thread."""
+        """What a fault adds to each time it acts; read it as ``struck``."""
+
+    @property
+    def struck(self) -> int:
+        """How often it has struck; may be read from any thread."""
+        return self.injected
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     @abstractmethod
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
@@ -27,6 +35,7 @@ class Fault(ABC):
         Cancelled when the deployment is cleared: whatever must be mended belongs into a
         ``finally`` clause. What is done before the first ``await`` is in force when
         ``Deployment.inject`` returns, and what is raised before it, ``Deployment.inject`` raises.
+        It returns when the fault has run its course.
         """
 
 

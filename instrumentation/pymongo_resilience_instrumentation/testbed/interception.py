@@ -6,6 +6,8 @@ answers with a verdict.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import time
 from dataclasses import dataclass, field
@@ -97,6 +99,10 @@ class Interception(Fault):
     until = math.inf
     """When it is over at the latest, on the monotonic clock."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._acted: asyncio.Event | None = None
+
     @property
     def is_over(self) -> bool:
         """A member forgets an interception that is over."""
@@ -111,10 +117,21 @@ class Interception(Fault):
         """Change the reply to a hello, in place."""
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Take a place behind the interceptions in force."""
+        """Take a place behind the interceptions in force, until it is over."""
         del deployment
+        self._acted = asyncio.Event()
         for member in targets:
             member.interceptions.append(self)
+        while not self.is_over:
+            self._acted.clear()
+            left = self.until - time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._acted.wait(), None if math.isinf(left) else left)
+
+    def acted(self) -> None:
+        """A member has done what this one decided: it may be over now."""
+        if self._acted is not None:
+            self._acted.set()
 
 
 class Lasting(Interception):

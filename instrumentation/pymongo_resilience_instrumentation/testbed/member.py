@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation.testbed.relay import Relay
 from pymongo_resilience_instrumentation.testbed.server import TestbedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from pymongo_resilience_instrumentation.testbed.backend import Backend
     from pymongo_resilience_instrumentation.testbed.fault import Fault
@@ -147,6 +147,17 @@ class Member:
         """The interceptions in force, in the order of their injection."""
         self.interceptions[:] = [each for each in self.interceptions if not each.is_over]
         return list(self.interceptions)
+
+    @contextlib.contextmanager
+    def noticing(self) -> Iterator[None]:
+        """Around what a member does with one request: interceptions that are over then hear it."""
+        active = list(self.interceptions)
+        try:
+            yield
+        finally:
+            for each in active:
+                if each.is_over:
+                    each.acted()
 
     def clear(self) -> None:
         """Forget all interceptions, and let go what they hold."""

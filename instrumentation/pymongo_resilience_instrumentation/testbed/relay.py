@@ -94,6 +94,12 @@ class Relay:
     async def _answer(self, request: Message, upstream: Upstream) -> None:
         verdict, delay = self._decide(request)
         self._connection.commands += 1
+        with self._member.noticing():
+            await self._carry_out(request, upstream, verdict, delay)
+
+    async def _carry_out(
+        self, request: Message, upstream: Upstream, verdict: Verdict | None, delay: _Delay
+    ) -> None:
         if not isinstance(verdict, _WITHOUT_THE_SERVER):
             refusal = self._member.role.refusal(self._member, request) or self._lost(request)
             if refusal is not None:
@@ -127,23 +133,32 @@ class Relay:
         while True:
             if awaited and not await self._news(known, request.body["maxAwaitTimeMS"]):
                 return
-            verdict, delay = self._decide(request)
             streams = awaited and request.exhaust_allowed
-            if not await self._is_settled(request, verdict, delay):
-                reply = await upstream.execute(plain)
-                if isinstance(verdict, CutAfterReply) or reply is None:
-                    raise _Hangup
-                await delay.over()
-                body = dict(reply.body)
-                self._member.describe(body)
-                known = body["topologyVersion"]
-                reply = reply.with_body(body)
-                await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
-                self._connection.hellos += 1
-            elif streams:
-                raise _Hangup
+            with self._member.noticing():
+                known = await self._say_hello(request, plain, upstream, streams=streams)
             if not streams:
                 return
+
+    async def _say_hello(
+        self, request: Message, plain: Message, upstream: Upstream, *, streams: bool
+    ) -> Document | None:
+        """The topology version that it told; None where a fault answered."""
+        verdict, delay = self._decide(request)
+        if await self._is_settled(request, verdict, delay):
+            if streams:
+                raise _Hangup
+            return None
+        reply = await upstream.execute(plain)
+        if isinstance(verdict, CutAfterReply) or reply is None:
+            raise _Hangup
+        await delay.over()
+        body = dict(reply.body)
+        self._member.describe(body)
+        reply = reply.with_body(body)
+        await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
+        self._connection.hellos += 1
+        known: Document = body["topologyVersion"]
+        return known
 
     async def _news(self, known: Document | None, milliseconds: float) -> bool:
         """Wait for another topology version than ``known``; false if the client stirs first."""

@@ -137,14 +137,18 @@ class Scenario:
         return cls(steps)
 
     async def run(self, deployment: Deployment) -> None:
-        """Play it, in the event loop of the deployment, until the last fault has run its course.
+        """Play it, in the event loop of the deployment, until the last fault has run its course
+        but for interceptions.
 
         Raises what a fault raised.
         """
         begun: list[asyncio.Future[None]] = []
         for pause, each in self.steps:
             await asyncio.sleep(pause)
-            begun.append(asyncio.wrap_future(await deployment.strike(each.fault(), each.on)))
+            fault = each.fault()
+            done = await deployment.strike(fault, each.on)
+            if not isinstance(fault, Interception):
+                begun.append(asyncio.wrap_future(done))
         await asyncio.gather(*begun)
 
     def __str__(self) -> str:

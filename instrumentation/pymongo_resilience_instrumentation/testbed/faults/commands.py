@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
+from pymongo_resilience_instrumentation.testbed.command_names import COMMANDS, hint
 from pymongo_resilience_instrumentation.testbed.fault import refused, whole
 from pymongo_resilience_instrumentation.testbed.interception import (
     HELLO_COMMANDS,
@@ -37,16 +38,22 @@ DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
 class OnCommand(Interception):
     """Acts a number of times on commands of one name, or on all that an application sends.
 
-    :param command: the name, for example ``"insert"``; ``None`` for every application command.
+    :param command: the name, for example ``"insert"``; ``None`` for every application command. One
+        that MongoDB does not have is a ``ValueError`` with the nearest name.
     :param times: after how many it is over.
     """
 
     def __init__(self, command: str | None = None, times: int = 1) -> None:
         super().__init__()
-        if command is not None and not (isinstance(command, str) and command):
-            raise refused("command", command, "the name of a command, or None for any")
+        if command is not None and not (isinstance(command, str) and command in COMMANDS):
+            near = hint(command) if isinstance(command, str) else ""
+            raise refused("command", command, f"the name of a command, or None for any{near}")
         self._command = command
         self._times = whole("times", times)
+
+    def __repr__(self) -> str:
+        command = "" if self._command is None else f"{self._command!r}, "
+        return f"{type(self).__name__}({command}times={self._times})"
 
     @property
     def is_over(self) -> bool:

@@ -1,0 +1,156 @@
+"""Whether a fault has struck: its future, its count, a strict clear; and one that never could."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any
+
+import pytest
+from pymongo_resilience_instrumentation.testbed import (
+    BlackHole,
+    Corrupt,
+    CutAfter,
+    CutBefore,
+    Fail,
+    Fault,
+    Latency,
+    NotPrimary,
+    Overload,
+    RateLimit,
+    ReplicaSet,
+    Reset,
+    Scenario,
+    Slow,
+    TestbedError,
+)
+from pymongo_resilience_instrumentation.testbed.command_names import COMMANDS
+from raw import RawClient
+
+HELLO = {"hello": 1}
+PING = {"ping": 1}
+SHORT = 0.05
+
+
+def _send(proxy: ReplicaSet, body: dict[str, Any]) -> None:
+    with RawClient(proxy.address) as client, contextlib.suppress(ConnectionError):
+        client.ask(body)
+
+
+def _is_done(future: Future[None]) -> bool:
+    try:
+        future.result(SHORT)
+    except NotYet:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: CutBefore("ping", times=2),
+        lambda: CutAfter("ping", times=2),
+        lambda: Fail("ping", times=2, code=6),
+        lambda: Overload(times=2),
+        lambda: Corrupt(lambda reply: reply.raw, "ping", times=2),
+    ],
+)
+def test_it_is_done_once_it_has_struck_as_often_as_it_should(
+    proxy: ReplicaSet, make: Callable[[], Fault]
+) -> None:
+    fault = make()
+    done = proxy.inject(fault)
+    for count in (0, 1):
+        assert not _is_done(done)
+        assert fault.struck == count
+        _send(proxy, PING)
+    done.result(5)
+    assert fault.struck == 2
+
+
+def test_one_of_a_hello_is_done_too(proxy: ReplicaSet) -> None:
+    done = proxy.inject(CutAfter("hello"))
+    _send(proxy, HELLO)
+    done.result(5)
+
+
+def test_one_that_strikes_several_members_counts_for_all_of_them(replica_set: ReplicaSet) -> None:
+    fault = CutBefore("ping", times=2)
+    done = replica_set.inject(fault)
+    for member in replica_set.members[:2]:
+        assert not _is_done(done)
+        with RawClient(member.address) as client, contextlib.suppress(ConnectionError):
+            client.ask(PING)
+    done.result(5)
+    assert fault.struck == 2
+
+
+@pytest.mark.parametrize("make", [lambda: RateLimit(1, seconds=0.1), lambda: BlackHole(0.1)])
+def test_one_with_an_end_is_done_when_that_has_come(
+    proxy: ReplicaSet, make: Callable[[], Fault]
+) -> None:
+    proxy.inject(make()).result(5)
+
+
+@pytest.mark.parametrize("make", [lambda: Latency(0.001), lambda: Slow(0.001), CutBefore])
+def test_one_without_an_end_is_done_when_it_is_cleared(
+    proxy: ReplicaSet, make: Callable[[], Fault]
+) -> None:
+    done = proxy.inject(make())
+    assert not _is_done(done)
+    proxy.clear()
+    done.result(5)
+
+
+def test_a_scenario_does_not_wait_for_what_may_never_come(proxy: ReplicaSet) -> None:
+    proxy.play(Scenario().after(0, CutAfter, "ping").after(0, Slow, 1)).result(5)
+
+
+def test_a_strict_clear_names_what_never_struck(proxy: ReplicaSet) -> None:
+    proxy.inject(CutAfter("insert", times=3))
+    proxy.inject(NotPrimary())
+    proxy.inject(CutBefore("ping"))
+    proxy.inject(Reset())
+    _send(proxy, PING)  # NotPrimary takes it: it was there before
+    with pytest.raises(TestbedError) as error:
+        proxy.clear(strict=True)
+    assert (
+        str(error.value) == "never struck: CutAfter('insert', times=3), CutBefore('ping', times=1)"
+    )
+    with RawClient(proxy.address) as client:
+        assert client.ask(PING)["ok"] == 1
+    proxy.clear(strict=True)
+    proxy.inject(CutBefore("ping"))
+    proxy.clear()
+    proxy.clear(strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("insrt", "insert"),
+        ("Insert", "insert"),
+        ("find_and_modify", "findAndModify"),
+        ("update_many", "update"),
+        ("commitTransacton", "commitTransaction"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_an_error_with_the_nearest_name(
+    name: str, nearest: str
+) -> None:
+    for make in (CutBefore, CutAfter, NotPrimary, Overload, lambda name: Fail(name, code=6)):
+        with pytest.raises(ValueError, match=f"^command is '{name}', .*did you mean '{nearest}'"):
+            make(name)
+
+
+def test_a_name_that_is_near_to_none_has_no_hint() -> None:
+    with pytest.raises(ValueError, match=r"or None for any$"):
+        CutBefore("zzzzzz")
+
+
+def test_every_name_can_be_struck() -> None:
+    assert {repr(CutBefore(name)) for name in COMMANDS} == {
+        f"CutBefore({name!r}, times=1)" for name in COMMANDS
+    }
