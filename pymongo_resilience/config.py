@@ -85,7 +85,7 @@ class Config:
         None,
         one_of(TIMEOUT_MODES, optional=True),
         "Whether the timeout of a cursor holds for its whole life or for each batch that it "
-        "fetches; unset is the whole life, and each batch of a tailable cursor.",
+        "fetches; unset is its life for one that the application sets, else each batch.",
     )
     max_retries: int = _option(
         5,

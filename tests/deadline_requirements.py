@@ -82,7 +82,8 @@ BEHAVIOUR = (
         held("operations-1", "it holds for all operations of the texts that are listed, and for "
              "those of cursors that block",
              "time_limits::test_every_operation_has_what_is_left_and_no_older_limit",
-             "cursor_timeouts::test_all_batches_of_a_list_have_one_timeout",
+             "cursor_timeouts::"
+             "test_all_batches_of_a_list_have_one_timeout_and_the_error_says_so",
              why="All but client-side encryption, below."),
     )),
     Section("Validation and Overrides", (
@@ -288,8 +289,7 @@ BLOCKING = (
              why="With waits between, and five times after overload ([D1](deviations.md"
                  "#d1-waits-without-overload)); with the strategy `mongodb` without waits."),
         held("retrying-2", "when there is none, a timeout is raised",
-             "deadlines::test_a_permanent_error_is_repeated_with_back_off_until_the_deadline",
-             "timeout_errors::test_a_retry_that_does_not_fit_tells_of_the_attempt_before"),
+             "deadlines::test_a_permanent_error_is_repeated_with_back_off_until_the_deadline"),
     )),
     Section("Client Side Encryption", (
         of_encryption("encryption-1", "its listCollections, finds for keys and commands for "

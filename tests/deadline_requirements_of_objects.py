@@ -39,11 +39,14 @@ CURSORS = (
     Section("Non-tailable Cursors", (
         held("lifetime-1", "by default it holds for the first command and the cursor's life",
              "cursor_timeouts::test_a_life_ends_at_a_batch_and_what_is_there_already_is_given",
-             "cursor_timeouts::test_a_life_is_that_of_the_timeout_wherever_it_is_set",
-             "cursor_timeouts::test_a_life_begins_with_the_first_command"),
+             "cursor_timeouts::test_the_applications_own_timeout_is_a_life_and_the_error_says_so",
+             "cursor_timeouts::test_a_life_begins_with_the_first_command",
+             why="Where the application sets it; one of the configuration is by iteration "
+                 "([D17](deviations.md#d17-a-configured-timeout-ends-no-cursor))."),
         held("lifetime-2", "each `next` has what is left",
              "cursor_timeouts::test_a_life_begins_with_the_first_command",
-             "cursor_timeouts::test_all_batches_of_a_list_have_one_timeout"),
+             "cursor_timeouts::"
+             "test_all_batches_of_a_list_have_one_timeout_and_the_error_says_so"),
         held("lifetime-3", "a getMore carries no maxTimeMS",
              "cursor_timeouts::test_a_life_ends_at_a_batch_and_what_is_there_already_is_given",
              "time_limits::test_every_operation_has_what_is_left_and_no_older_limit"),
@@ -58,8 +61,7 @@ CURSORS = (
         held("iteration-3", "and carries no maxTimeMS",
              "cursor_timeouts::test_by_iteration_each_batch_has_the_time_anew",
              "cursor_timeouts::"
-             "test_each_batch_ends_by_itself_and_the_driver_keeps_its_connection_in_order",
-             why="With the strategy `driver` it carries one: no attempt is ours there."),
+             "test_each_batch_ends_by_itself_and_the_driver_keeps_its_connection_in_order"),
         held("iteration-4", "each `next` has the timeout anew",
              "cursor_timeouts::test_by_iteration_each_batch_has_the_time_anew"),
         held("iteration-5", "a getMore carries no maxTimeMS",
@@ -71,7 +73,9 @@ CURSORS = (
              "tailable_cursors::test_it_lives_on_and_the_server_is_given_no_limit"),
         held("tailable-2", "it holds for the first command, and for each `next` anew",
              "tailable_cursors::test_it_lives_on_and_the_server_is_given_no_limit",
-             "tailable_cursors::test_a_next_that_takes_too_long_is_a_timeout"),
+             "tailable_cursors::test_a_next_that_takes_too_long_is_a_timeout",
+             why="One of the configuration does not limit the wait for news "
+                 "([D17](deviations.md#d17-a-configured-timeout-ends-no-cursor))."),
         held("tailable-3", "without awaitData, no command carries maxTimeMS",
              "tailable_cursors::test_it_lives_on_and_the_server_is_given_no_limit"),
         held("await-1", "with awaitData, it holds for the first command",
@@ -106,7 +110,9 @@ CURSORS = (
              "change_stream_timeouts::test_it_holds_for_a_whole_next_and_the_following_goes_on"),
         held("streams-5", "and for each `next` anew",
              "change_stream_timeouts::test_it_holds_for_a_whole_next_and_the_following_goes_on",
-             why="Not of one that is opened by hand, with `aggregate`: that is taken for an "
+             why="Where the application sets it "
+                 "([D17](deviations.md#d17-a-configured-timeout-ends-no-cursor)). "
+                 "Not of one that is opened by hand, with `aggregate`: that is taken for an "
                  "ordinary cursor."),
         held("streams-6", "a getMore's maxTimeMS does not come from it",
              "change_stream_timeouts::test_it_holds_for_a_whole_next_and_the_following_goes_on"),

@@ -30,7 +30,13 @@ from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience.unfinished import closes_a_coroutine
-from pymongo_resilience_instrumentation import deprioritized, driver, failures, seen_waits
+from pymongo_resilience_instrumentation import (
+    cursor_timeouts,
+    deprioritized,
+    driver,
+    failures,
+    seen_waits,
+)
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
@@ -147,11 +153,6 @@ class Attempts:
             session, connection, _ = args
             args = session, connection, self._takes_txn_number(connection)
         self.reached_connection = True
-        cursor = self.call.cursor
-        if cursor is not None and cursor.omits_max_time:
-            # What is in a document for cursor_command() is the application's affair.
-            own = self.call.operation == "runCommand"
-            return driver.sending_without_max_time(self._func, keeps_own=own)(*args)
         return self._func(*args)
 
     def _takes_txn_number(self, connection: Any) -> bool:
@@ -317,6 +318,7 @@ class Attempts:
                 attempts=attempts,
                 server=raised.server,
                 stage=raised.stage,
+                advice=cursor_timeouts.advice(self.call),
             )
         )
 

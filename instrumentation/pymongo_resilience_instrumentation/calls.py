@@ -80,8 +80,13 @@ class Call:
     """The policy that the collection, database or session carries."""
     cursor: CursorTimeout | None = None
     """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
+    stream: CursorTimeout | None = None
+    """What a change stream keeps of it, where this call resumes one."""
     transaction: TransactionDeadline | None = None
     """That of the with_transaction in whose callback the call's session is."""
+    configured = False
+    """The timeout comes from the library's configuration, a rule or the default, and not from the
+    application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
     withholds = False
     """A command with credentials was sent: no text of an error may leave."""
     only_reads = False

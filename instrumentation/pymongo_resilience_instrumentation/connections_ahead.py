@@ -32,7 +32,7 @@ def _step(runtime: Runtime, asynchronous: bool) -> Method:
         if calls.current() is not None or driver.timeout_in_force() is not None:
             return NO_DEADLINE
         client = driver.client_of_connection(connection)
-        seconds = None if client is None else runtime.timeout_of_client(client)
+        seconds = None if client is None else client.options.timeout
         return driver.RunningTimeout.anew(seconds).resume() if seconds else NO_DEADLINE
 
     return within(runtime, begin, asynchronous)

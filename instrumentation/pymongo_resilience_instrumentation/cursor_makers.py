@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience import blocks
 from pymongo_resilience.binding import hand, policy_of, policy_of_cursor
 from pymongo_resilience.faults import logger
-from pymongo_resilience.kinds import ITERATION
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, cursor_timeouts, driver
-from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout, keep
+from pymongo_resilience_instrumentation.cursor_timeouts import keep
 from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
@@ -92,10 +91,9 @@ def prepare(
         # Always by iteration, whatever mode is set: watch has no timeoutMode.
         given = dict(zip(WATCH, args, strict=False), **kwargs)
         cursor_timeouts.check_max_await(call, given.get("max_await_time_ms"))
-    elif gives == "cursor":
-        cursor_timeouts.check_write_stage(cursor_timeouts.mode_of(runtime, call), args, kwargs)
-        if call.transaction is None:
-            call.cursor = cursor_timeouts.timeout_of(runtime, call)
+    elif gives == "cursor" and call.transaction is None:
+        writes = cursor_timeouts.write_stage(args, kwargs)
+        call.cursor = cursor_timeouts.timeout_of(runtime, call, writes=writes)
 
 
 def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | None:
@@ -108,14 +106,18 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
         keep(cursor, call.cursor)
 
     def of_a_stream(call: Call, stream: Any) -> None:
+        inner = driver.cursor_of_stream(stream)
         _hand(call.bound, stream)
-        _hand(call.bound, driver.cursor_of_stream(stream))
+        _hand(call.bound, inner)
         if not runtime.knows_timeouts:
             return
-        seconds = runtime.timeout_without_blocks(call)
-        if seconds is not None:
-            driver.set_timeout_of_each_next(stream, seconds)
-        if call.timeout is not None:
-            keep(stream, CursorTimeout(None, ITERATION, call.started, call.timeout))
+        seconds, configured = runtime.timeout_without_blocks(call)
+        # A timeout of the configuration's leaves the wait for news alone.
+        driver.set_timeout_of_each_next(stream, None if configured else seconds)
+        each_batch = seconds if configured else None
+        kept = cursor_timeouts.of_stream(call, each_batch, driver.max_await_time_ms(inner))
+        keep(stream, kept)
+        if configured:
+            keep(inner, kept)
 
     return {"cursor": of_a_cursor, "change stream": of_a_stream}.get(gives or "")

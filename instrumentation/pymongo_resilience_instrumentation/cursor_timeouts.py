@@ -22,14 +22,25 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 ATTRIBUTE = "_pymongo_resilience_timeout"
+DEFAULT_WAIT = 1.0
+"""Seconds that the server waits for news where no ``max_await_time_ms`` is set."""
+OF_A_LIFE = ' for the whole life of the cursor (timeout_mode="iteration" gives each batch its own)'
+OF_A_LIST = " for all batches of one to_list() (a length, or a loop, fetches fewer at a time)"
 
 
 class CursorTimeout:
     """Belongs to one cursor or change stream, and to whoever uses that."""
 
-    __slots__ = ("began", "in_use", "mode", "seconds", "to_close")
+    __slots__ = ("began", "in_list", "in_use", "mode", "seconds", "to_close", "wait")
 
-    def __init__(self, seconds: float | None, mode: str, began: float, to_close: float) -> None:
+    def __init__(
+        self,
+        seconds: float | None,
+        mode: str,
+        began: float,
+        to_close: float,
+        wait: float = 0.0,
+    ) -> None:
         self.seconds = seconds
         """0 is without end; None where only a block of ``pymongo.timeout`` gave one, which holds
         for what is inside of it."""
@@ -38,8 +49,12 @@ class CursorTimeout:
         """On the clock of the driver's deadlines, in seconds."""
         self.to_close = to_close
         """Seconds that a ``close()`` has: as long as the operation had that made the cursor."""
+        self.wait = wait
+        """Seconds that the server may wait for news, which a getMore has beside its own."""
         self.in_use = True
         """False until the first command, which goes by what was found out for it before."""
+        self.in_list = False
+        """Whether a ``to_list()`` is in progress, whose batches share one timeout."""
 
     @property
     def omits_max_time(self) -> bool:
@@ -61,7 +76,8 @@ class CursorTimeout:
         if self.seconds is None:
             return None
         around = blocks.current().timeout_ms
-        seconds = shorter(self.seconds, (around or 0) / 1000)
+        own = self.seconds and self.seconds + self.wait
+        seconds = shorter(own, (around or 0) / 1000)
         in_force = driver.timeout_in_force()
         if not seconds and (in_force is not None or driver.hidden_timeout() is not None):
             return None
@@ -87,14 +103,18 @@ def timeout_of(
     call: Call,
     *,
     tailable: bool = False,
+    awaits_data: bool = False,
     max_await_ms: int | None = None,
     of_gridfs: bool = False,
+    writes: str | None = None,
 ) -> CursorTimeout | None:
     """What a cursor keeps that ``call`` makes; None without a timeout.
 
     Raises ConfigurationError for a mode without a timeout, for a tailable cursor with a lifetime,
-    and for a server that would wait longer than the operation has. The mode of the process is a
-    default, and no error where it cannot hold. GridFS's cursors have a life, whatever mode is set.
+    for an aggregate by iteration that ``writes`` ($out or $merge), and for a server that would wait
+    longer than the operation has. The mode of the process is a default, and no error where it
+    cannot hold. GridFS's cursors have a life, whatever mode is set. A timeout of the
+    configuration's is by iteration where no mode is set.
     """
     if not runtime.knows_timeouts:
         return None
@@ -103,6 +123,10 @@ def timeout_of(
         raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
     if mode == CURSOR_LIFETIME and tailable:
         raise ConfigurationError([f"timeout_mode={mode}: expected iteration for a tailable cursor"])
+    if mode == ITERATION and writes:
+        raise ConfigurationError([
+            f"timeout_mode={mode}: expected cursor_lifetime for an aggregate with {writes}"
+        ])  # fmt: skip
     check_max_await(call, max_await_ms)
     if call.timeout is None:
         return None
@@ -110,15 +134,45 @@ def timeout_of(
     within_another = driver.runs_already()
     if tailable:
         mode = ITERATION
-    elif of_gridfs or within_another:
+    elif within_another or writes or (of_gridfs and not call.configured):
         mode = CURSOR_LIFETIME
     blocked = driver.timeout_in_force() is not None and not blocks.current().timeout_ms
+    default = ITERATION if call.configured else CURSOR_LIFETIME
     return CursorTimeout(
-        seconds=None if blocked or within_another else runtime.timeout_without_blocks(call),
-        mode=mode or runtime.config.timeout_mode or CURSOR_LIFETIME,
+        seconds=None if blocked or within_another else runtime.timeout_without_blocks(call)[0],
+        mode=mode or runtime.config.timeout_mode or default,
         began=driver.now(),
         to_close=call.timeout,
+        wait=wait_for_news(max_await_ms) if awaits_data and call.configured else 0.0,
     )
+
+
+def of_stream(
+    call: Call, each_batch: float | None, max_await_ms: int | None
+) -> CursorTimeout | None:
+    """What a change stream keeps that ``call`` makes, for its ``close()``.
+
+    ``each_batch``: seconds that its cursors keep as well, each for its batches.
+    """
+    if call.timeout is None:
+        return None
+    wait = wait_for_news(max_await_ms)
+    return CursorTimeout(each_batch, ITERATION, driver.now(), call.timeout, wait=wait)
+
+
+def wait_for_news(max_await_ms: int | None) -> float:
+    """Seconds that the server waits for a getMore's first document, where it awaits data."""
+    return max_await_ms / 1000 if max_await_ms else DEFAULT_WAIT
+
+
+def advice(call: Call) -> str:
+    """Why the timeout of a batch was over, where it is not the batch's own; "" for its own."""
+    kept = call.cursor
+    if kept is None or call.operation != "getMore" or not kept.seconds:
+        return ""
+    if kept.ends is not None and call.timeout == kept.seconds:
+        return OF_A_LIFE
+    return OF_A_LIST if kept.in_list else ""
 
 
 def mode_of(runtime: Runtime, call: Call) -> str | None:
@@ -128,22 +182,19 @@ def mode_of(runtime: Runtime, call: Call) -> str | None:
 
 
 def check_max_await(call: Call, max_await_ms: object) -> None:
-    """Raises ConfigurationError where a getMore that finds nothing could not but time out."""
-    if not isinstance(max_await_ms, int) or not call.timeout:
+    """Raises ConfigurationError where a getMore that finds nothing could not but time out.
+
+    Under a timeout of the configuration's it does not: that leaves the wait for news alone.
+    """
+    if not isinstance(max_await_ms, int) or not call.timeout or call.configured:
         return
     if max_await_ms >= call.timeout * 1000:
         expected = f"expected less than the timeout of {call.timeout * 1000:g} ms"
         raise ConfigurationError([f"max_await_time_ms={max_await_ms}: {expected}"])
 
 
-def check_write_stage(mode: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for an aggregate with $out or $merge by iteration."""
-    if mode != ITERATION:
-        return
+def write_stage(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """The $out or $merge of an aggregate."""
     pipeline = args[0] if args else kwargs.get("pipeline")
     last = pipeline[-1] if isinstance(pipeline, list) and pipeline else {}
-    for stage in ("$out", "$merge"):
-        if stage in last:
-            raise ConfigurationError([
-                f"timeout_mode={mode}: expected cursor_lifetime for an aggregate with {stage}"
-            ])  # fmt: skip
+    return next((stage for stage in ("$out", "$merge") if stage in last), None)

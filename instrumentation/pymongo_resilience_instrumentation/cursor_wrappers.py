@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutError
@@ -27,8 +28,6 @@ from pymongo_resilience_instrumentation.within import within
 from pymongo_resilience_instrumentation.wrappers import call_around
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -145,6 +144,7 @@ def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.Curs
         runtime,
         call,
         tailable=driver.is_tailable(cursor),
+        awaits_data=driver.awaits_data(cursor),
         max_await_ms=driver.max_await_time_ms(cursor),
         of_gridfs=driver.is_of_files(cursor),
     )
@@ -198,7 +198,29 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
             kept.in_use = False
             keep(cursor, kept)
     in_force = None if kept is None else kept.for_a_batch()
-    return NO_DEADLINE if in_force is None else in_force[1]
+    if kept is None or in_force is None:
+        return NO_DEADLINE
+    return _ForAList(kept, in_force[1])
+
+
+class _ForAList(AbstractContextManager[None]):
+    """The timeout that all batches of a ``to_list()`` share."""
+
+    __slots__ = ("_deadline", "_kept")
+
+    def __init__(
+        self, kept: cursor_timeouts.CursorTimeout, deadline: AbstractContextManager[None]
+    ) -> None:
+        self._kept = kept
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        self._deadline.__enter__()
+        self._kept.in_list = True
+
+    def __exit__(self, *raised: Any) -> None:
+        self._kept.in_list = False
+        self._deadline.__exit__(*raised)
 
 
 def close(runtime: Runtime, asynchronous: bool) -> Method:
@@ -275,9 +297,12 @@ def resume(runtime: Runtime, asynchronous: bool) -> Method:
         call = Call(client, "aggregate", target)
         call.bound = policy_of_cursor(stream)
         runtime.begin(call)
+        call.stream = kept_by(stream)
         return call
 
     def after(call: Call, cursor: Any) -> None:
         hand(call.bound, cursor)
+        if call.stream is not None and call.stream.seconds is not None:
+            keep(cursor, call.stream)
 
     return call_around(runtime, begin, asynchronous, after)

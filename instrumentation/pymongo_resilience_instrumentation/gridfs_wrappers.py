@@ -1,5 +1,7 @@
 """What runs in place of GridFS's methods: each has one deadline, and so has a stream for its life.
 
+A timeout of the library's configuration bounds each method of a stream, and not its life.
+
 Source: Client Side Operations Timeout, "GridFS API". A method's cursors, and those of a stream, are
 within its deadline, and so is what an application's own stream does meanwhile: but that is not
 interrupted, and may take longer.
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
-    Begin = Callable[[Any], driver.RunningTimeout | None]
+    Begin = Callable[[Any], tuple[driver.RunningTimeout | None, bool]]
 
 _TIMEOUT = "_pymongo_resilience_timeout"
+_NEW = object()
+"""Of a stream that no method of ours has opened."""
+_ANEW = object()
+"""Kept by a stream in place of a timeout: each of its methods has one of its own."""
 OPENING = (
     "get", "get_last_version", "get_version", "new_file",
     "open_download_stream", "open_download_stream_by_name",
@@ -50,15 +56,18 @@ OF_A_STREAM = (
 def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Method]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
 
-    def begin(bucket: Any) -> driver.RunningTimeout | None:
+    def begin(bucket: Any) -> tuple[driver.RunningTimeout | None, bool]:
         return _begin(runtime, gridfs.files_of_bucket(bucket))
 
-    def resume(stream: Any) -> driver.RunningTimeout | None:
-        # A stream that no method has opened begins with what it does first.
-        if _TIMEOUT not in vars(stream):
-            _note(stream, _begin(runtime, gridfs.files_of_stream(stream)))
-        timeout: driver.RunningTimeout | None = vars(stream)[_TIMEOUT]
-        return timeout
+    def resume(stream: Any) -> tuple[driver.RunningTimeout | None, bool]:
+        noted = vars(stream).get(_TIMEOUT, _NEW)
+        if noted is not _NEW and noted is not _ANEW:
+            return noted, False
+        begun = _begin(runtime, gridfs.files_of_stream(stream))
+        if noted is _NEW:
+            # A stream that no method has opened begins with what it does first.
+            _note(stream, *begun)
+        return begun
 
     for owner in gridfs.gridfs_buckets():
         yield owner, "find", cursor_makers.find(runtime, gridfs.files_of_bucket)
@@ -71,35 +80,41 @@ def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Method]]:
                 yield owner, name, _wrapper(runtime, owner, name, resume, False)
 
 
-def _begin(runtime: Runtime, files: Any) -> driver.RunningTimeout | None:
-    seconds = runtime.timeout_of(
+def _begin(runtime: Runtime, files: Any) -> tuple[driver.RunningTimeout | None, bool]:
+    """What begins now, and whether each method of a stream has it anew."""
+    seconds, by_iteration = runtime.timeout_of(
         files.database.client, (files.database.name, files.name), policy_of(files)
     )
-    return None if seconds is None else driver.RunningTimeout.begin(seconds)
+    return None if seconds is None else driver.RunningTimeout.begin(seconds), by_iteration
 
 
-def _note(stream: Any, timeout: driver.RunningTimeout | None) -> None:
+def _note(stream: Any, timeout: driver.RunningTimeout | None, by_iteration: bool) -> None:
     # Not as an attribute: what is set on an upload stream becomes a field of the file.
-    vars(stream)[_TIMEOUT] = timeout
+    vars(stream)[_TIMEOUT] = _ANEW if by_iteration else timeout
 
 
 def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bool) -> Wrapper:
-    def enter(instance: Any) -> tuple[driver.RunningTimeout | None, AbstractContextManager[None]]:
+    none = None, False
+
+    def enter(
+        instance: Any,
+    ) -> tuple[tuple[driver.RunningTimeout | None, bool], AbstractContextManager[None]]:
         if not runtime.switch.on:
-            return None, NO_DEADLINE
+            return none, NO_DEADLINE
         try:
-            timeout = begin(instance)
+            begun = begin(instance)
+            timeout, _ = begun
             if timeout is None:
-                return None, NO_DEADLINE
-            return timeout, timeout.within_others().resume()
+                return begun, NO_DEADLINE
+            return begun, timeout.within_others().resume()
         except Exception:
             logger.exception("a fault of pymongo-resilience before %s of GridFS", name)
-            return None, NO_DEADLINE
+            return none, NO_DEADLINE
 
-    def leave(result: Any, timeout: driver.RunningTimeout | None) -> Any:
+    def leave(result: Any, begun: tuple[driver.RunningTimeout | None, bool]) -> Any:
         try:
             if opening and runtime.switch.on:
-                _note(result, timeout)
+                _note(result, *begun)
         except Exception:
             logger.exception("a fault of pymongo-resilience after %s of GridFS", name)
         return result
@@ -107,7 +122,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
     def sync_wrapper(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        timeout, deadline = enter(instance)
+        begun, deadline = enter(instance)
         try:
             with deadline:
                 result = wrapped(*args, **kwargs)
@@ -116,12 +131,12 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
             if expiry is None:
                 raise
             raise expiry from error
-        return leave(result, timeout)
+        return leave(result, begun)
 
     async def async_wrapper(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        timeout, deadline = enter(instance)
+        begun, deadline = enter(instance)
         try:
             with deadline:
                 result = await wrapped(*args, **kwargs)
@@ -130,6 +145,6 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
             if expiry is None:
                 raise
             raise expiry from error
-        return leave(result, timeout)
+        return leave(result, begun)
 
     return async_wrapper if inspect.iscoroutinefunction(vars(owner)[name]) else sync_wrapper

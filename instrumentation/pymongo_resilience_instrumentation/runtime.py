@@ -13,6 +13,7 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience import blocks
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience.faults import logger
+from pymongo_resilience.kinds import CURSOR_LIFETIME
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import (
@@ -304,13 +305,20 @@ class Runtime:
         self.enter(call)
         return call
 
-    def timeout_of(self, client: Any, target: Target, bound: Policy) -> float | None:
-        """Seconds that what is no call itself has for its calls together; None is no deadline."""
+    def timeout_of(self, client: Any, target: Target, bound: Policy) -> tuple[float | None, bool]:
+        """Seconds that what is no call itself has for its calls together; None is no deadline.
+
+        And whether they are by iteration: the library's configuration gives them, and does not ask
+        for a life.
+        """
         self.disinherit()
         call = Call(client, "", target)
         call.public = False
         call.bound = bound
-        return self.deadline(call)[0] if self.knows_timeouts else None
+        seconds = self.deadline(call)[0] if self.knows_timeouts else None
+        said = self.rules.policy_of(call.database, call.collection).timeout_mode
+        life = (said or self.config.timeout_mode) == CURSOR_LIFETIME
+        return seconds, call.configured and not life
 
     def enter(self, call: Call, *, anew: bool = False) -> None:
         """Make it the call in progress; a span is the caller's to start, if there is to be one.
@@ -353,32 +361,29 @@ class Runtime:
                 return in_force, NO_DEADLINE
             # pymongo keeps the earlier of both ends.
             return said / 1000, Timeout(said / 1000)
-        if said is None:
-            said = self._said_without_blocks(call)
-        if said is not None:
-            return said / 1000, Timeout(said / 1000)
-        seconds = self.timeout_of_client(call.client)
-        return seconds, NO_DEADLINE if seconds is None or seconds == own else Timeout(seconds)
+        seconds, call.configured = self.timeout_without_blocks(call)
+        # Also where it is the client's own: pymongo's loop over several batches has none.
+        return seconds, NO_DEADLINE if seconds is None else Timeout(seconds)
 
-    def timeout_of_client(self, client: Any) -> float | None:
-        """Seconds: its own timeoutMS, else the configured default."""
-        own: float | None = client.options.timeout
-        default = self.config.timeout_ms
-        return own if own is not None or default is None else default / 1000
+    def timeout_without_blocks(self, call: Call) -> tuple[float | None, bool]:
+        """The seconds that ``deadline`` would give, were there no ``pymongo.timeout`` around it.
 
-    def timeout_without_blocks(self, call: Call) -> float | None:
-        """The seconds that ``deadline`` would give, were there no ``pymongo.timeout`` around it."""
-        said = self._said(call)
-        return self.timeout_of_client(call.client) if said is None else said / 1000
-
-    def _said(self, call: Call) -> int | None:
-        """Milliseconds that a policy gives: of a block, of what it is called on, of a rule."""
+        And whether the library's configuration gives them, a rule or the default, and not the
+        application.
+        """
         said = blocks.current().timeout_ms
-        return self._said_without_blocks(call) if said is None else said
-
-    def _said_without_blocks(self, call: Call) -> int | None:
-        said = call.bound.timeout_ms
-        return self.rules.timeout_of(call.database, call.collection) if said is None else said
+        if said is None:
+            said = call.bound.timeout_ms
+        if said is not None:
+            return said / 1000, False
+        said = self.rules.timeout_of(call.database, call.collection)
+        if said is not None:
+            return said / 1000, True
+        own: float | None = call.client.options.timeout
+        default = self.config.timeout_ms
+        if own is not None or default is None:
+            return own, False
+        return default / 1000, True
 
     def disinherit(self) -> None:
         """What was started inside of a call outlives it, a task or a forked child: the call's span

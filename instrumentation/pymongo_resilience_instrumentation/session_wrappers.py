@@ -158,7 +158,7 @@ def _begin(runtime: Runtime, session: Any) -> _Transaction | None:
     if not runtime.switch.on:
         return None
     try:
-        seconds = runtime.timeout_of(session.client, NOWHERE, sessions.default_of(session))
+        seconds, _ = runtime.timeout_of(session.client, NOWHERE, sessions.default_of(session))
         return None if seconds is None else _Transaction(seconds, judges=runtime.judges)
     except Exception:
         logger.exception("a fault of pymongo-resilience before a transaction")

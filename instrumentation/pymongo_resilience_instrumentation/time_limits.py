@@ -20,21 +20,28 @@ if TYPE_CHECKING:
 
 
 def limit(runtime: Runtime) -> Method:
-    """Less than a millisecond is refused; a timeout of 0 sets the older limits aside."""
+    """Less than a millisecond is refused; a timeout of 0 sets the older limits aside.
+
+    A cursor's first command has none by iteration.
+    """
 
     timeout_in_force, switch = driver.TIMEOUT.get, runtime.switch
 
     def around(original: Function) -> Function:
         def method(connection: Any, cmd: Any) -> Any:
+            if timeout_in_force() is None or not switch.on:
+                return original(connection, cmd)
+            own = driver.limit_of(cmd)
             result = original(connection, cmd)
-            if timeout_in_force() is not None and switch.on:
-                _limit(connection, cmd)
+            _limit(connection, cmd, own)
             return result
 
         def method_of_a_client(connection: Any, client: Any, cmd: Any) -> Any:
+            if timeout_in_force() is None or not switch.on:
+                return original(connection, client, cmd)
+            own = driver.limit_of(cmd)
             result = original(connection, client, cmd)
-            if timeout_in_force() is not None and switch.on:
-                _limit(connection, cmd)
+            _limit(connection, cmd, own)
             return result
 
         return method_of_a_client if driver.limits_for_a_client(original) else method
@@ -42,21 +49,26 @@ def limit(runtime: Runtime) -> Method:
     return Method(around)
 
 
-def _limit(connection: Any, command: Any) -> None:
+def _limit(connection: Any, command: Any, own: int | None) -> None:
     """``command`` is None for a getMore, which gets no limit."""
     try:
-        _lift_or_refuse(connection, command, driver.TIMEOUT.get())
+        _lift_or_refuse(connection, command, own)
     except ExecutionTimeout:
         raise
     except Exception:
         logger.exception("a fault of pymongo-resilience with the time limit of a command")
 
 
-def _lift_or_refuse(connection: Any, command: Any, timeout: float | None) -> None:
-    if not timeout:
-        # What is in a document for command() is the application's affair.
-        call = calls.current()
-        if call is None or call.operation != "runCommand":
+def _lift_or_refuse(connection: Any, command: Any, own: int | None) -> None:
+    call = calls.current()
+    # What is in a document for command() is the application's affair.
+    document = call is not None and call.operation == "runCommand"
+    if not driver.TIMEOUT.get():
+        if not document:
             driver.lift_limits(connection, command)
-    elif command is not None:
+    elif command is None:
+        return
+    elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
+        driver.leave_limit_out(command, own if document else None)
+    else:
         driver.refuse_without_end(command, driver.remaining() or 0.0)

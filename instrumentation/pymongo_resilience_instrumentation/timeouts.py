@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience_instrumentation import driver, failures
+from pymongo_resilience_instrumentation import cursor_timeouts, driver, failures
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.origins import attempts_text
@@ -28,14 +28,16 @@ def timed_out(
     attempts: int,
     server: str | None,
     stage: Stage,
+    advice: str = "",
 ) -> PyMongoError:
     """An OperationTimeoutError that ``except type(cause)`` catches too; ``__cause__`` is set.
 
+    ``advice``: what the timeout is for, where that is not the operation alone.
     Its text contains that of ``cause``; labels, code and details are those of ``cause``.
     """
     where = f"on {server}" if server else "without a server"
     text = (
-        f"operation exceeded its timeout of {timeout_s:.3g} s after {elapsed_s:.3f} s and "
+        f"operation exceeded its timeout of {timeout_s:.3g} s{advice} after {elapsed_s:.3f} s and "
         f"{attempts_text(attempts)}, the last {where} ({stage.value.replace('_', ' ')}): {cause}"
     )
     facts = {
@@ -65,6 +67,7 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
         attempts=1 + len(call.reasons),
         server=server,
         stage=failures.stage_of(error),
+        advice=cursor_timeouts.advice(call),
     )
 
 

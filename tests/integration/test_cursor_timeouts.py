@@ -140,26 +140,85 @@ def test_the_mode_is_set_where_timeouts_are(
     assert with_max_time(sent, "find") == [False, True], "the nearest holds"
 
 
-@pytest.mark.parametrize("where", ["client", "process", "rule", "bind"])
-def test_a_life_is_that_of_the_timeout_wherever_it_is_set(
+@pytest.mark.parametrize("where", ["client", "override", "bind"])
+def test_the_applications_own_timeout_is_a_life_and_the_error_says_so(
     where: str,
     side: Side,
     server: EmbeddedServer,
     documents: str,
     instrument: Instrument,
 ) -> None:
-    policies = {f"{documents}.*": Policy(timeout_ms=MINUTE)} if where == "rule" else None
-    instrument(timeout_ms=MINUTE if where == "process" else None, policies=policies)
+    instrument(timeout_ms=3 * MINUTE)
     options = {"timeoutMS": MINUTE} if where == "client" else {}
     coll = side.client(server.uri, **options)[documents].coll
     if where == "bind":
         coll = bind(coll, Policy(timeout_ms=MINUTE))
-    for cursor in (coll.find(batch_size=2), side.do(coll.aggregate, [], batchSize=2)):
+    with override(timeout_ms=MINUTE if where == "override" else None):
+        cursors = [coll.find(batch_size=2), side.do(coll.aggregate, [], batchSize=2)]
+    for cursor in cursors:
         side.do(cursor.next)
         age(cursor)
         side.do(cursor.next)
-        with pytest.raises(OperationTimeoutError):
+        with pytest.raises(OperationTimeoutError) as caught:
             side.do(cursor.next)
+        assert 'for the whole life of the cursor (timeout_mode="iteration"' in str(caught.value)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("where", ["process", "rule", "rule over the client's"])
+def test_a_configured_timeout_ends_no_cursor(
+    where: str,
+    make: str,
+    side: Side,
+    server: EmbeddedServer,
+    documents: str,
+    sent: SentCommands,
+    instrument: Instrument,
+) -> None:
+    """What nobody asked for at this cursor bounds each batch, however long the whole takes."""
+    policies = {f"{documents}.*": Policy(timeout_ms=MINUTE)} if where != "process" else None
+    telemetry = instrument(timeout_ms=MINUTE if where == "process" else None, policies=policies)
+    options = {"timeoutMS": 2 * MINUTE} if where == "rule over the client's" else {}
+    coll = side.client(server.uri, event_listeners=[sent], **options)[documents].coll
+    cursor = MAKERS[make](side, coll)
+    side.do(cursor.next)
+    age(cursor, 5 * MINUTE)
+    assert len(rest(side, cursor)) == (4 if "raw" in make else 9)
+    assert with_max_time(sent, "find", "aggregate") == [False], "the server would end it"
+    for span in telemetry.operations(f"getMore {documents}.coll"):
+        assert span.attributes["pymongo_resilience.deadline"] == MINUTE / 1000
+
+
+@pytest.mark.parametrize("where", ["process", "rule"])
+def test_a_configured_timeout_is_a_life_where_the_configuration_says_so(
+    where: str, side: Side, coll: Any, instrument: Instrument
+) -> None:
+    said = {"timeout_ms": MINUTE, "timeout_mode": "cursor_lifetime"}
+    if where == "process":
+        instrument(**said)
+    else:
+        instrument(policies={"*.*": Policy(**said)})  # type: ignore[arg-type]  # as above
+    cursor = coll.find(batch_size=2)
+    side.do(cursor.next)
+    age(cursor)
+    assert isinstance(rest(side, cursor)[-1], OperationTimeoutError)
+
+
+@pytest.mark.parametrize("where", ["process", "rule"])
+def test_a_configured_timeout_bounds_each_batch(
+    where: str, side: Side, coll: Any, control: Any, instrument: Instrument
+) -> None:
+    policies = {"*.*": Policy(timeout_ms=500)} if where == "rule" else None
+    instrument(timeout_ms=500 if where == "process" else None, policies=policies)
+    with override(timeout_ms=MINUTE):
+        wait_for_server(side, coll.database.client)
+    cursor = coll.find(batch_size=5)
+    side.do(cursor.next)
+    with fail_command(control, "getMore", blockConnection=True, blockTimeMS=5000, times=1):
+        *_, error = rest(side, cursor)
+    assert isinstance(error, OperationTimeoutError)
+    assert (error.timeout_s, error.elapsed_s < 4) == (0.5, True)
+    assert "iteration" not in str(error), "it is by iteration already"
 
 
 def test_a_life_begins_with_the_first_command(
@@ -181,7 +240,7 @@ def test_a_life_begins_with_the_first_command(
 
 
 @pytest.mark.parametrize(("mode", "begun"), [("cursor_lifetime", True), ("iteration", False)])
-def test_all_batches_of_a_list_have_one_timeout(
+def test_all_batches_of_a_list_have_one_timeout_and_the_error_says_so(
     mode: Any, begun: bool, side: Side, coll: Any, control: Any, instrument: Instrument
 ) -> None:
     instrument()
@@ -195,6 +254,7 @@ def test_all_batches_of_a_list_have_one_timeout(
             side.documents(cursor)
         assert caught.value.timeout_s == 1
         if mode == "iteration":
+            assert "for all batches of one to_list()" in str(caught.value)
             cursor = cursor.clone()
             assert [side.do(cursor.next)["_id"] for _ in range(9)] == list(range(9))
 
@@ -288,21 +348,20 @@ def test_inside_of_such_a_block_no_timeout_but_the_blocks_holds(
             assert len(rest(side, cursor)) == 9
 
 
-def test_the_drivers_own_loop_keeps_the_time_but_tells_the_server_of_it(
+def test_the_drivers_own_loop_keeps_the_time_as_well(
     side: Side, coll: Any, sent: SentCommands, instrument: Instrument
 ) -> None:
-    """strategy=driver has no attempt of ours that would leave maxTimeMS out."""
     instrument(config_strategy="driver", timeout_ms=MINUTE)
-    cursor = coll.find(batch_size=2)
-    side.do(cursor.next)
-    age(cursor)
-    assert isinstance(rest(side, cursor)[-1], pymongo.errors.PyMongoError)
-    with override(timeout_mode="iteration"):
+    with override(timeout_ms=MINUTE):
         cursor = coll.find(batch_size=2)
     side.do(cursor.next)
     age(cursor)
+    assert isinstance(rest(side, cursor)[-1], pymongo.errors.PyMongoError)
+    cursor = coll.find(batch_size=2)
+    side.do(cursor.next)
+    age(cursor)
     assert len(rest(side, cursor)) == 9
-    assert with_max_time(sent, "find") == [True, True]
+    assert with_max_time(sent, "find") == [True, False]
 
 
 def test_a_timeout_without_end_has_none(side: Side, coll: Any, instrument: Instrument) -> None:

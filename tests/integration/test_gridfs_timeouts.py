@@ -51,11 +51,12 @@ def assert_limit(limit: int | None, most: float) -> None:
 
 
 def rule(database: str, pattern: str) -> dict[str, Any]:
-    return {"policies": {f"{database}.{pattern}": Policy(timeout_ms=LOW)}}
+    life = Policy(timeout_ms=LOW, timeout_mode="cursor_lifetime")
+    return {"policies": {f"{database}.{pattern}": life}}
 
 
 SOURCES: dict[str, dict[str, Any]] = {
-    "Config": {"config": lambda _: {"timeout_ms": LOW}},
+    "Config": {"config": lambda _: {"timeout_ms": LOW, "timeout_mode": "cursor_lifetime"}},
     "client": {"config": lambda _: {"timeout_ms": LONG}, "client": {"timeoutMS": LOW}},
     "a rule for the files": {"config": lambda db: rule(db, "fs.files"), "client": {"timeoutMS": 0}},
     "a rule for the bucket": {"config": lambda db: rule(db, "fs.*")},
@@ -102,7 +103,7 @@ def test_so_has_one_that_is_written(
     side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument,
     drivers_time: DriversTime,
 ) -> None:  # fmt: skip
-    instrument(timeout_ms=LOW)
+    instrument(timeout_ms=LOW, timeout_mode="cursor_lifetime")
     sent = SentCommands()
     bucket = bucket_of(side, side.client(proxy.uri, event_listeners=[sent])[database])
     stream = bucket.open_upload_stream_with_id("file", "name")
@@ -140,7 +141,7 @@ def test_closing_one_too_late_leaves_its_cursor_to_the_background_task(
     side: Side, proxy: ReplicaSet, stored: str, instrument: Instrument, drivers_time: DriversTime
 ) -> None:
     """The text has even close() end in time; elsewhere, a cursor's close() has the whole again."""
-    instrument(timeout_ms=LOW)
+    instrument(timeout_ms=LOW, timeout_mode="cursor_lifetime")
     sent = SentCommands()
     bucket = bucket_of(side, side.client(proxy.uri, event_listeners=[sent])[stored])
     stream = side.do(bucket.open_download_stream, "file")
@@ -250,7 +251,7 @@ def test_so_has_each_method_of_more_than_one_command(
 def test_a_file_that_was_only_found_begins_its_life_with_the_first_read(
     side: Side, proxy: ReplicaSet, stored: str, instrument: Instrument, drivers_time: DriversTime
 ) -> None:
-    instrument(timeout_ms=LOW)
+    instrument(timeout_ms=LOW, timeout_mode="cursor_lifetime")
     sent = SentCommands()
     found = side.do(
         filesystem_of(side, side.client(proxy.uri, event_listeners=[sent])[stored]).find_one
@@ -262,15 +263,16 @@ def test_a_file_that_was_only_found_begins_its_life_with_the_first_read(
         side.do(found.read)
 
 
-@pytest.mark.parametrize("where", ["override", "bind", "process"])
+@pytest.mark.parametrize("where", ["override", "bind", "client"])
 def test_a_cursor_over_files_takes_its_timeout_along_and_has_a_life(
     where: str, side: Side, proxy: ReplicaSet, stored: str, control: Any, instrument: Instrument
 ) -> None:
     """Whatever mode is set: the text leaves GridFS no other."""
     control[stored].fs.files.insert_many([{"_id": n, "length": 0} for n in range(5)])
-    instrument(timeout_mode="iteration", timeout_ms=LOW if where == "process" else None)
+    instrument(timeout_mode="iteration")
     sent = SentCommands()
-    db = side.client(proxy.uri, event_listeners=[sent])[stored]
+    own = {"timeoutMS": LOW} if where == "client" else {}
+    db = side.client(proxy.uri, event_listeners=[sent], **own)[stored]
     if where == "bind":
         db = bind(db, Policy(timeout_ms=LOW, timeout_mode="iteration"))
     block = override(timeout_ms=LOW, timeout_mode="iteration")

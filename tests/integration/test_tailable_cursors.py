@@ -91,7 +91,17 @@ def test_a_first_command_that_takes_too_long_is_a_timeout(
     assert (caught.value.timeout_s, caught.value.elapsed_s < 4) == (0.2, True)
 
 
-def test_the_drivers_own_loop_tells_the_server_of_the_time(
+def test_without_a_timeout_its_own_limit_is_sent(
+    side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    cursor = coll.find(cursor_type=CursorType.TAILABLE_AWAIT, max_time_ms=MINUTE)
+    side.do(cursor.next)
+    side.do(cursor.close)
+    assert with_max_time(sent, "find") == [True]
+
+
+def test_in_the_drivers_own_loop_as_well_the_server_is_given_no_limit(
     side: Side, coll: Any, sent: SentCommands, instrument: Instrument
 ) -> None:
     instrument(config_strategy="driver")
@@ -99,4 +109,4 @@ def test_the_drivers_own_loop_tells_the_server_of_the_time(
         cursor = coll.find(cursor_type=CursorType.TAILABLE_AWAIT)
     side.do(cursor.next)
     side.do(cursor.close)
-    assert with_max_time(sent, "find") == [True]
+    assert with_max_time(sent, "find") == [False]

@@ -81,7 +81,7 @@ def wrong(command: dict[str, Any]) -> bool:
 def test_every_operation_has_what_is_left_and_no_older_limit(
     side: Side, proxy: ReplicaSet, database: str, recorder: Recorder, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=TIMEOUT)
+    instrument(timeout_ms=TIMEOUT, timeout_mode="cursor_lifetime")
     scene = Scene(side, proxy.uri, side.client(proxy.uri, **OLDER), database)
     scene.prepare()
     seen: dict[str, list[Any]] = {}

@@ -21,6 +21,7 @@ from pymongo_resilience_instrumentation.driver.commands import (
     passing_command,
 )
 from pymongo_resilience_instrumentation.driver.cursors import (
+    awaits_data,
     client_of_stream,
     cursor_address,
     cursor_classes,
@@ -31,7 +32,6 @@ from pymongo_resilience_instrumentation.driver.cursors import (
     max_await_time_ms,
     pinned_address,
     run_operation_arguments,
-    sending_without_max_time,
     set_timeout_of_each_next,
     stream_classes,
     target_of_stream,
@@ -137,7 +137,9 @@ from pymongo_resilience_instrumentation.driver.sessions import (
     session_modules,
 )
 from pymongo_resilience_instrumentation.driver.time_limits import (
+    leave_limit_out,
     lift_limits,
+    limit_of,
     limited_connections,
     limits_for_a_client,
     refuse_without_end,
@@ -189,6 +191,7 @@ __all__ = [
     "RunningTimeout",
     "address",
     "address_of",
+    "awaits_data",
     "begin_selection",
     "bound_session",
     "bound_session_of",
@@ -235,7 +238,9 @@ __all__ = [
     "kind",
     "known_addresses",
     "knows_tracing",
+    "leave_limit_out",
     "lift_limits",
+    "limit_of",
     "limited_connections",
     "limits_for_a_client",
     "listeners_of",
@@ -271,7 +276,6 @@ __all__ = [
     "selection_timeout_owners",
     "selector_of",
     "selects_for_writes",
-    "sending_without_max_time",
     "server",
     "server_address",
     "server_selection_timeout",

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pymongo.cursor import CursorType
 
-from pymongo_resilience.faults import logger
-from pymongo_resilience_instrumentation.driver.time_limits import LIMIT, limited_command
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pymongo_resilience_instrumentation.addresses import Address
 
 _PLACES = (
@@ -27,7 +20,6 @@ _STREAMS = (
     ("pymongo.synchronous.change_stream", "ChangeStream"),
     ("pymongo.asynchronous.change_stream", "AsyncChangeStream"),
 )
-
 
 of_files: tuple[type, ...] = ()
 """The cursors over the files of GridFS; none while that is not imported."""
@@ -75,6 +67,12 @@ def is_tailable(cursor: Any) -> bool:
     return bool(getattr(cursor, "_query_flags", 0) & CursorType.TAILABLE)
 
 
+def awaits_data(cursor: Any) -> bool:
+    """Whether the server may wait for news before it answers a getMore."""
+    flags = getattr(cursor, "_query_flags", 0)
+    return bool(flags & CursorType.TAILABLE_AWAIT == CursorType.TAILABLE_AWAIT)
+
+
 def max_await_time_ms(cursor: Any) -> int | None:
     """What the application gave, for a cursor that waits for new documents; milliseconds."""
     given: int | None = getattr(cursor, "_max_await_time_ms", None)
@@ -87,8 +85,8 @@ def cursor_address(operation: Any, address: Any) -> Any:
     return made(address, f"{operation.db}.{operation.coll}")
 
 
-def set_timeout_of_each_next(stream: Any, seconds: float) -> None:
-    """The driver then puts it in force around a whole ``next``, a resume included."""
+def set_timeout_of_each_next(stream: Any, seconds: float | None) -> None:
+    """The driver then puts it in force around a whole ``next``, a resume included; None is none."""
     stream._timeout = seconds
 
 
@@ -110,52 +108,3 @@ def target_of_stream(stream: Any) -> Any:
 def cursor_of_stream(stream: Any) -> Any:
     """The one it reads from now; a resume makes another."""
     return stream._cursor
-
-
-def sending_without_max_time(func: Callable[..., Any], *, keeps_own: bool) -> Callable[..., Any]:
-    """``func``, what the retry loop calls once it has a connection, such that no command of it
-    carries maxTimeMS. The deadline holds for the connection all the same.
-
-    A connection is one operation's alone, and so may have a method of its own for as long.
-    ``keeps_own``: a maxTimeMS that is in the command already is sent.
-    """
-    if not inspect.iscoroutinefunction(func):
-
-        def sync(*args: Any) -> Any:
-            with _without_max_time(args, keeps_own):
-                return func(*args)
-
-        return sync
-
-    async def asynchronous(*args: Any) -> Any:
-        with _without_max_time(args, keeps_own):
-            return await func(*args)
-
-    return asynchronous
-
-
-@contextmanager
-def _without_max_time(args: tuple[Any, ...], keeps_own: bool) -> Iterator[None]:
-    connection: Any = next((each for each in args if hasattr(each, "apply_timeout")), None)
-    if not hasattr(connection, "__dict__"):
-        # Better with a limit than not at all.
-        logger.error("a fault of pymongo-resilience: a cursor's first command keeps its maxTimeMS")
-        yield
-        return
-    apply = connection.apply_timeout
-
-    def apply_timeout(*given: Any, **named: Any) -> Any:
-        command = limited_command(given, named)
-        if command is not None and not keeps_own:
-            # A cursor's max_time_ms, which a timeout sets aside.
-            command.pop(LIMIT, None)
-        # (cmd) in 4.20, (client, cmd) in 4.17; a getMore has always given none.
-        if "cmd" in named:
-            return apply(*given, cmd=None)
-        return apply(*given[:-1], None)
-
-    vars(connection)["apply_timeout"] = apply_timeout
-    try:
-        yield
-    finally:
-        del vars(connection)["apply_timeout"]

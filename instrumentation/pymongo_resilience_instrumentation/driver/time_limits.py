@@ -29,14 +29,6 @@ def limited_connections() -> set[type]:
     return found
 
 
-def limited_command(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> MutableMapping[str, Any] | None:
-    """The command that gets a limit; None for a getMore, which gets none."""
-    command: MutableMapping[str, Any] | None = kwargs["cmd"] if "cmd" in kwargs else args[-1]
-    return command
-
-
 def limits_for_a_client(method: Any) -> bool:
     """Whether it is given the client beside the command (4.17 to 4.19)."""
     return "client" in inspect.signature(method).parameters
@@ -47,6 +39,22 @@ def refuse_without_end(command: MutableMapping[str, Any], left: float) -> None:
     if command.get(LIMIT) == 0:
         text = f"operation would exceed time limit, remaining timeout:{left:.5f} < 1 ms "
         raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
+
+
+def limit_of(command: MutableMapping[str, Any] | None) -> int | None:
+    """What the application has put into a command itself; a getMore is None."""
+    return None if command is None else command.get(LIMIT)
+
+
+def leave_limit_out(command: MutableMapping[str, Any], own: int | None) -> None:
+    """No limit of the driver's for the command; ``own`` is kept, unless it is None.
+
+    That of its connection's socket stays.
+    """
+    if own is None:
+        command.pop(LIMIT, None)
+    else:
+        command[LIMIT] = own
 
 
 def lift_limits(connection: Any, command: MutableMapping[str, Any] | None) -> None:
