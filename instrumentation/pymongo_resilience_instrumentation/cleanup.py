@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bson.int64 import Int64
 from pymongo.errors import ServerSelectionTimeoutError
 
 from pymongo_resilience import blocks
 from pymongo_resilience.deadline import SHORTEST, Deadline
+from pymongo_resilience.faults import logger
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
+from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import driver, failures
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -26,11 +29,12 @@ if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.namespaces import NamespaceRules
-    from pymongo_resilience.orchestrator import Rule
     from pymongo_resilience_instrumentation.addresses import Address
 
 KILL_CURSORS = "killCursors"
 END_SESSIONS = "endSessions"
+MOST_REQUEUES = 5
+"""How often the background task takes up a cursor again."""
 END_SESSIONS_WINDOW = 0.5
 """Seconds after its first failure in which endSessions is repeated: close() must not take long."""
 
@@ -107,8 +111,25 @@ class Cleanup:
         )
 
 
+class RequeuedId(Int64):
+    """A cursor's id in the background task's queue that knows how often it was sent in vain.
+
+    So the count lives as long as the entry does, and nothing else has to be kept or cleaned up.
+    """
+
+    requeues: int
+
+    def __new__(cls, cursor_id: int, requeues: int) -> RequeuedId:
+        made = super().__new__(cls, cursor_id)
+        made.requeues = requeues
+        return made
+
+
 class CloseNow(Cleanup):
     """The killCursors of a cursor's ``close()``."""
+
+    configured = MOST_REQUEUES
+    """How many retries the configuration allows."""
 
     def __init__(
         self,
@@ -124,6 +145,12 @@ class CloseNow(Cleanup):
         call.address = tuple(cursor_address)
         self._ids = cursor_ids
         self._cursor_address = cursor_address
+        self._attempts = 0
+        self._out_of_attempts = False
+
+    def attempt(self) -> Any:
+        self._attempts += 1
+        return self.send()
 
     def operation(self) -> Operation:
         return self._operation(
@@ -139,13 +166,31 @@ class CloseNow(Cleanup):
             return None
         return Deadline(self._clock, self._clock.now() + left, timeout)
 
+    def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
+        self._out_of_attempts = rule is Rule.ATTEMPTS
+        return super().final_error(failure, rule, operation)
+
     def succeeded(self) -> None:
         """The cursors are gone."""
 
-    def interrupted(self) -> None:
-        """Cancelled, perhaps while waiting: the background task sees to the cursor."""
+    def leave_to_background(self) -> None:
+        """It has what is left of the attempts: of an overloaded command there are so many in all,
+        wherever it is sent from. After any other error, or when it was interrupted, one at least.
+        """
+        if self._out_of_attempts:
+            self._log_dropped(len(self._ids))
+            return
+        requeues = min(self._attempts, self._most_requeues())
         for cursor_id in self._ids:
-            driver.kill_later(self._client, cursor_id, self._cursor_address)
+            again = RequeuedId(cursor_id, requeues)
+            driver.kill_later(self._client, again, self._cursor_address)
+
+    def _most_requeues(self) -> int:
+        own = driver.max_retries(self._client)
+        return min(MOST_REQUEUES, self.configured if own is None else own)
+
+    def _log_dropped(self, count: int) -> None:
+        logger.debug("%s %s: %d dropped", self.call.operation, self.call.namespace, count)
 
 
 class EndSessions(Cleanup):

@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from bson.int64 import Int64
-
 from pymongo_resilience.budget import RETRY
-from pymongo_resilience.faults import logger
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CloseNow
+from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CloseNow, RequeuedId
 
 if TYPE_CHECKING:
     from typing import Any
@@ -49,9 +46,6 @@ class CloseInBackground(CloseNow):
     The rules judge the cursor that was put back least often; each one has a count of its own.
     """
 
-    configured = MOST_REQUEUES
-    """How many retries the configuration allows."""
-
     def operation(self) -> Operation:
         # The task of an async client inherits the policy of whoever used the client first.
         return self._operation(
@@ -67,10 +61,6 @@ class CloseInBackground(CloseNow):
 
     def _fewest_requeues(self) -> int:
         return min(_requeues(cursor_id) for cursor_id in self._ids)
-
-    def _most_requeues(self) -> int:
-        own = driver.max_retries(self._client)
-        return min(MOST_REQUEUES, self.configured if own is None else own)
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
         # The next run comes when it comes, whatever the server would like.
@@ -90,23 +80,6 @@ class CloseInBackground(CloseNow):
             return super().final_error(failure, rule, operation)
         self._log_dropped(len(self._ids))
         return Dropped()
-
-    def _log_dropped(self, count: int) -> None:
-        logger.debug("%s %s: %d dropped", self.call.operation, self.call.namespace, count)
-
-
-class RequeuedId(Int64):
-    """A cursor's id in the background task's queue that knows how often it was put back.
-
-    So the count lives as long as the entry does, and nothing else has to be kept or cleaned up.
-    """
-
-    requeues: int
-
-    def __new__(cls, cursor_id: int, requeues: int) -> RequeuedId:
-        made = super().__new__(cls, cursor_id)
-        made.requeues = requeues
-        return made
 
 
 def _requeues(cursor_id: int) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
 from opentelemetry.context import Context
+from pymongo.errors import PyMongoError
 
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.faults import logger
@@ -90,7 +91,7 @@ class _Kills:
         work, executor = CloseNow(*facts, **cursors), self.now
         if isinstance(outer, BackgroundCall):
             work, executor = CloseInBackground(*facts, **cursors), self.background
-            work.configured = self.now.orchestrator.max_retries
+        work.configured = self.now.orchestrator.max_retries
         # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself, or a
         # stream of GridFS, is within that one's own time; with the session of with_transaction, in
         # what is left of that.
@@ -119,8 +120,8 @@ def _kill(kills: _Kills) -> Wrapper:
         except (Postponed, Dropped):
             kills.runtime.end(work.call, None)
         except BaseException as error:
-            _failed(kills.runtime, work, error)
-            raise
+            if not _failed(kills.runtime, work, error):
+                raise
         else:
             work.succeeded()
             kills.runtime.end(work.call, None)
@@ -144,8 +145,8 @@ def _async_kill(kills: _Kills) -> Wrapper:
         except (Postponed, Dropped):
             kills.runtime.end(work.call, None)
         except BaseException as error:
-            _failed(kills.runtime, work, error)
-            raise
+            if not _failed(kills.runtime, work, error):
+                raise
         else:
             work.succeeded()
             kills.runtime.end(work.call, None)
@@ -154,11 +155,20 @@ def _async_kill(kills: _Kills) -> Wrapper:
     return wrapper
 
 
-def _failed(runtime: Runtime, work: CloseNow, error: BaseException) -> None:
-    # What is an Exception, the driver itself queues for the background task, or drops.
-    if not isinstance(error, Exception):
-        work.interrupted()
+def _failed(runtime: Runtime, work: CloseNow, error: BaseException) -> bool:
+    """Whether the background task has the cursors now, and the error is no more the driver's.
+
+    The driver itself would queue them as if they had never been sent.
+    """
+    ends_here = isinstance(error, PyMongoError) and not isinstance(work, CloseInBackground)
+    try:
+        if ends_here or not isinstance(error, Exception):
+            work.leave_to_background()
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after %s", KILL_CURSORS)
+        ends_here = False
     runtime.end(work.call, error)
+    return ends_here
 
 
 def _background(runtime: Runtime) -> Wrapper:

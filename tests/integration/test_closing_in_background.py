@@ -14,7 +14,7 @@ from closing import background_by_hand, documents, half_read, is_open, killed, r
 from conftest import Instrument, SentCommands, Side, wait_until
 from opentelemetry import trace
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import Fail, Overload
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.events import RetryScheduled
@@ -125,19 +125,25 @@ def test_each_cursor_has_a_count_of_its_own(
 
 
 @by_hand
-def test_what_close_left_behind_has_its_five_ticks_too(
-    side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+@pytest.mark.parametrize("before", range(1, 6))
+def test_what_close_left_behind_has_the_rest_of_its_six_attempts(
+    before: int, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(base_backoff_ms=1)
-    client = side.client(proxy.uri)
-    overload = Overload("killCursors", times=50)
-    proxy.inject(overload)
-    side.do(half_read(side, client, documents).close)
+    """A network error ends the close, and leaves the cursor to the background."""
+    instrument(base_backoff_ms=1)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    cursor = half_read(side, client, documents)
+    if before > 1:
+        proxy.inject(Overload("killCursors", times=before - 1))
+    proxy.inject(CutBefore("killCursors"))
+    proxy.inject(Overload("killCursors", times=50))
+    side.do(cursor.close)
+    assert len(killed(sent)) == before
     for _ in range(8):
         run_background(side, client)
-    assert overload.injected == 6 + 6
-    rules = [getattr(event, "rule", None) for event in telemetry.decisions.events]
-    assert rules == ([None] * 5 + [Rule.ATTEMPTS]) * 2
+    assert len(killed(sent)) == 6
+    assert not client._kill_cursors_queue
 
 
 @by_hand
