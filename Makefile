@@ -1,7 +1,9 @@
 # Needs python3 (3.11 or newer) and make; everything else is installed into .venv and its like.
 #
 #   make demo ARGS="--seconds 30"   one workload through scripted faults, three sides compared
-#   make test                       every check of the project
+#   make test                       what a change can break, in five minutes
+#   make check                      every check of the project: make test, and all that takes longer
+#   make failed                     once more what failed in the last of them
 #   make chaos SEED=7               ledger, failover, memory and hostile input at full length
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
 #   make compatibility              Motor, MongoEngine and Beanie, the newest of each
@@ -23,7 +25,7 @@ GATE := .venv-gate
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos conformance compatibility bench bench-sick bench-overload report gate clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-overload report gate clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -31,8 +33,12 @@ help:
 demo: $(MAIN)/demo.stamp
 	@$(MAIN)/bin/pymongo-resilience demo $(ARGS)
 
-test:
-	@.ci/steps
+test rest failed counts:
+	@$(PYTHON) .ci/steps.py $@
+
+check:
+	@failed=0; for part in test rest; do \
+	  $(MAKE) --no-print-directory $$part || failed=1; done; exit $$failed
 
 # A seed that is not given is thrown; every run prints its own. One part alone: ARGS=tests/chaos/test_ledger.py.
 SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(100000))')
@@ -89,7 +95,7 @@ build/callgrind_marks.so: bench/callgrind_marks.c
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 clean:
-	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -115,6 +121,12 @@ $(MAIN)/bench.stamp: $(MAIN)/dev.stamp
 # The oldest pymongo that is supported.
 $(OLDEST)/stamp: pyproject.toml | $(OLDEST)/bin/python
 	$(OLDEST)/$(PIP_INSTALL) --editable ".[dev]" "pymongo==4.17.*"
+	@touch $@
+
+# Any other Python, for the core of the tests: .venv-3.12/stamp.
+.venv-3.%/stamp: pyproject.toml
+	@test -x $(@D)/bin/python || python3.$* -m venv $(@D) || { rm -rf $(@D); exit 1; }
+	$(@D)/$(PIP_INSTALL) --editable ".[dev]"
 	@touch $@
 
 # What counts as many instructions everywhere.

@@ -1,20 +1,18 @@
-"""What all tests share: a count of named cases, shown at the end of the run."""
+"""What all tests share: the parts that a run may choose, and what is counted at its end."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-CASES: pytest.StashKey[defaultdict[str, set[str]]] = pytest.StashKey()
+from support.gathered import Gathering, gather
+from support.parts import Parts
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[CASES] = defaultdict(set)
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    parser.addoption("--cases", help="write the named cases that ran to this file, as JSON")
+    for hooks in (Gathering(), Parts()):
+        pluginmanager.register(hooks)
 
 
 @pytest.fixture(scope="session")
@@ -22,13 +20,6 @@ def count_case(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
     """``count_case("scenarios", name)``: the end of the run says how many different ones ran."""
 
     def count(group: str, name: str) -> None:
-        pytestconfig.stash[CASES][group].add(name)
+        gather(pytestconfig, "cases", [group, name])
 
     return count
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    for group, names in sorted(config.stash[CASES].items()):
-        terminalreporter.write_line(f"{group}: {len(names)}")

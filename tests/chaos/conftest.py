@@ -6,14 +6,13 @@ finds the same names whichever of the two folders pytest loaded last.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator
 
 import pytest
-import report
 from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
-
-FIGURES: pytest.StashKey[list[str]] = pytest.StashKey()
+from support.gathered import gather
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +27,4 @@ def quick_census() -> Iterator[None]:
 @pytest.fixture
 def figure(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """``figure(text)``: a measured figure, for the end of the run."""
-    return pytestconfig.stash.setdefault(FIGURES, []).append
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    for text in config.stash.get(FIGURES, []):
-        terminalreporter.write_line(text)
-    for text in report.tables():
-        terminalreporter.write_line(text)
-    report.write_json()
+    return functools.partial(gather, pytestconfig, "figures")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lengths import SEED
+from chaos.lengths import SEED
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -19,12 +18,13 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 200
 
-RESULTS: list[Result] = []
-"""Of this session, in the order of the runs."""
+Row = dict[str, Any]
+RESULTS: list[Row] = []
+"""Of the test that runs."""
 
 
-def row(result: Result) -> dict[str, Any]:
-    """The figures of one run."""
+def row(result: Result) -> Row:
+    """The figures of one run, and what was injected and what raised."""
     durations = sorted(result.journal.durations)
     balance, recovery = result.balance, result.recovery
     return {
@@ -46,42 +46,39 @@ def row(result: Result) -> dict[str, Any]:
         "longest s": round(_share(durations, 1.0), 3),
         "recovery s, first": None if recovery is None else round(recovery.first, 3),
         "last": None if recovery is None else round(recovery.last, 3),
+        "faults by kind": dict(result.faults),
+        "errors by kind": dict(result.journal.errors),
+        "samples": result.journal.samples,
     }
 
 
-def tables() -> list[str]:
+DETAILS: Final = ("faults by kind", "errors by kind", "samples")
+
+
+def tables(rows: list[Row]) -> list[str]:
     """The runs of this session line by line: their figures, what was injected and what raised."""
-    if not RESULTS:
-        return []
-    rows = [row(result) for result in RESULTS]
+    names = [name for name in rows[0] if name not in DETAILS]
     figures = Table(title=f"the ledger, seed {SEED}", box=box.SIMPLE)
-    for name in rows[0]:
+    for name in names:
         figures.add_column(name, justify="left" if name in {"run", "side", "api"} else "right")
     for each in rows:
-        figures.add_row(*("" if value is None else str(value) for value in each.values()))
+        figures.add_row(*("" if each[name] is None else str(each[name]) for name in names))
     details = Table(
         title="faults injected, and errors that reached the application", box=box.SIMPLE
     )
     for name in ("run", "side", "api", "faults", "errors"):
         details.add_column(name)
-    for result in RESULTS:
-        faults, errors = _counted(result.faults), _counted(result.journal.errors)
-        details.add_row(result.title, result.side, result.api, faults, errors)
+    for each in rows:
+        faults, errors = _counted(each["faults by kind"]), _counted(each["errors by kind"])
+        details.add_row(each["run"], each["side"], each["api"], faults, errors)
     return [_text(figures), _text(details)]
 
 
-def write_json() -> None:
+def write_json(rows: list[Row]) -> None:
     """Write all figures to the file that ``CHAOS_JSON`` names, if it names one."""
     path = os.environ.get("CHAOS_JSON")
-    if not path:
-        return
-    runs = [
-        row(result)
-        | {"faults by kind": result.faults, "errors by kind": dict(result.journal.errors)}
-        | {"samples": result.journal.samples}
-        for result in RESULTS
-    ]
-    Path(path).write_text(json.dumps({"seed": SEED, "runs": runs}, indent=2) + "\n")
+    if path:
+        Path(path).write_text(json.dumps({"seed": SEED, "runs": rows}, indent=2) + "\n")
 
 
 def _text(table: Table) -> str:
@@ -94,5 +91,5 @@ def _share(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
 
-def _counted(counts: dict[str, int] | Counter[str]) -> str:
+def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"

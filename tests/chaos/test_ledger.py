@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -28,6 +29,7 @@ from pymongo_resilience_instrumentation.testbed.menus import (
     WRITES,
 )
 from residue import no_residue
+from support.gathered import gather
 
 RUNS: Final = {
     "1: network, failover": (*NETWORK, *FAILOVER),
@@ -80,10 +82,18 @@ def chaos(title: str) -> Scenario:
     return scenario.then(Scenario.random(SEED, rest, RUNS[title], every=EVERY))
 
 
+@pytest.fixture(autouse=True)
+def reported(pytestconfig: pytest.Config) -> Iterator[None]:
+    yield
+    for row in report.RESULTS:
+        gather(pytestconfig, "chaos", row)
+    report.RESULTS.clear()
+
+
 def played(title: str, side: Side, api: Api, scenario: Scenario, seconds: float) -> Result:
     with no_residue(spans=OPEN_SPANS):
         result = run(title, side, api, scenario, seconds=seconds, seed=SEED)
-    report.RESULTS.append(result)
+    report.RESULTS.append(report.row(result))
     assert len(result.journal.ledger) > 0
     assert sum(result.faults.values()) > 0
     return result

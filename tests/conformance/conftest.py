@@ -6,6 +6,7 @@ The names of the integration tests are imported for the same reason as in ``test
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import pytest
 from conformance import verdicts
@@ -14,8 +15,7 @@ from conformance.runner import Case
 from conformance.selection_cases import SelectionCase
 from conformance.verdicts import Verdict
 from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
-
-VERDICTS: pytest.StashKey[list[Verdict]] = pytest.StashKey()
+from support.gathered import gather
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def conforms(beds: Beds, api: str, pytestconfig: pytest.Config) -> Callable[[Cas
     def check(case: Case) -> None:
         bed = beds.that_meets(*case.requirements)
         verdict = verdicts.judge(case, bed, api)
-        pytestconfig.stash.setdefault(VERDICTS, []).append(verdict)
+        gather(pytestconfig, "conformance", asdict(verdict))
         if verdict.result == "not runnable":
             pytest.skip(f"plain pymongo fails too: {verdict.plain}")
         assert verdict.result == "passed", str(verdict)
@@ -58,16 +58,7 @@ def engine_conforms(pytestconfig: pytest.Config) -> Callable[[SelectionCase], No
         verdict = Verdict(
             case.suite, case.file, str(case), "engine", "failed" if failure else "passed", failure
         )
-        pytestconfig.stash.setdefault(VERDICTS, []).append(verdict)
+        gather(pytestconfig, "conformance", asdict(verdict))
         assert verdict.result == "passed", failure
 
     return check
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    found = config.stash.get(VERDICTS, [])
-    for line in verdicts.summary(found):
-        terminalreporter.write_line(line)
-    verdicts.write_json(found)

@@ -198,7 +198,7 @@ def _names(spans: Sequence[ReadableSpan]) -> list[str]:
 @pytest.mark.parametrize(
     ("sampler", "operations"),
     [(ALWAYS_OFF, 0), (ParentBased(ALWAYS_OFF), 1), (ParentBased(OnlyCommands()), 1)],
-    ids=str,
+    ids=["off", "parent, off", "parent, commands"],
 )
 def test_no_span_is_asked_for_below_one_that_the_sampler_dropped(
     side: Side, proxy: ReplicaSet, database: str, sampled: Drawn, sampler: Sampler,
@@ -220,7 +220,7 @@ def test_no_span_is_asked_for_below_one_that_the_sampler_dropped(
         (ParentBased(ALWAYS_OFF, local_parent_not_sampled=ALWAYS_ON), ["find"]),
         (ParentBased(ALWAYS_ON), ["find", "find {}.coll"]),
     ],
-    ids=str,
+    ids=["commands", "parent or on", "parent, on"],
 )
 def test_a_sampler_that_may_draw_the_command_is_asked(
     side: Side, proxy: ReplicaSet, database: str, sampled: Drawn, sampler: Sampler,

@@ -1,0 +1,269 @@
+"""What `make test` and `make check` run.
+
+    python3 .ci/steps.py test     what a change can break, in five minutes
+    python3 .ci/steps.py rest     what `make check` adds to it
+    python3 .ci/steps.py failed   once more what failed in the last run of both
+    python3 .ci/steps.py counts   record how many tests the last run of both had
+
+The last line counts the tests of all environments. Reports and logs are kept in build/reports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from reports import cases, cases_in, distinct, slowest, totals
+from running import Step, environment, run_steps
+
+ROOT = Path(__file__).parent.parent
+REPORTS = ROOT / "build" / "reports"
+COUNTS = ROOT / "tests" / "counts.toml"
+FAILED = "failed.json"
+PARTS = {"test": "make test", "rest": "what make check adds"}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+WORKERS = {"newest": 4, "oldest": 2}
+"""More than cores: most tests wait."""
+
+MAIN = "environment: newest pymongo"
+OLDEST = "environment: oldest pymongo"
+WHEEL = "environment: built wheel"
+
+
+def python(folder: str) -> str:
+    return str(ROOT / folder / "bin" / "python")
+
+
+def tool(name: str, *arguments: str) -> tuple[str, ...]:
+    return (str(ROOT / ".venv" / "bin" / name), *arguments)
+
+
+def make(target: str, *variables: str) -> tuple[str, ...]:
+    return ("make", "--no-print-directory", target, *variables)
+
+
+def pytest(folder: Path, report: str, venv: str, *arguments: str) -> tuple[str, ...]:
+    return (
+        *(python(venv), "-m", "pytest", "-q", "--no-header", f"--junitxml={folder / report}.xml"),
+        *(f"--cases={folder / report}.cases.json", *arguments),
+    )
+
+
+def parallel(workers: int) -> tuple[str, ...]:
+    return ("-n", str(workers), "--dist", "worksteal", "-m", "not wheel and not alone")
+
+
+def of_test(folder: Path) -> list[Step]:
+    wheel = (
+        'dir=$(mktemp -d) && trap "rm -rf $dir" EXIT && cp tests/test_wheel.py $dir && cd $dir && '
+        f"{python('.venv-wheel')} -I -m pytest -q --no-header -p no:cacheprovider --rootdir=. "
+        f"-o markers=wheel --junitxml={folder / 'wheel.xml'} test_wheel.py"
+    )
+    return [
+        Step(MAIN, make(".venv/dev.stamp")),
+        # Also keeps the compiled tests, for all that run them afterwards.
+        Step("tests can be collected", tool("pytest", "-q", "-q", "--collect-only"), (MAIN,)),
+        Step("ruff check", tool("ruff", "check", "."), (MAIN,)),
+        Step("ruff format", tool("ruff", "format", "--check", "."), (MAIN,)),
+        Step("mypy --strict", tool("mypy"), (MAIN,)),
+        Step("import contract", tool("lint-imports"), (MAIN,), ("mypy --strict",)),
+        Step(
+            "tests, newest pymongo",
+            pytest(folder, "newest", ".venv", "--part=quick", *parallel(WORKERS["newest"])),
+            ("tests can be collected",),
+        ),
+        Step(OLDEST, make(".venv-oldest/stamp"), (MAIN,), ("import contract",)),
+        Step(
+            "core of the tests, oldest pymongo",
+            pytest(folder, "oldest", ".venv-oldest", "--part=core", *parallel(WORKERS["oldest"])),
+            (OLDEST, "tests can be collected"),
+        ),
+        Step(WHEEL, make(".venv-wheel/stamp"), (OLDEST,)),
+        Step("tests, built wheel", ("sh", "-c", wheel), (WHEEL,)),
+    ]
+
+
+def of_rest(folder: Path) -> list[Step]:
+    newest = (*pytest(folder, "newest", ".venv", "--part=thorough"), *parallel(WORKERS["newest"]))
+    oldest = (
+        *pytest(folder, "oldest", ".venv-oldest", "--part=beyond-core"),
+        *parallel(WORKERS["oldest"]),
+    )
+    others, last = other_pythons(folder)
+    return [
+        Step(MAIN, make(".venv/dev.stamp")),
+        Step(OLDEST, make(".venv-oldest/stamp")),
+        Step("thorough tests, newest pymongo", newest, (MAIN,)),
+        Step("all other tests, oldest pymongo", oldest, (OLDEST,)),
+        *others,
+        Step("gate on instructions", gate(folder), (MAIN,), last),
+    ]
+
+
+def other_pythons(folder: Path) -> tuple[list[Step], tuple[str, ...]]:
+    """The core on each other Python that there is, one after the other; the name of the last."""
+    steps: list[Step] = []
+    last: tuple[str, ...] = ()
+    for version in PYTHONS:
+        command = f"python{version}"
+        if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+            continue
+        if not starts(command):
+            skip(folder, command, f"there is no {command}")
+            continue
+        venv = f".venv-{version}"
+        name = f"environment: Python {version}"
+        steps += [
+            Step(name, make(f"{venv}/stamp"), (), last),
+            Step(
+                f"core of the tests, Python {version}",
+                pytest(folder, command, venv, "--part=core", *parallel(WORKERS["oldest"])),
+                (name,),
+            ),
+        ]
+        last = (steps[-1].name,)
+    return steps, last
+
+
+def starts(command: str) -> bool:
+    """Whether it is there, and not only a stand-in of pyenv."""
+    try:
+        return subprocess.run([command, "-c", ""], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def gate(folder: Path) -> tuple[str, ...]:
+    """Instructions of a healthy operation beside the baseline, in an environment of its own."""
+    for missing in ("valgrind", "cc"):
+        if shutil.which(missing) is None:
+            why = f"there is no {missing} (Debian: apt-get install valgrind gcc libc6-dev)"
+            skip(folder, "gate", why)
+            return ("echo", f"SKIPPED: {why}")
+    return make("gate", f"ARGS=--junit {folder / 'gate.xml'}")
+
+
+def skip(folder: Path, report: str, why: str) -> None:
+    print(f"SKIPPED: {why}", flush=True)
+    (folder / f"{report}.xml").write_text(
+        f'<testsuite><testcase name="all of it"><skipped message="{why}"/></testcase></testsuite>'
+    )
+
+
+def run(part: str) -> int:
+    # MongoDB's own tests, where they lie beside the clone; without them theirs are skipped.
+    beside = ROOT.parent / "shared" / "spec-tests"
+    if not os.environ.get("MONGODB_SPECIFICATIONS") and beside.is_dir():
+        os.environ["MONGODB_SPECIFICATIONS"] = str(beside)
+    began = time.monotonic()
+    folder = REPORTS / part
+    shutil.rmtree(REPORTS if part == "test" else folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    steps = {"test": of_test, "rest": of_rest}[part](folder)
+    ended = run_steps(steps, folder)
+    ended += run_steps(alone(folder, steps), folder)
+    failed = [(each.step.name, each.step.command) for each in ended if not each.ok]
+    (folder / FAILED).write_text(json.dumps(failed, indent=1))
+    return finish(part, time.monotonic() - began)
+
+
+def alone(folder: Path, steps: list[Step]) -> list[Step]:
+    """Of each run of tests in parallel, those that must not meet another: one after the other."""
+    found: list[Step] = []
+    for step in steps:
+        if "-n" in step.command:
+            venv = step.command[0].split("/")[-3]
+            part = next(each for each in step.command if each.startswith("--part"))
+            report = next(each for each in step.command if each.startswith("--junitxml"))
+            name = f"{Path(report.partition('=')[2]).stem},alone"
+            command = pytest(folder, name, venv, part, "-m", "alone and not wheel")
+            before = (found[-1].name,) if found else ()
+            found.append(Step(f"{step.name}, alone", command, (), before))
+    return found
+
+
+def finish(part: str, seconds: float) -> int:
+    tests = cases(REPORTS)
+    print(f"== {PARTS[part]}: {seconds:.0f} s, and the slowest tests of it")
+    print("\n".join(slowest(case for case in tests if case.part == part)))
+    fewer = []
+    if part == "rest":
+        counted = distinct(tests, REPORTS)
+        fewer = shrunk(counted, recorded())
+        print("\n".join(["== different tests and cases"] + [f"{n}: {counted[n]}" for n in counted]))
+    failed = failed_steps()
+    if failed or fewer:
+        print("failed: " + ", ".join([*(name for name, _ in failed), *fewer]))
+    if failed:
+        print("once more what failed: make failed")
+    count = totals(tests)
+    text = ", ".join(f"{count[kind]} {kind}" for kind in count)
+    print(f"{text} in {seconds:.0f} s")
+    return int(bool(failed or fewer or count["failed"] or not count["passed"]))
+
+
+def failed_steps() -> list[tuple[str, list[str]]]:
+    """Of the last run of both parts."""
+    return [
+        (name, command)
+        for file in sorted(REPORTS.glob(f"*/{FAILED}"), reverse=True)  # test, rest
+        for name, command in json.loads(file.read_text())
+    ]
+
+
+def repeat() -> int:
+    """The failed steps, one after the other; of tests, those that failed."""
+    status = 0
+    for name, command in failed_steps():
+        again = repeating(command)
+        print(f"== {name}\n{shlex.join(again)}", flush=True)
+        status |= subprocess.run(again, env=environment(), check=False).returncode
+    return int(status != 0)
+
+
+def repeating(command: list[str]) -> list[str]:
+    """The command itself, or of a run of tests what failed in it."""
+    reports = [each.partition("=")[2] for each in command if each.startswith("--junitxml=")]
+    found = cases_in(Path(reports[0])) if reports else []
+    failed = [case.id for case in found if case.outcome == "failed"]
+    return [*command[:3], *failed] if failed else command
+
+
+def recorded() -> dict[str, int]:
+    counts: dict[str, int] = tomllib.loads(COUNTS.read_text())["counts"]
+    return counts
+
+
+def shrunk(counted: dict[str, int], before: dict[str, int]) -> list[str]:
+    """What ran fewer than are recorded."""
+    return [
+        f"{name}: {counted.get(name, 0)}, not {count}"
+        for name, count in before.items()
+        if counted.get(name, 0) < count
+    ]
+
+
+def record() -> int:
+    head, _, _ = COUNTS.read_text().partition("[counts]")
+    counted = distinct(cases(REPORTS), REPORTS)
+    lines = [f"{json.dumps(name)} = {count}" for name, count in counted.items()]
+    COUNTS.write_text("\n".join([f"{head}[counts]", *lines]) + "\n")
+    return 0
+
+
+def main(command: str) -> int:
+    os.chdir(ROOT)
+    if command in PARTS:
+        return run(command)
+    return {"failed": repeat, "counts": record}[command]()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""Which tests ``make test`` runs, and which ``make check`` adds: the one place that says so.
+
+``make test`` takes, on the newest pymongo, every test but
+
+- chaos and MongoDB's own tests;
+- those marked ``thorough``, with the reason: Prometheus, and what takes long;
+- of a table whose rows run sync and async, every row on one of the two sides only, in turn. The
+  other half is thorough.
+
+On the oldest pymongo, and on every other Python, it takes the ``core``: of each test function that
+is marked ``oldest``, one case.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from enum import StrEnum
+
+import pytest
+
+SIDES = ("sync", "async")
+TABLE = 2
+"""Rows that make a table."""
+THOROUGH = ("tests/chaos/", "tests/conformance/")
+
+
+class Part(StrEnum):
+    """What ``--part`` knows."""
+
+    QUICK = "quick"
+    THOROUGH = "thorough"
+    CORE = "core"
+    BEYOND_CORE = "beyond-core"
+    """What is marked ``oldest`` and no part of the core."""
+
+
+class Parts:
+    """The hooks: deselect what is in another part."""
+
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
+        parser.addoption("--part", type=Part, choices=list(Part), help="see tests/support/parts.py")
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        part = config.getoption("--part")
+        if part is None:
+            return
+        if part in {Part.QUICK, Part.THOROUGH}:
+            quick = in_turn([item for item in items if not is_thorough(item)])
+            chosen = [item for item in items if (item in quick) == (part == Part.QUICK)]
+        else:
+            oldest = [item for item in items if item.get_closest_marker("oldest")]
+            core = one_each(oldest)
+            chosen = [item for item in oldest if (item in core) == (part == Part.CORE)]
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
+
+
+def is_thorough(item: pytest.Item) -> bool:
+    """Whatever its parameters."""
+    return item.nodeid.startswith(THOROUGH) or item.get_closest_marker("thorough") is not None
+
+
+def one_each(items: list[pytest.Item]) -> set[pytest.Item]:
+    """One case of each function, sync in one function and async in the next."""
+    core = set()
+    for number, cases in enumerate(_by_function(items).values()):
+        wanted = SIDES[number % 2]
+        core.add(next((case for case in cases if side(case) == wanted), cases[0]))
+    return core
+
+
+def in_turn(items: list[pytest.Item]) -> set[pytest.Item]:
+    """All but what a table of both sides has on the other side."""
+    quick = set()
+    for cases in _by_function(items).values():
+        rows: dict[tuple[str, ...], int] = {}
+        for case in cases:
+            rows.setdefault(row(case), len(rows))
+        for case in cases:
+            if side(case) in {None, SIDES[rows[row(case)] % 2]} or len(rows) < TABLE:
+                quick.add(case)
+    return quick
+
+
+def side(item: pytest.Item) -> str | None:
+    """The half of pymongo that a case is about, if its parameters say so."""
+    return next((part for part in _parameters(item) if part in SIDES), None)
+
+
+def row(item: pytest.Item) -> tuple[str, ...]:
+    """All parameters but the side."""
+    return tuple(part for part in _parameters(item) if part not in SIDES)
+
+
+def _parameters(item: pytest.Item) -> list[str]:
+    callspec = getattr(item, "callspec", None)
+    return [] if callspec is None else callspec.id.split("-")
+
+
+def _by_function(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    functions = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    return functions
