@@ -17,6 +17,9 @@
 PYTHON ?= python3
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check
 
+PIP_INTO = $(MAIN)/bin/python -m pip --disable-pip-version-check --python
+PURELIB = $(MAIN)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
 MAIN := .venv
 OLDEST := .venv-oldest
 WHEEL := .venv-wheel
@@ -118,9 +121,12 @@ $(MAIN)/bench.stamp: $(MAIN)/dev.stamp
 	$(MAIN)/$(PIP_INSTALL) --editable ".[bench]"
 	@touch $@
 
-# The oldest pymongo that is supported.
-$(OLDEST)/stamp: pyproject.toml | $(OLDEST)/bin/python
-	$(OLDEST)/$(PIP_INSTALL) --editable ".[dev]" "pymongo==4.17.*"
+# The oldest pymongo that is supported, in front of all that the main environment has.
+$(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
+	@test -x $(OLDEST)/bin/python || $(MAIN)/bin/python -m venv --without-pip $(OLDEST)
+	$(PIP_INTO) $(OLDEST)/bin/python install --quiet --no-deps "pymongo==4.17.*"
+	@echo "import site; site.addsitedir('$$($(PURELIB))')" > \
+	  "$$(echo $(OLDEST)/lib/python*/site-packages)/main_environment.pth"
 	@touch $@
 
 # Any other Python, for the core of the tests: .venv-3.12/stamp.
@@ -141,11 +147,12 @@ $(COMPATIBILITY)/stamp: pyproject.toml | $(COMPATIBILITY)/bin/python
 
 # What a user installs. Built anew every time, and installed without the source tree.
 .PHONY: $(WHEEL)/stamp
-$(WHEEL)/stamp: $(MAIN)/dev.stamp | $(WHEEL)/bin/python
+$(WHEEL)/stamp: $(MAIN)/dev.stamp
+	@test -x $(WHEEL)/bin/python || $(MAIN)/bin/python -m venv --without-pip $(WHEEL)
 	rm -rf dist
-	$(MAIN)/bin/python -m build --wheel --outdir dist . > /dev/null
-	$(WHEEL)/$(PIP_INSTALL) --force-reinstall --no-deps dist/*.whl
-	$(WHEEL)/$(PIP_INSTALL) "pymongo-resilience[testbed]" "pytest>=8.3"
+	$(MAIN)/bin/python -m build --no-isolation --wheel --outdir dist . > /dev/null
+	$(PIP_INTO) $(WHEEL)/bin/python install --quiet --force-reinstall --no-deps dist/*.whl
+	$(PIP_INTO) $(WHEEL)/bin/python install --quiet "pymongo-resilience[testbed]" "pytest>=8.3"
 	@touch $@
 
 %/bin/python:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+NAMED = ".cases.json"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -66,8 +68,8 @@ def distinct(found: Iterable[Case], folder: Path) -> dict[str, int]:
     """How many different tests of each environment ran, and named cases of each group."""
     counts = Counter(environment for environment, _ in {(c.environment, c.id) for c in found})
     names = {
-        (file.stem.partition(",")[0], group, name)
-        for file in folder.glob("*/*.cases.json")
+        (file.name.removesuffix(NAMED).partition(",")[0], group, name)
+        for file in folder.glob(f"*/*{NAMED}")
         for group, name in json.loads(file.read_text())
     }
     groups = Counter(f"{environment}: {group}" for environment, group, _ in names)

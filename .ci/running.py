@@ -61,8 +61,10 @@ def _run(step: Step, earlier: dict[str, Future[Ended]], logs: Path) -> Ended:
             )
         ok, output = done.returncode == 0, log.read_text(errors="replace")
     seconds = time.monotonic() - began
+    # Without pytest's lines of dots.
+    shown = "".join(line for line in output.splitlines(keepends=True) if not line.endswith("%]\n"))
     with _printing:
-        print(f"== {step.name}: {'ok' if ok else 'FAILED'}, {seconds:.0f} s\n{output}", flush=True)
+        print(f"== {step.name}: {'ok' if ok else 'FAILED'}, {seconds:.0f} s\n{shown}", flush=True)
     return Ended(step, ok, seconds)
 
 

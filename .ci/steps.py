@@ -35,6 +35,7 @@ WORKERS = {"newest": 4, "oldest": 2}
 MAIN = "environment: newest pymongo"
 OLDEST = "environment: oldest pymongo"
 WHEEL = "environment: built wheel"
+GATE = "gate on instructions"
 
 
 def python(folder: str) -> str:
@@ -69,7 +70,7 @@ def of_test(folder: Path) -> list[Step]:
     return [
         Step(MAIN, make(".venv/dev.stamp")),
         # Also keeps the compiled tests, for all that run them afterwards.
-        Step("tests can be collected", tool("pytest", "-q", "-q", "--collect-only"), (MAIN,)),
+        Step("tests can be collected", tool("pytest", "-qqq", "--collect-only"), (MAIN,)),
         Step("ruff check", tool("ruff", "check", "."), (MAIN,)),
         Step("ruff format", tool("ruff", "format", "--check", "."), (MAIN,)),
         Step("mypy --strict", tool("mypy"), (MAIN,)),
@@ -103,7 +104,13 @@ def of_rest(folder: Path) -> list[Step]:
         Step("thorough tests, newest pymongo", newest, (MAIN,)),
         Step("all other tests, oldest pymongo", oldest, (OLDEST,)),
         *others,
-        Step("gate on instructions", gate(folder), (MAIN,), last),
+        Step(GATE, gate(folder), (MAIN,), last),
+        Step(
+            "tests that run alone, newest pymongo",
+            pytest(folder, "newest,alone", ".venv", "-m", "alone and not wheel"),
+            (MAIN,),
+            ("thorough tests, newest pymongo", "all other tests, oldest pymongo", GATE),
+        ),
     ]
 
 
@@ -166,27 +173,10 @@ def run(part: str) -> int:
     folder = REPORTS / part
     shutil.rmtree(REPORTS if part == "test" else folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    steps = {"test": of_test, "rest": of_rest}[part](folder)
-    ended = run_steps(steps, folder)
-    ended += run_steps(alone(folder, steps), folder)
+    ended = run_steps({"test": of_test, "rest": of_rest}[part](folder), folder)
     failed = [(each.step.name, each.step.command) for each in ended if not each.ok]
     (folder / FAILED).write_text(json.dumps(failed, indent=1))
     return finish(part, time.monotonic() - began)
-
-
-def alone(folder: Path, steps: list[Step]) -> list[Step]:
-    """Of each run of tests in parallel, those that must not meet another: one after the other."""
-    found: list[Step] = []
-    for step in steps:
-        if "-n" in step.command:
-            venv = step.command[0].split("/")[-3]
-            part = next(each for each in step.command if each.startswith("--part"))
-            report = next(each for each in step.command if each.startswith("--junitxml"))
-            name = f"{Path(report.partition('=')[2]).stem},alone"
-            command = pytest(folder, name, venv, part, "-m", "alone and not wheel")
-            before = (found[-1].name,) if found else ()
-            found.append(Step(f"{step.name}, alone", command, (), before))
-    return found
 
 
 def finish(part: str, seconds: float) -> int:

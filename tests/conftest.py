@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption("--cases", help="write the named cases that ran to this file, as JSON")
     for hooks in (Gathering(), Parts()):
         pluginmanager.register(hooks)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Thousands of tests are no garbage: walking them took a fifth of the time of a run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

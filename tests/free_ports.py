@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import socket
 
 
 def consecutive_free_ports(count: int) -> int:
     """The first of them, below those that the system gives to anybody."""
-    for first in range(15_000 + os.getpid() % 10_000, 32_000, count):
+    for _ in range(1000):
+        # At random: other processes of the tests look for some at the same time.
+        first = 15_000 + secrets.randbelow(17_000 - count)
         if _are_free(range(first, first + count)):
             return first
     raise AssertionError("no free ports")

@@ -17,6 +17,7 @@ import pytest
 BENCH = Path(__file__).parent.parent / "bench"
 TIMEOUT = 120
 CAPACITY = 200.0
+a_whole_run = pytest.mark.thorough("the benchmark takes 15 seconds")
 
 
 @pytest.fixture
@@ -67,18 +68,21 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@a_whole_run
 def test_all_rejected_there_are_as_many_retries_as_tokens(measured: dict[str, Any]) -> None:
     [rejected] = [bar["facts"] for bar in measured["bars"] if "retries" in bar["facts"]]
     assert rejected["retries"] == measured["sizes"]["tokens"]
     assert rejected["tokens_left"] == 0
 
 
+@a_whole_run
 def test_without_retries_each_operation_is_one_attempt(measured: dict[str, Any]) -> None:
     [none] = [point for point in measured["points"] if point["side"] == "no retries"]
     assert none["retries"] == 0
     assert 0 < none["errors"] < 1
 
 
+@a_whole_run
 def test_each_bar_is_judged(measured: dict[str, Any]) -> None:
     assert len(measured["bars"]) == 4
     assert all(isinstance(bar["met"], bool) and bar["measured"] for bar in measured["bars"])

@@ -30,12 +30,14 @@ def promtool(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough("needs Prometheus")
 @needs_promtool
 def test_the_rules_are_well_formed(tmp_path: Path) -> None:
     (tmp_path / RULES).write_text(content(RULES))
     assert "SUCCESS" in promtool("check", "rules", tmp_path / RULES)
 
 
+@pytest.mark.thorough("needs Prometheus")
 @needs_promtool
 def test_each_alert_fires_for_what_it_is_for_and_for_nothing_else() -> None:
     assert "SUCCESS" in promtool("test", "rules", RULE_TESTS)

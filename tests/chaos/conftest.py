@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
@@ -16,12 +16,10 @@ from support.gathered import gather
 
 
 @pytest.fixture(scope="module")
-def quick_census() -> Iterator[None]:
+def quick_census() -> None:
     """What there is before a module's tests is none of their residue: not walked each time."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -167,6 +167,10 @@ async def _forget_cancelled_timers() -> None:
     await asyncio.sleep(0)
 
 
+MEMORY = "other tests of its process would count as its memory"
+pytestmark = pytest.mark.alone(MEMORY)
+
+
 @pytest.fixture
 def load(
     side: Side, server: EmbeddedServer, database: str, control: pymongo.MongoClient[Any]

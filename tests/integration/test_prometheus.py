@@ -36,10 +36,13 @@ QUERIES = {
 
 EXECUTABLE = shutil.which("prometheus")
 
-pytestmark = pytest.mark.skipif(
-    EXECUTABLE is None,
-    reason="needs Prometheus: install it (Debian: apt-get install prometheus)",
-)
+pytestmark = [
+    pytest.mark.thorough("Prometheus scrapes for seconds"),
+    pytest.mark.skipif(
+        EXECUTABLE is None,
+        reason="needs Prometheus: install it (Debian: apt-get install prometheus)",
+    ),
+]
 
 
 class Prometheus:

@@ -4,6 +4,7 @@
 
 - chaos and MongoDB's own tests;
 - those marked ``thorough``, with the reason: Prometheus, and what takes long;
+- those marked ``alone``, with the reason: they run after all others, one after the other;
 - of a table whose rows run sync and async, every row on one of the two sides only, in turn. The
   other half is thorough.
 
@@ -46,21 +47,27 @@ class Parts:
         part = config.getoption("--part")
         if part is None:
             return
-        if part in {Part.QUICK, Part.THOROUGH}:
-            quick = in_turn([item for item in items if not is_thorough(item)])
-            chosen = [item for item in items if (item in quick) == (part == Part.QUICK)]
-        else:
-            oldest = [item for item in items if item.get_closest_marker("oldest")]
-            core = one_each(oldest)
-            chosen = [item for item in oldest if (item in core) == (part == Part.CORE)]
-        kept = set(chosen)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = chosen
+        kept = chosen(items, part)
+        left_out = set(items) - set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = kept
+
+
+def chosen(items: list[pytest.Item], part: Part) -> list[pytest.Item]:
+    """Those of one part, in the same order."""
+    if part in {Part.QUICK, Part.THOROUGH}:
+        quick = in_turn([item for item in items if not is_thorough(item)])
+        return [item for item in items if (item in quick) == (part == Part.QUICK)]
+    oldest = [item for item in items if item.get_closest_marker("oldest")]
+    core = one_each(oldest)
+    return [item for item in oldest if (item in core) == (part == Part.CORE)]
 
 
 def is_thorough(item: pytest.Item) -> bool:
     """Whatever its parameters."""
-    return item.nodeid.startswith(THOROUGH) or item.get_closest_marker("thorough") is not None
+    return item.nodeid.startswith(THOROUGH) or any(
+        item.get_closest_marker(name) for name in ("thorough", "alone")
+    )
 
 
 def one_each(items: list[pytest.Item]) -> set[pytest.Item]:

@@ -1,0 +1,110 @@
+"""The runner behind `make test` and `make check`: steps side by side, counts, what failed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CI = Path(__file__).parent.parent / ".ci"
+SUITE = "<testsuites><testsuite>{}</testsuite></testsuites>"
+CASE = '<testcase classname="{}" name="{}" time="{}">{}</testcase>'
+MEETING = """
+import pathlib, time
+pathlib.Path({!r}).touch()
+while not pathlib.Path({!r}).exists():
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def ci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(CI)
+    steps = importlib.import_module("steps")
+    monkeypatch.setattr(steps, "REPORTS", tmp_path)
+    monkeypatch.setattr(steps, "COUNTS", tmp_path / "counts.toml")
+    steps.COUNTS.write_text("[counts]\n")
+    for part in ("test", "rest"):
+        (tmp_path / part).mkdir()
+    return steps
+
+
+def report(file: Path, *outcomes: tuple[str, float, str]) -> None:
+    cases = [CASE.format("tests.test_steps", name, took, what) for name, took, what in outcomes]
+    file.write_text(SUITE.format("".join(cases)))
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+def test_steps_wait_for_what_they_need_and_for_nothing_else(ci: Any, tmp_path: Path) -> None:
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    steps = [
+        ci.Step("one", python(MEETING.format(one, other))),
+        ci.Step("other", python(MEETING.format(other, one))),
+        ci.Step("fails", python("raise SystemExit(3)"), ("one",)),
+        ci.Step("lacks", python(""), ("fails",)),
+        ci.Step("later", python(""), (), ("fails",)),
+    ]
+    ended = ci.run_steps(steps, tmp_path)
+    assert [each.step.name for each in ended if each.ok] == ["one", "other", "later"]
+
+
+def test_a_failed_run_says_how_to_repeat_what_failed(ci: Any, capsys: Any, tmp_path: Path) -> None:
+    report(tmp_path / "test" / "newest.xml", ("test_a", 2, "<failure/>"), ("test_b", 1, ""))
+    command = ["python", "-m", "pytest", f"--junitxml={tmp_path}/test/newest.xml", "-n", "4"]
+    (tmp_path / "test" / ci.FAILED).write_text(json.dumps([["tests, newest", command]]))
+    assert ci.finish("test", 3.0) == 1
+    *_, failed, again, last = capsys.readouterr().out.splitlines()
+    assert failed == "failed: tests, newest"
+    assert again == "once more what failed: make failed"
+    assert last == "1 passed, 1 failed, 0 skipped in 3 s"
+    assert ci.repeating(command) == ["python", "-m", "pytest", "tests/test_steps.py::test_a"]
+    assert ci.repeating(["ruff", "check", "."]) == ["ruff", "check", "."]
+
+
+def test_the_slowest_ten_of_this_part_are_shown(ci: Any, capsys: Any, tmp_path: Path) -> None:
+    report(tmp_path / "test" / "newest.xml", *((f"test_{n}", n, "") for n in range(12)))
+    report(tmp_path / "rest" / "oldest.xml", ("test_slow", 99, ""))
+    assert ci.finish("test", 1.0) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "tests/test_steps.py" in line]
+    assert [line.rpartition("_")[2] for line in lines] == [str(n) for n in range(11, 1, -1)]
+
+
+def test_fewer_tests_than_recorded_fail(ci: Any, capsys: Any, tmp_path: Path) -> None:
+    for part, names in (("test", "ab"), ("rest", "bc")):
+        report(tmp_path / part / "newest.xml", *((f"test_{name}", 1, "") for name in names))
+        cases = [["scenarios", name] for name in names]
+        (tmp_path / part / "newest.cases.json").write_text(json.dumps(cases))
+    for kept, status in ((3, 0), (4, 1)):
+        ci.COUNTS.write_text(f'[counts]\n"newest: tests" = 3\n"newest: scenarios" = {kept}\n')
+        assert ci.finish("rest", 1.0) == status
+    assert "failed: newest: scenarios: 3, not 4" in capsys.readouterr().out
+    ci.record()
+    assert ci.finish("rest", 1.0) == 0
+
+
+def test_a_report_that_broke_off_counts_nothing(ci: Any, tmp_path: Path) -> None:
+    (tmp_path / "test" / "newest.xml").write_text("<testsuites><testsuite>")
+    assert ci.finish("test", 1.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("classname", "name", "expected"),
+    [
+        ("tests.test_steps", "test_a[1.5-x]", "tests/test_steps.py::test_a[1.5-x]"),
+        ("tests.test_steps.TestA", "test_b", "tests/test_steps.py::TestA::test_b"),
+        ("bench", "gate", "bench::gate"),
+    ],
+)
+def test_names_are_those_of_the_command_line(
+    ci: Any, monkeypatch: pytest.MonkeyPatch, classname: str, name: str, expected: str
+) -> None:
+    monkeypatch.chdir(CI.parent)
+    reports = importlib.import_module("reports")
+    assert reports.node_id(classname, name) == expected
