@@ -284,7 +284,9 @@ class Attempts:
             # Retryable Writes: where the server of the retry does not support it, the original
             # error is raised. By our own rules, what was never sent is sent without a number.
             self._bound_to_txn_number = failure
-        if (
+        if driver.stays_pinned(self._loop, failure):
+            driver.pin_again(self._loop)
+        elif (
             driver.is_sharded(self._loop)
             or failure.elsewhere
             or (failure.overloaded and self._avoids_overloaded())

@@ -189,6 +189,32 @@ def test_another_router_commits_what_a_recovery_token_names(
     assert stored() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"insert": "coll", "documents": [{"_id": 2}]},
+        {"find": "coll"},
+        {"commitTransaction": 1},
+        {"commitTransaction": 1, "recoveryToken": {}},
+        {"abortTransaction": 1, "recoveryToken": {"recoveryShardId": "shard0"}},
+    ],
+    ids=" ".join,
+)
+def test_another_router_does_not_know_the_transaction(
+    later: Document, cluster: ShardedCluster, database: str, stored: Any
+) -> None:
+    envelope: Document = {"lsid": new_session(), "txnNumber": Int64(1), "autocommit": False}
+    insert = {"insert": "coll", "documents": [{"_id": 1}], "$db": database}
+    first, second = (member.address for member in cluster.members)
+    begun = ask(first, {**insert, **envelope, "startTransaction": True})
+    assert begun["recoveryToken"] == {"recoveryShardId": "shard0"}
+    refused = ask(second, {**later, **envelope, "$db": database})
+    assert (refused["code"], refused["codeName"]) == (251, "NoSuchTransaction")
+    assert refused["errorLabels"] == [TRANSIENT]
+    assert ask(first, {"commitTransaction": 1, **envelope})["ok"] == 1
+    assert stored() == [0, 1]
+
+
 @pytest.fixture
 def many(control: pymongo.MongoClient[Any], database: str) -> list[Document]:
     documents = [{"_id": number} for number in range(50)]

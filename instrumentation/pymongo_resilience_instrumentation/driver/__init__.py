@@ -77,7 +77,9 @@ from pymongo_resilience_instrumentation.driver.pools import (
 )
 from pymongo_resilience_instrumentation.driver.repetition import (
     deprioritize,
+    pin_again,
     prepare_retry,
+    stays_pinned,
     unpin,
 )
 from pymongo_resilience_instrumentation.driver.retry_loop import (
@@ -260,6 +262,7 @@ __all__ = [
     "parts",
     "parts_of_gridfs",
     "passing_command",
+    "pin_again",
     "pinned_address",
     "places_to_wait",
     "prefers_members",
@@ -287,6 +290,7 @@ __all__ = [
     "shortened",
     "show_listeners",
     "show_selector",
+    "stays_pinned",
     "stream_classes",
     "supports_txn_number",
     "target_of_stream",

@@ -43,7 +43,9 @@ _CLEANUP_NAMES = (
 )  # fmt: skip
 _CURSOR_NAMES = ("_clone", "_query_flags", "_max_await_time_ms")
 _STREAM_NAMES = ("_timeout", "_target", "_client", "_run_aggregation_cmd")
-_TRANSACTION_NAMES = ("set_starting", "has_completed_command", "attempt")
+_TRANSACTION_NAMES = (
+    "set_starting", "has_completed_command", "attempt", "pinned_address", "sharded",
+)  # fmt: skip
 
 
 def parts() -> Iterator[Part]:

@@ -19,13 +19,40 @@ if TYPE_CHECKING:
 def unpin(loop: Any, failure: Failure) -> Any:
     """After a failed write the session leaves its server, as the driver's own loop sees to.
 
-    A coroutine in async clients; None where there is nothing to do.
+    But not where only that one knows the transaction. A coroutine in async clients; None where
+    there is nothing to do.
     """
-    if loop._is_read or loop._session is None:
+    if loop._is_read or loop._session is None or stays_pinned(loop, failure):
         return None
     if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
         return loop._session._unpin()
     return None
+
+
+def stays_pinned(loop: Any, failure: Failure) -> bool:
+    """Whether a retry must go to the router that the transaction was begun through.
+
+    No other one knows it. An end that was not plainly rejected may go to another: it takes a
+    recovery token along (Transactions, "When to unpin").
+    """
+    if not in_transaction(loop):
+        return False
+    transaction = loop._session._transaction
+    if kind(loop) is not Kind.TRANSACTION_END:
+        return bool(transaction.sharded and transaction.has_completed_command)
+    return (
+        transaction.pinned_address is not None
+        and failure.retryable_overload
+        and failure.stage is Stage.ANSWERED
+    )
+
+
+def pin_again(loop: Any) -> None:
+    """The driver unpins for any error with the label TransientTransactionError, which it gives to
+    each connection that cannot be made."""
+    transaction = loop._session._transaction
+    if transaction.pinned_address is None:
+        transaction.pinned_address = loop._server.description.address
 
 
 def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) -> None:

@@ -178,6 +178,11 @@ class Deployment(Running):
         del member, request
         return None
 
+    def addition(self, member: Member, request: Message) -> Document:
+        """What the member adds to the server's reply."""
+        del member, request
+        return {}
+
     def start(self) -> None:
         """Listen on 127.0.0.1.
 

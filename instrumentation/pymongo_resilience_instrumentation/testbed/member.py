@@ -39,6 +39,9 @@ class Role(Protocol):
     def refusal(self, member: Member, request: Message) -> Document | None:
         """The error with which the member refuses a request, or ``None``."""
 
+    def addition(self, member: Member, request: Message) -> Document:
+        """What the member adds to the server's reply."""
+
 
 class Member:
     """A listening address in front of the backend. Everything here runs in one event loop.

@@ -111,8 +111,11 @@ class Relay:
         if isinstance(verdict, CutAfterReply):
             raise _Hangup
         await delay.over()
+        addition = self._member.role.addition(self._member, request)
         while reply is not None:
             self._remember(reply)
+            if addition:
+                reply = reply.with_body({**reply.body, **addition})
             if isinstance(verdict, Amend):
                 reply = reply.with_body(self._dated({**reply.body, **verdict.fields}))
             await self._send(_rewritten(verdict, self._own(reply)))

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pymongo_resilience_instrumentation.testbed.deployment import Deployment
 from pymongo_resilience_instrumentation.testbed.standalone import REPLICATION_FIELDS
 
 if TYPE_CHECKING:
+    from bson import ObjectId
+
     from pymongo_resilience_instrumentation.testbed.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
+_TOKEN: Final = {"recoveryShardId": "shard0"}
+"""With it a commit can be finished through any router."""
+_WRITES: Final = frozenset({"bulkWrite", "delete", "findAndModify", "insert", "update"})
+
+_Session = tuple["ObjectId", bytes]
+"""One run of a router, and a session's identifier."""
 
 
 class ShardedCluster(Deployment):
-    """Two routers, or as many as ``members`` says, which serve the same data."""
+    """Two routers, or as many as ``members`` says, which serve the same data.
+
+    A router knows the transactions that were begun through it, as a mongos does: a later command of
+    one that arrives at another router fails with NoSuchTransaction, as does the abort. So does a
+    commit, unless it has the recovery token that the replies to a transaction's writes carry.
+    """
 
     default_members: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        server: tuple[str, int] | None = None,
+        *,
+        members: int | None = None,
+        port: int | None = None,
+    ) -> None:
+        super().__init__(server, members=members, port=port)
+        self._begun: dict[_Session, int] = {}
+        """The number of the last transaction that a session began through a router."""
 
     def describe(self, member: Member, hello: Document) -> None:
         """Present the server as a mongos."""
@@ -23,3 +48,33 @@ class ShardedCluster(Deployment):
         for field in REPLICATION_FIELDS:
             hello.pop(field, None)
         hello["msg"] = "isdbgrid"
+
+    def refusal(self, member: Member, request: Message) -> Document | None:
+        """What a mongos says to a command of a transaction that it does not know."""
+        body = request.body
+        if "autocommit" not in body:
+            return None
+        session, number = _session(member, request), body["txnNumber"]
+        if body.get("startTransaction"):
+            self._begun[session] = number
+        if self._begun.get(session) == number:
+            return None
+        if request.command_name == "commitTransaction" and body.get("recoveryToken"):
+            return None
+        return {
+            "ok": 0.0,
+            "errmsg": f"cannot continue transaction {number}: not begun through this router",
+            "code": 251,
+            "codeName": "NoSuchTransaction",
+            "errorLabels": ["TransientTransactionError"],
+        }
+
+    def addition(self, member: Member, request: Message) -> Document:
+        """The recovery token, in the reply to a write of a transaction."""
+        del member
+        is_write = request.is_inside_transaction and request.command_name in _WRITES
+        return {"recoveryToken": _TOKEN} if is_write else {}
+
+
+def _session(member: Member, request: Message) -> _Session:
+    return member.version["processId"], bytes(request.body["lsid"]["id"])

@@ -1,0 +1,175 @@
+"""Transactions on a sharded cluster: what is repeated goes to the router that knows them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conftest import Instrument, SentCommands, Side
+from pymongo import UpdateMany
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutAtHandshake,
+    Fail,
+    Fault,
+    Overload,
+    ShardedCluster,
+)
+
+from pymongo_resilience import RetryScheduled
+
+pytestmark = pytest.mark.oldest
+
+INC = {"$inc": {"n": 1}}
+LABELS = ["RetryableError", "SystemOverloadedError"]
+TRANSIENT = "TransientTransactionError"
+OPERATIONS: dict[str, tuple[str, Callable[[Side, Any, Any], Any]]] = {
+    "insert_one": ("insert", lambda side, db, s: side.do(db.coll.insert_one, {}, session=s)),
+    "insert_many": ("insert", lambda side, db, s: side.do(db.coll.insert_many, [{}], session=s)),
+    "update_many": ("update", lambda side, db, s: side.do(db.coll.update_many, {}, INC, session=s)),
+    "findAndModify": (
+        "findAndModify",
+        lambda side, db, s: side.do(db.coll.find_one_and_update, {}, INC, session=s),
+    ),
+    "find_one": ("find", lambda side, db, s: side.do(db.coll.find_one, session=s)),
+    "client bulk_write": (
+        "bulkWrite",
+        lambda side, db, s: side.do(
+            db.client.bulk_write, [UpdateMany({}, INC, namespace=f"{db.name}.coll")], session=s
+        ),
+    ),
+}
+REJECTIONS: dict[str, Callable[[str], Fault]] = {
+    "overload": lambda command: Overload(command, times=3),
+    "overload, and transient": lambda command: Fail(
+        command, times=3, code=462, labels=[*LABELS, TRANSIENT]
+    ),
+}
+
+
+@pytest.fixture
+def seeded(control: Any, database: str) -> str:
+    control[database].coll.insert_one({"_id": 0, "n": 0})
+    return database
+
+
+def connected(side: Side, cluster: ShardedCluster) -> tuple[Any, SentCommands]:
+    """A client that knows all routers, and takes any."""
+    sent = SentCommands()
+    client = side.client(cluster.uri, localThresholdMS=60_000, event_listeners=[sent])
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, len(cluster.members))
+    return client, sent
+
+
+@contextlib.contextmanager
+def begun(side: Side, client: Any, database: str) -> Iterator[Any]:
+    """A session whose transaction has deleted a document, so that a router knows it."""
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].other.delete_one, {}, session=session)
+    try:
+        yield session
+    finally:
+        side.do(session.end_session)
+
+
+def routers(sent: SentCommands, *commands: str) -> set[Any]:
+    return {event.connection_id for event in sent.started_events if event.command_name in commands}
+
+
+@pytest.mark.parametrize("rejection", REJECTIONS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_rejected_command_stays_on_its_router(
+    name: str,
+    rejection: str,
+    cluster: ShardedCluster,
+    side: Side,
+    seeded: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    client, sent = connected(side, cluster)
+    command, call = OPERATIONS[name]
+    with begun(side, client, seeded) as session:
+        cluster.inject(REJECTIONS[rejection](command))
+        call(side, client[seeded], session)
+        side.do(session.commit_transaction)
+    assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled] * 3
+    assert len(sent.named(command)) == 4
+    assert not any("startTransaction" in each for each in sent.named(command))
+    assert len(routers(sent, "delete", command, "commitTransaction")) == 1
+    assert list(control[seeded].coll.find()) != [{"_id": 0, "n": 0}] or name == "find_one"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_command_that_got_no_connection_stays_on_its_router(
+    name: str,
+    cluster: ShardedCluster,
+    side: Side,
+    seeded: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    """pymongo takes a handshake that was cut for overload, and unpins."""
+    telemetry = instrument(base_backoff_ms=1)
+    client, sent = connected(side, cluster)
+    command, call = OPERATIONS[name]
+    with begun(side, client, seeded) as session:
+        drop_connections(side, client)
+        cluster.inject(CutAtHandshake())
+        call(side, client[seeded], session)
+        side.do(session.commit_transaction)
+    assert [type(event) for event in telemetry.decisions.events] == [RetryScheduled]
+    assert len(routers(sent, "delete", command, "commitTransaction")) == 1
+    assert list(control[seeded].coll.find()) != [{"_id": 0, "n": 0}] or name == "find_one"
+
+
+def drop_connections(side: Side, client: Any) -> None:
+    """Of the pools, and not of the monitors."""
+    for server in client._topology._servers.values():
+        side.do(server.pool.reset)
+        side.do(server.pool.ready)
+
+
+@pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
+def test_a_rejected_end_stays_on_the_router(
+    end: str,
+    cluster: ShardedCluster,
+    side: Side,
+    seeded: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    """Elsewhere a commit that nobody has begun would abort, and an abort would end nothing."""
+    instrument(base_backoff_ms=1)
+    client, sent = connected(side, cluster)
+    command = end.replace("_t", "T")
+    with begun(side, client, seeded) as session:
+        side.do(client[seeded].coll.insert_one, {"_id": 1}, session=session)
+        cluster.inject(Overload(command, times=3))
+        side.do(getattr(session, end))
+    assert len(sent.named(command)) == 4
+    assert len(routers(sent, "delete", command)) == 1
+    # Would wait for the transaction, or fail, while it is open.
+    control[seeded].coll.insert_one({"_id": 2})
+    assert control[seeded].coll.count_documents({"_id": 1}) == (command == "commitTransaction")
+
+
+def test_a_commit_whose_reply_was_lost_may_go_elsewhere(
+    cluster: ShardedCluster, side: Side, seeded: str, control: Any, instrument: Instrument
+) -> None:
+    """With its recovery token any router finds out what became of it."""
+    instrument(timeout_ms=20_000)
+    client, sent = connected(side, cluster)
+    with begun(side, client, seeded) as session:
+        side.do(client[seeded].coll.insert_one, {"_id": 1}, session=session)
+        cluster.inject(CutAfter("commitTransaction"))
+        side.do(session.commit_transaction)
+    commits = sent.named("commitTransaction")
+    assert [each["recoveryToken"] for each in commits] == [{"recoveryShardId": "shard0"}] * 2
+    assert len(routers(sent, "commitTransaction")) == 2
+    assert control[seeded].coll.count_documents({"_id": 1}) == 1
