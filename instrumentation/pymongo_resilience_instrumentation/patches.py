@@ -17,7 +17,6 @@ from pymongo.synchronous.database import Database
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import (
     attempt_wrappers,
-    connections_ahead,
     cursor_makers,
     cursor_wrappers,
     deprioritized,
@@ -263,7 +262,6 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.TIME_LIMITS,), _of_time_limits),
     ((Feature.WAITS,), waits.wrapped),
-    ((Feature.TIMEOUT, Feature.AHEAD), connections_ahead.wrapped),
     ((Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL), fast_fail.wrapped),
     ((Feature.CLEANUP, Feature.CURSORS), _of_closing),
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),

@@ -26,7 +26,6 @@ class Feature(enum.Enum):
         " and the metric of who waits for a connection"
     )
     FAST_FAIL = "failing fast on certificates, replica set names and passwords"
-    AHEAD = "the client's timeout for connections that are made ahead"
     WHOLE_TIMEOUTS = "the timeout of a transaction as a whole"
     END_SESSION = "the end of a transaction's span with its session"
     GRIDFS = "the timeout of a GridFS stream as a whole"

@@ -9,10 +9,10 @@ from pymongo import monitoring
 
 
 class Closed(monitoring.ConnectionPoolListener):
-    """How many connections were made, why any was closed, and how long those took that failed."""
+    """How many were made and ready, why any was closed, and how long those took that failed."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.made = self.ready = 0
         self.reasons: list[str] = []
         self.failed_after: list[float] = []
         """Seconds."""
@@ -21,6 +21,9 @@ class Closed(monitoring.ConnectionPoolListener):
     def connection_created(self, event: Any) -> None:
         self.made += 1
         self._created[event.connection_id] = time.monotonic()
+
+    def connection_ready(self, event: Any) -> None:
+        self.ready += 1
 
     def connection_closed(self, event: Any) -> None:
         self.reasons.append(event.reason)

@@ -9,6 +9,7 @@ from pymongo_resilience_instrumentation.testbed import Interception
 from pymongo_resilience_instrumentation.testbed.interception import (
     HELLO_COMMANDS,
     Connection,
+    Delay,
     Hang,
     Verdict,
 )
@@ -32,6 +33,8 @@ class Handshakes(Interception):
         super().__init__()
         self.commands: list[tuple[str, Any]] = []
         self.silent: str | None = None
+        self.slow_hello: float | None = None
+        """Seconds."""
         self.clock: DriversTime | None = None
 
     def on_request(self, request: Any, connection: Connection) -> Verdict | None:
@@ -43,7 +46,9 @@ class Handshakes(Interception):
             self.clock.passed += LOW / 4 / 1000
         if name == self.silent:
             return Hang(60)
-        return LOGGED_IN if name == LOGIN else None
+        if name == LOGIN:
+            return LOGGED_IN
+        return None if self.slow_hello is None else Delay(self.slow_hello)
 
 
 def find_server(side: Side, client: Any) -> None:

@@ -55,10 +55,7 @@ REMOVABLE = {
     "pymongo._csot.DEADLINE": {Feature.CLEANUP, Feature.TIMEOUT, Feature.WAITS},
     "pymongo.asynchronous.pool._async_cond_wait": {Feature.WAITS},
     "pymongo.asynchronous.pool._configured_protocol_interface": {Feature.WAITS},
-    "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients": {
-        Feature.AHEAD,
-        Feature.EXISTING_CLIENTS,
-    },
+    "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients": {Feature.EXISTING_CLIENTS},
     "pymongo.synchronous.topology:Topology.handle_error": {Feature.INTERRUPTIONS},
     "pymongo._csot.TIMEOUT": {Feature.TIMEOUT, Feature.TIME_LIMITS, Feature.WAITS},
     "pymongo.asynchronous.client_session._within_time_limit": {Feature.WHOLE_TIMEOUTS},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pymongo_resilience_instrumentation.driver.clients import (
-    client_of_connection,
     cursor_namespace,
     existing_clients,
     kill_interval,
@@ -159,7 +158,6 @@ from pymongo_resilience_instrumentation.driver.waiting import (
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
     HANDSHAKE,
-    HANDSHAKE_STEPS,
     SELECTION_TIMEOUT,
     SYNC_HALF,
     begin_selection,
@@ -180,7 +178,6 @@ __all__ = [
     "END_SESSION",
     "ERROR_MESSAGE",
     "HANDSHAKE",
-    "HANDSHAKE_STEPS",
     "PASSED",
     "SELECT",
     "SELECTION_TIMEOUT",
@@ -203,7 +200,6 @@ __all__ = [
     "choices",
     "client",
     "client_of_collection",
-    "client_of_connection",
     "client_of_database",
     "client_of_stream",
     "command_events",

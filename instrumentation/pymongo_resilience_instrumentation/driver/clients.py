@@ -23,13 +23,6 @@ def existing_clients() -> list[Any]:
     return [client for client in clients if not client._closed]
 
 
-def client_of_connection(connection: Any) -> Any:
-    """The one whose pools made it; None once that is closed."""
-    options = connection.opts
-    found = (each for each in existing_clients() if each.options.pool_options is options)
-    return next(found, None)
-
-
 def knows_tracing() -> bool:
     """Whether this pymongo draws spans itself, and so has a ``tracing`` option: none to 4.20."""
     return "tracing" in getattr(common, "VALIDATORS", ())

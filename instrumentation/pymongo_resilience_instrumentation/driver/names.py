@@ -21,7 +21,6 @@ from pymongo_resilience_instrumentation.driver.waiting import SELECTING
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
     HANDSHAKE,
-    HANDSHAKE_STEPS,
     SELECTION_TIMEOUT,
     SYNC_HALF,
 )
@@ -144,10 +143,6 @@ def _of_waits() -> Iterator[Part]:
         yield Part(Feature.WAITS, topology, (each.wait,))
         yield Part(Feature.WAITS, pool, (each.wait, each.connect))
         yield Part(Feature.WAITS, f"{pool}:Pool", (HANDSHAKE,))
-        prefix = "Async" if each is ASYNC_HALF else ""
-        yield Part(Feature.AHEAD, f"{pool}:{prefix}Connection", (*HANDSHAKE_STEPS, "opts"))
-        client = f"pymongo.{each.name}.mongo_client:{prefix}MongoClient"
-        yield Part(Feature.AHEAD, client, ("_clients", "_closed"))
         yield from _of_failing_fast(each.name, topology)
     yield Part(Feature.FAST_FAIL, "pymongo.errors:PyMongoError", ("_remove_error_label",))
     yield Part(Feature.WAITS, "pymongo.pool_options:PoolOptions", ("_ssl_context",))

@@ -35,8 +35,6 @@ class Half(NamedTuple):
 
 SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
 ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
-HANDSHAKE_STEPS = ("hello", "authenticate")
-"""What a connection sends before it is the pool's."""
 RESOLUTION = 0.001
 """Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
 
