@@ -129,9 +129,9 @@ $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 	  "$$(echo $(OLDEST)/lib/python*/site-packages)/main_environment.pth"
 	@touch $@
 
-# Any other Python, for the core of the tests: .venv-3.12/stamp.
+# Any other Python, for the core of the tests: make .venv-3.12/stamp PYTHON=python3.12
 .venv-3.%/stamp: pyproject.toml
-	@test -x $(@D)/bin/python || python3.$* -m venv $(@D) || { rm -rf $(@D); exit 1; }
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D) || { rm -rf $(@D); exit 1; }
 	$(@D)/$(PIP_INSTALL) --editable ".[dev]"
 	@touch $@
 

@@ -119,19 +119,19 @@ def other_pythons(folder: Path) -> tuple[list[Step], tuple[str, ...]]:
     steps: list[Step] = []
     last: tuple[str, ...] = ()
     for version in PYTHONS:
-        command = f"python{version}"
         if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
             continue
-        if not starts(command):
-            skip(folder, command, f"there is no {command}")
+        executable = interpreter(version)
+        if executable is None:
+            skip(folder, f"python{version}", f"there is no python{version}")
             continue
-        venv = f".venv-{version}"
+        venv, report = f".venv-{version}", f"python{version}"
         name = f"environment: Python {version}"
         steps += [
-            Step(name, make(f"{venv}/stamp"), (), last),
+            Step(name, make(f"{venv}/stamp", f"PYTHON={executable}"), (), last),
             Step(
                 f"core of the tests, Python {version}",
-                pytest(folder, command, venv, "--part=core", *parallel(WORKERS["oldest"])),
+                pytest(folder, report, venv, "--part=core", *parallel(WORKERS["oldest"])),
                 (name,),
             ),
         ]
@@ -139,8 +139,14 @@ def other_pythons(folder: Path) -> tuple[list[Step], tuple[str, ...]]:
     return steps, last
 
 
+def interpreter(version: str) -> str | None:
+    """On the path, or among those of pyenv, whose commands on the path may refuse to run."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    others = sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
+    return next((each for each in (f"python{version}", *map(str, others)) if starts(each)), None)
+
+
 def starts(command: str) -> bool:
-    """Whether it is there, and not only a stand-in of pyenv."""
     try:
         return subprocess.run([command, "-c", ""], capture_output=True, check=False).returncode == 0
     except OSError:
