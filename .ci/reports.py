@@ -10,6 +10,9 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 NAMED = ".cases.json"
+NOTHING = "nothing::ran"
+"""The one case of an environment that is not there."""
+MONGODBS = "MongoDB's own tests"
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,19 @@ def slowest(found: Iterable[Case], count: int = 10) -> list[str]:
 
 def distinct(found: Iterable[Case], folder: Path) -> dict[str, int]:
     """How many different tests of each environment ran, and named cases of each group."""
-    counts = Counter(environment for environment, _ in {(c.environment, c.id) for c in found})
+    ran = {(case.environment, case.id) for case in found if case.id != NOTHING}
+    counts = Counter(f"{environment}: {_kind(name)}" for environment, name in ran)
     names = {
         (file.name.removesuffix(NAMED).partition(",")[0], group, name)
         for file in folder.glob(f"*/*{NAMED}")
         for group, name in json.loads(file.read_text())
     }
     groups = Counter(f"{environment}: {group}" for environment, group, _ in names)
-    tests = {f"{name}: tests": counts[name] for name in sorted(counts)}
-    return tests | dict(sorted(groups.items()))
+    return dict(sorted(counts.items())) | dict(sorted(groups.items()))
+
+
+def _kind(name: str) -> str:
+    return MONGODBS if name.startswith("tests/conformance/") else "tests"
 
 
 def totals(found: Iterable[Case]) -> dict[str, int]:

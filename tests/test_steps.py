@@ -89,6 +89,20 @@ def test_fewer_tests_than_recorded_fail(ci: Any, capsys: Any, tmp_path: Path) ->
     assert ci.finish("rest", 1.0) == 0
 
 
+def test_what_the_machine_lacks_is_not_missed(
+    ci: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MONGODB_SPECIFICATIONS", raising=False)
+    report(tmp_path / "test" / "newest.xml", ("test_a", 1, ""))
+    ci.skip(tmp_path / "rest", "python3.12", "there is no python3.12")
+    before = {"newest: MongoDB's own tests": 9, "python3.12: tests": 9, "newest: tests": 1}
+    ci.COUNTS.write_text("[counts]\n" + "".join(f'"{n}" = {c}\n' for n, c in before.items()))
+    assert ci.finish("rest", 1.0) == 0
+    assert len(ci.shrunk({"newest: tests": 0}, before)) == 1
+    monkeypatch.setenv("MONGODB_SPECIFICATIONS", "here")
+    assert len(ci.shrunk({"newest: tests": 0}, before)) == 2
+
+
 def test_a_report_that_broke_off_counts_nothing(ci: Any, tmp_path: Path) -> None:
     (tmp_path / "test" / "newest.xml").write_text("<testsuites><testsuite>")
     assert ci.finish("test", 1.0) == 1
