@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pymongo_resilience.config import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +39,5 @@ class ClientStatus:
     servers: tuple[ServerStatus, ...]
     retry_tokens: float | None
     """What its retries may still spend; None without adaptive retries."""
+    config: Config | None = None
+    """The configuration in force in the process; None while the library is off."""

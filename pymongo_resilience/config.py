@@ -52,14 +52,17 @@ class Option(NamedTuple):
     kind: Kind
     default: Any
     sentence: str
+    telemetry: bool
+    """It concerns nothing but what is shown of operations."""
 
     @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 
 
-def _option(default: Any, kind: Kind, sentence: str) -> Any:
-    return field(default=default, metadata={"kind": kind, "sentence": sentence})
+def _option(default: Any, kind: Kind, sentence: str, *, telemetry: bool = False) -> Any:
+    about = {"kind": kind, "sentence": sentence, "telemetry": telemetry}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,41 +153,50 @@ class Config:
         number(0.1, 3600),
         "How long a circuit breaker stays open before it lets three probes through.",
     )
-    traces: bool = _option(True, BOOLEAN, "Whether operations and commands are drawn as spans.")
+    traces: bool = _option(
+        True, BOOLEAN, "Whether operations and commands are drawn as spans.", telemetry=True
+    )
     command_comment: bool = _option(
         False,
         BOOLEAN,
         "Whether commands carry a comment with their operation's trace, for the server's profiler "
         "and slow-query log.",
+        telemetry=True,
     )
     metrics: bool = _option(
-        True, BOOLEAN, "Whether durations, retries, servers and pools are measured."
+        True,
+        BOOLEAN,
+        "Whether durations, retries, servers and pools are measured.",
+        telemetry=True,
     )
     metrics_by_collection: bool = _option(
         True,
         BOOLEAN,
         "Whether durations are told apart by collection; off where their names are without "
         "number, one for each customer or day, say.",
+        telemetry=True,
     )
     metrics_without: tuple[str, ...] = _option(
         (),
         several_of(METRICS),
         "Metrics that are not measured at all, for what they cost each operation.",
+        telemetry=True,
     )
     policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{option.name}={shown(getattr(self, option.name))}: expected {option.kind.allowed}"
-            for option in OPTIONS
-            if not option.kind.legal(getattr(self, option.name))
-        ]
+        given = {option.name: getattr(self, option.name) for option in OPTIONS}
+        problems = []
+        for option in OPTIONS:
+            normal = option.kind.normal(given[option.name])
+            object.__setattr__(self, option.name, normal)
+            if not option.kind.legal(normal):
+                said = shown(given[option.name])
+                problems.append(f"{option.name}={said}: expected {option.kind.allowed}")
         problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
-        # Of a TOML file it is a list.
-        object.__setattr__(self, "metrics_without", tuple(self.metrics_without))
         # A copy: what the caller changes later must not seem to hold.
         object.__setattr__(self, "policies", dict(self.policies))
 
@@ -195,11 +207,59 @@ class Config:
         An empty variable is an unset one; an unknown variable is a warning with the nearest name.
         Raises ConfigurationError with every bad value at once.
         """
-        problems: list[str] = []
-        values: dict[str, Any] = {}
-        path = environ.get(FILE_VARIABLE)
-        if path:
-            values.update(_from_file(Path(path), problems))
+        return load(environ).config
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Config:
+        """From a TOML file whose top-level keys are the options' names, and ``policies``.
+
+        An unknown key is a warning with the nearest name. Raises ConfigurationError with every
+        bad value at once, also where the file cannot be read.
+        """
+        values = _Values()
+        values.read_file(Path(path))
+        values.check()
+        return cls(**values.found)
+
+
+class Loaded(NamedTuple):
+    """A configuration, and where it came from. Immutable."""
+
+    config: Config
+    sources: Mapping[str, str]
+    """The variable, or the file, that each value came from; what has none is a default."""
+    ignored: tuple[str, ...]
+    """Wrong values of options of telemetry alone, in place of which the defaults hold."""
+
+
+def load(environ: Mapping[str, str] = os.environ, *, tolerant: bool = False) -> Loaded:
+    """As :meth:`Config.from_env`. ``tolerant``: a wrong value that concerns telemetry alone is no
+    error, and the option has its default."""
+    values = _Values()
+    path = environ.get(FILE_VARIABLE)
+    if path:
+        values.read_file(Path(path))
+    values.read_variables(environ)
+    values.check(tolerant=tolerant)
+    return Loaded(Config(**values.found), values.sources, tuple(values.of_telemetry))
+
+
+class _Values:
+    """What was found so far, with all that is wrong."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.of_telemetry: list[str] = []
+        """Among the problems."""
+
+    def check(self, *, tolerant: bool = False) -> None:
+        """Raises ConfigurationError with every problem at once."""
+        if len(self.problems) > (len(self.of_telemetry) if tolerant else 0):
+            raise ConfigurationError(self.problems)
+
+    def read_variables(self, environ: Mapping[str, str]) -> None:
         known = {option.variable: option for option in OPTIONS}
         for variable, text in environ.items():
             if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or not text.strip():
@@ -209,55 +269,46 @@ class Config:
                 warn_unknown(variable, "variable", [*known, FILE_VARIABLE])
                 continue
             try:
-                value = option.kind.parse(text.strip())
+                value = option.kind.normal(option.kind.parse(text.strip()))
                 legal = option.kind.legal(value)
             except (ValueError, KeyError):
                 legal = False
             if legal:
-                values[option.name] = value
+                self._take(option.name, value, variable)
             else:
-                problems.append(f"{variable}={text!r}: expected {option.kind.allowed}")
-        if problems:
-            raise ConfigurationError(problems)
-        return cls(**values)
+                self._refuse(option, f"{variable}={text!r}: expected {option.kind.allowed}")
 
-    @classmethod
-    def from_toml(cls, path: str | os.PathLike[str]) -> Config:
-        """From a TOML file whose top-level keys are the options' names, and ``policies``.
+    def read_file(self, path: Path) -> None:
+        import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
 
-        An unknown key is a warning with the nearest name. Raises ConfigurationError with every
-        bad value at once, also where the file cannot be read.
-        """
-        problems: list[str] = []
-        values = _from_file(Path(path), problems)
-        if problems:
-            raise ConfigurationError(problems)
-        return cls(**values)
+        from pymongo_resilience.policy_file import policies_of  # noqa: PLC0415 - the same
 
+        try:
+            document = tomllib.loads(_content(path))
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(f"{path}: expected a readable TOML file: {error}")
+            return
+        known = {option.name: option for option in OPTIONS}
+        for name, value in document.items():
+            option = known.get(name)
+            if name == RULES:
+                self._take(name, policies_of(value, path, self.problems), str(path))
+            elif option is None:
+                warn_unknown(name, f"key in {path}", [*known, RULES])
+            elif option.kind.legal(normal := option.kind.normal(value)):
+                self._take(name, normal, str(path))
+            else:
+                expected = f"expected {option.kind.allowed}"
+                self._refuse(option, f"{path}: {name} = {shown(value)}: {expected}")
 
-def _from_file(path: Path, problems: list[str]) -> dict[str, Any]:
-    import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
+    def _take(self, name: str, value: Any, source: str) -> None:
+        self.found[name] = value
+        self.sources[name] = source
 
-    from pymongo_resilience.policy_file import policies_of  # noqa: PLC0415 - the same
-
-    try:
-        document = tomllib.loads(_content(path))
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path}: expected a readable TOML file: {error}")
-        return {}
-    known = {option.name: option for option in OPTIONS}
-    values: dict[str, Any] = {}
-    for name, value in document.items():
-        option = known.get(name)
-        if name == RULES:
-            values[name] = policies_of(value, path, problems)
-        elif option is None:
-            warn_unknown(name, f"key in {path}", [*known, RULES])
-        elif option.kind.legal(value):
-            values[name] = value
-        else:
-            problems.append(f"{path}: {name} = {shown(value)}: expected {option.kind.allowed}")
-    return values
+    def _refuse(self, option: Option, problem: str) -> None:
+        self.problems.append(problem)
+        if option.telemetry:
+            self.of_telemetry.append(problem)
 
 
 def _content(path: Path) -> str:
@@ -270,7 +321,7 @@ def _content(path: Path) -> str:
 
 def _row(entry: Field[Any]) -> Option:
     default = None if entry.default is MISSING else entry.default
-    return Option(entry.name, entry.metadata["kind"], default, entry.metadata["sentence"])
+    return Option(name=entry.name, default=default, **entry.metadata)
 
 
 OPTIONS: tuple[Option, ...] = tuple(_row(entry) for entry in fields(Config) if entry.name != RULES)

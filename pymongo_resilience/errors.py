@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pymongo_resilience.failure import Stage
 
 
 class ConfigurationError(ValueError):
     """One or more options are wrong; the text lists every one with what is allowed."""
 
-    def __init__(self, problems: list[str]) -> None:
+    def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n  ".join(["pymongo-resilience is configured wrongly:", *problems]))
 

@@ -23,6 +23,8 @@ class Kind(NamedTuple):
     parse: Callable[[str], Any]
     """From a variable's text; raises ValueError or KeyError where it is no such value."""
     legal: Callable[[Any], bool]
+    normal: Callable[[Any], Any] = lambda value: value
+    """One spelling for all that mean the same; of what is not legal, anything."""
 
 
 _BOOLEANS = {
@@ -63,6 +65,7 @@ TIMEOUT_MS = integer(0, LONGEST_MS)
 
 
 def one_of(names: Iterable[str], *, optional: bool = False) -> Kind:
+    """A name in small letters, however it is written."""
     known = tuple(names)
 
     def legal(value: Any) -> bool:
@@ -70,7 +73,11 @@ def one_of(names: Iterable[str], *, optional: bool = False) -> Kind:
             return optional
         return isinstance(value, str) and value in known
 
-    return Kind("name", "one of " + ", ".join(known), str, legal)
+    return Kind("name", "one of " + ", ".join(known), str, legal, _lower)
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
 
 
 def several_of(names: Iterable[str]) -> Kind:
@@ -85,7 +92,12 @@ def several_of(names: Iterable[str]) -> Kind:
             isinstance(each, str) and each in known for each in value
         )
 
-    return Kind("names", "any of " + ", ".join(known), parse, legal)
+    def normal(value: Any) -> Any:
+        # Of a TOML file it is a list.
+        several = isinstance(value, (tuple, list))
+        return tuple(_lower(each) for each in value) if several else value
+
+    return Kind("names", "any of " + ", ".join(known), parse, legal, normal)
 
 
 CURSOR_LIFETIME = "cursor_lifetime"

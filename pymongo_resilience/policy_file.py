@@ -60,8 +60,8 @@ def _policy(table: Any, pattern: str, path: Path, problems: list[str]) -> Policy
         kind = KEYS.get(name)
         if kind is None:
             warn_unknown(name, f"key of {place} in {path}", KEYS)
-        elif kind.legal(value):
-            values[name] = NAMED[value] if name == "strategy" else value
+        elif kind.legal(normal := kind.normal(value)):
+            values[name] = NAMED[normal] if name == "strategy" else normal
         else:
             confidential = f"is of type {type(value).__name__}"
             said = confidential if name == CONFIDENTIAL else f"= {shown(value)}"

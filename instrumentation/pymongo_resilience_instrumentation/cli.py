@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import pymongo_resilience
-from pymongo_resilience.config import OPTIONS
+from pymongo_resilience.config import OPTIONS, load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation import dashboards
@@ -234,20 +234,28 @@ def _is_installed(module: str) -> bool:
 
 def _config() -> int:
     try:
-        present = pymongo_resilience.Config.from_env()
+        loaded = load()
     except ConfigurationError as exc:
         return _complain(str(exc), USAGE)
     for option in OPTIONS:
-        print(_described(option, getattr(present, option.name)))
-    for pattern, policy in present.policies.items():
+        source = loaded.sources.get(option.name)
+        print(_described(option, getattr(loaded.config, option.name), _place(option, source)))
+    for pattern, policy in loaded.config.policies.items():
         print(_rule(pattern, policy))
     return 0
 
 
-def _described(option: Option, value: object) -> str:
+def _place(option: Option, source: str | None) -> str:
+    if source is None:
+        return "the default"
+    return "the variable" if source == option.variable else f"the file {source}"
+
+
+def _described(option: Option, value: object, place: str) -> str:
     return (
         f"{option.variable} = {_shown(value)}\n"
         f"    {option.sentence}\n"
+        f"    from: {place}\n"
         f"    option: {option.name}, type: {option.kind.name}, default: {_shown(option.default)}\n"
         f"    legal: {option.kind.allowed}\n"
     )

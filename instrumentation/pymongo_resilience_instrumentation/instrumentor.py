@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from dataclasses import replace
@@ -16,7 +17,7 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
 from pymongo_resilience.clock import MonotonicClock
-from pymongo_resilience.config import Config
+from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
@@ -48,7 +49,7 @@ from pymongo_resilience_instrumentation.other_tracers import OtherTracers
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
 from pymongo_resilience_instrumentation.self_check import Feature
-from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings
+from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.span_hooks import SpanHooks
 from pymongo_resilience_instrumentation.spans import OperationSpans
 from pymongo_resilience_instrumentation.transaction_spans import TransactionSpans
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.clock import Clock
+    from pymongo_resilience.config import Config
     from pymongo_resilience.events import Listener
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience.strategy import RetryStrategy
@@ -124,7 +126,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if settings is None:
             return
         if not settings.config.enabled:
-            logger.info("pymongo-resilience is switched off by its configuration")
+            _say_off(settings)
             return
         refusal = monkey_patching.refusal()
         if refusal is None:
@@ -148,7 +150,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             raise ConfigurationError([IN_FORCE, *differences])
         self._explicit = True
         if not settings.config.enabled:
-            logger.info("pymongo-resilience is switched off by its configuration")
+            _say_off(settings)
             super().uninstrument()
         elif differences:
             refusal = monkey_patching.refusal()
@@ -187,6 +189,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         forks.watch(runtime)
         switch.current = runtime.switch
         runtime.switch.turn(on=True)
+        _say_on(settings)
         if Feature.EXISTING_CLIENTS not in lacking:
             _reach_existing_clients(runtime, retried=Feature.RETRIES not in without)
 
@@ -246,23 +249,61 @@ def _check_client(client: Any, function: str) -> None:
 def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
     """None where OpenTelemetry's loader meets a wrong variable, which must not keep the
     application from starting; raises ConfigurationError where the application calls."""
-    config = kwargs.get("config")
+    config, source = kwargs.get("config"), "code"
     if config is None:
         try:
-            config = Config.from_env()
+            loaded = load(tolerant=not explicit)
         except ConfigurationError as error:
             if explicit:
                 raise
             _stay_off(error)
             return None
+        if loaded.ignored:
+            _log_error("%s\n  the defaults hold in their place", ConfigurationError(loaded.ignored))
+        config, source = loaded.config, source_of(loaded)
     policies = kwargs.get("policies")
     if policies is not None:
         config = replace(config, policies=policies)
-    return Settings.of(config, kwargs)
+    return Settings.of(config, source, kwargs)
+
+
+def _say_on(settings: Settings) -> None:
+    config, strategy = settings.config, settings.strategy
+    logger.info(
+        "pymongo-resilience %s is on: pymongo %s, strategy %s, timeout %s, configuration from %s",
+        __version__,
+        pymongo.version,
+        config.strategy if strategy is None else type(strategy).__name__,
+        "none" if config.timeout_ms is None else f"{config.timeout_ms} ms",
+        settings.source,
+    )
+
+
+def _say_off(settings: Settings) -> None:
+    logger.info(
+        "pymongo-resilience %s stays off: enabled=False, configuration from %s",
+        __version__,
+        settings.source,
+    )
 
 
 def _stay_off(error: ConfigurationError) -> None:
-    logger.error("%s\n  pymongo-resilience stays switched off", error)
+    _log_error("%s\n  pymongo-resilience stays switched off", error)
+
+
+def _log_error(message: str, error: ConfigurationError) -> None:
+    """Where nobody has set up logging yet, as before OpenTelemetry's loader: with level and time
+    all the same."""
+    if logger.logger.hasHandlers():
+        logger.error(message, error)
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.logger.addHandler(handler)
+    try:
+        logger.error(message, error)
+    finally:
+        logger.logger.removeHandler(handler)
 
 
 def _lost_metrics(lacking: Collection[Feature]) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.kinds import shown
+from pymongo_resilience.kinds import PREFIX, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pymongo_resilience.config import Config
+    from pymongo_resilience.config import Config, Loaded
     from pymongo_resilience.events import Listener
     from pymongo_resilience.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.span_hooks import Hook
@@ -32,6 +32,8 @@ class Settings:
     """Immutable, so thread- and task-safe."""
 
     config: Config
+    source: str
+    """Where the configuration came from, in words."""
     listeners: tuple[Listener, ...] = ()
     strategy: RetryStrategy | None = None
     tracer_provider: Any = None
@@ -41,9 +43,10 @@ class Settings:
     failed_hook: Hook | None = None
 
     @classmethod
-    def of(cls, config: Config, arguments: Mapping[str, Any]) -> Settings:
+    def of(cls, config: Config, source: str, arguments: Mapping[str, Any]) -> Settings:
         return cls(
             config,
+            source,
             tuple(arguments.get("listeners") or ()),
             **{name: arguments.get(name) for name in OBJECTS},
         )
@@ -62,6 +65,13 @@ class Settings:
         yield "listeners", self.listeners
         for name in OBJECTS:
             yield name, getattr(self, name)
+
+
+def source_of(loaded: Loaded) -> str:
+    """As in ``variable PYMONGO_RESILIENCE_TIMEOUT_MS, file resilience.toml``."""
+    places = sorted(set(loaded.sources.values()), key=lambda each: not each.startswith(PREFIX))
+    named = [f"{'variable' if each.startswith(PREFIX) else 'file'} {each}" for each in places]
+    return ", ".join(named) or "defaults"
 
 
 def _pair(mine: Any, theirs: Any) -> str:

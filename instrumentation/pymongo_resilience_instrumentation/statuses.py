@@ -50,4 +50,5 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
             for at, each in zip(addresses, known.servers, strict=True)
         ),
         retry_tokens=None if budget is None else budget.tokens,
+        config=None if runtime is None else runtime.config,
     )

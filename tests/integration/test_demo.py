@@ -225,6 +225,22 @@ def test_config_shows_every_option_and_its_present_value(
         assert option.kind.allowed in output
 
 
+def test_config_says_where_each_value_comes_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "resilience.toml"
+    file.write_text('strategy = "MongoDB"\ntimeout_ms = 1\n')
+    monkeypatch.setenv("PYMONGO_RESILIENCE_CONFIG", str(file))
+    monkeypatch.setenv("PYMONGO_RESILIENCE_TIMEOUT_MS", "750")
+    assert cli.main(["config"]) == 0
+    blocks = capsys.readouterr().out.split("\n\n")
+    lines = {block.splitlines()[0]: block.splitlines()[2].strip() for block in blocks if block}
+    assert lines.pop("PYMONGO_RESILIENCE_STRATEGY = mongodb") == f"from: the file {file}"
+    assert lines.pop("PYMONGO_RESILIENCE_TIMEOUT_MS = 750") == "from: the variable"
+    assert len(lines) == len(OPTIONS) - 2
+    assert set(lines.values()) == {"from: the default"}
+
+
 def test_config_shows_the_rules_of_the_file_without_their_data(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Refuse
 
-from pymongo_resilience import ClientStatus, ServerStatus, status
+from pymongo_resilience import ClientStatus, Config, ServerStatus, status, uninstrument
 
 pytestmark = pytest.mark.oldest
 
@@ -132,3 +132,12 @@ def test_what_is_no_client_is_refused_without_its_value(wrong: Any) -> None:
         "status() takes a MongoClient or an AsyncMongoClient, "
         f"not an object of type {type(wrong).__name__}"
     )
+
+
+def test_it_has_the_configuration_in_force(side: Side, instrument: Instrument) -> None:
+    client = side.client("mongodb://db1/", connect=False)
+    assert status(client).config is None
+    instrument(timeout_ms=750)
+    assert status(client).config == Config(timeout_ms=750)
+    uninstrument()
+    assert status(client).config is None

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pymongo_resilience.breaker import BreakerSettings
@@ -55,6 +55,10 @@ GOOD: list[tuple[str, str, Any]] = [
       for text, value in (("1", True), ("true", True), ("YES", True), ("On", True), (" on ", True),
                           ("0", False), ("false", False), ("No", False), ("OFF", False))),
     *(("strategy", name, name) for name in ("fast_fail", "best_effort", "mongodb", "driver")),
+    *((name, text, text.lower())
+      for name, text in (("strategy", "MongoDB"), ("strategy", "FAST_FAIL"),
+                         ("timeout_mode", "Iteration"), ("server_selection", "LEAST_LOADED"),
+                         ("circuit_breaker", "Always"))),
     *(("timeout_ms", str(number), number) for number in (0, 1, 20_000, 2_147_483_647)),
     *(("timeout_mode", name, name) for name in ("cursor_lifetime", "iteration")),
     *(("max_retries", str(number), number) for number in (0, 5, 1000)),
@@ -69,25 +73,26 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("circuit_breaker_minimum_calls", str(number), number) for number in (1, 1_000_000)),
     *(("metrics_without", text, names)
       for text, names in ((WAIT_TIME, (WAIT_TIME,)), (f" {ATTEMPTS}, {WAIT_TIME},",
-                                                      (ATTEMPTS, WAIT_TIME)))),
+                                                      (ATTEMPTS, WAIT_TIME)),
+                          (ATTEMPTS.upper(), (ATTEMPTS,)))),
 ]  # fmt: skip
 BAD: list[tuple[str, str, str]] = [
     *((name, text, "true, false, 1, 0, yes, no, on or off")
       for name in BOOLEANS
       for text in ("2", "ture", "None", "y")),
     *(("strategy", text, "one of fast_fail, best_effort, mongodb, driver")
-      for text in ("fastfail", "FAST_FAIL", "fast_fail,mongodb")),
+      for text in ("fastfail", "FAST-FAIL", "fast_fail,mongodb")),
     *(("timeout_ms", text, "an integer from 0 to 2147483647")
       for text in ("-1", "2147483648", "1.5", "20s", "None", "1e3")),
     *(("timeout_mode", text, "one of cursor_lifetime, iteration")
-      for text in ("CURSOR_LIFETIME", "next", "None")),
+      for text in ("CURSOR-LIFETIME", "next", "None")),
     *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
     *(("retry_token_capacity", text, "an integer from 1 to 1000000")
       for text in ("0", "1000001", "1e3")),
     *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
     *(("max_backoff_ms", text, "an integer from 1 to 600000") for text in ("0", "600001", "1e3")),
-    *(("server_selection", text, "one of driver, least_loaded") for text in ("DRIVER", "1")),
-    *(("circuit_breaker", text, "one of off, on, always") for text in ("true", "1", "ON")),
+    *(("server_selection", text, "one of driver, least_loaded") for text in ("DRIVERS", "1")),
+    *(("circuit_breaker", text, "one of off, on, always") for text in ("true", "1", "YES")),
     *(("circuit_breaker_failure_rate", text, "a number from 0.01 to 1")
       for text in ("0", "1.01", "50", "50%", "-0.5", "nan", "inf")),
     *((f"circuit_breaker_{name}_s", text, "a number from 0.1 to 3600")
@@ -404,6 +409,8 @@ documents = st.lists(lines, max_size=4).map("\n".join)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(content=b"metrics_without = []")
+@example(content=b"metrics_without = []\nmetrics_withous = 1")
 @given(content=st.binary(max_size=80) | documents.map(lambda text: text.encode(errors="replace")))
 def test_any_bytes_in_the_file(content: bytes, file: Path) -> None:
     file.write_bytes(content)
@@ -411,7 +418,8 @@ def test_any_bytes_in_the_file(content: bytes, file: Path) -> None:
     if isinstance(config, Config):
         document = tomllib.loads(content.decode())
         for option in OPTIONS:
-            assert getattr(config, option.name) == document.get(option.name, option.default)
+            said = option.kind.normal(document.get(option.name, option.default))
+            assert getattr(config, option.name) == said
     else:
         assert config.problems
         assert all(str(file) in problem for problem in config.problems)

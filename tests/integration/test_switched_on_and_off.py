@@ -1,0 +1,152 @@
+"""One line of the log when the library is switched on, and one when it stays off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+
+import pymongo_resilience
+from pymongo_resilience import BestEffort, Config, ConfigurationError, __version__
+
+pytestmark = pytest.mark.oldest
+Lines = Callable[[], list[tuple[str, str]]]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
+    """Level and text of what was logged of the switch since the last time."""
+
+    def told() -> list[tuple[str, str]]:
+        found = [
+            (each.levelname, each.getMessage())
+            for each in caplog.records
+            if "made before instrument()" not in each.getMessage()
+            and "lacks" not in each.getMessage()
+        ]
+        caplog.clear()
+        return found
+
+    with caplog.at_level(logging.INFO, "pymongo_resilience"):
+        yield told
+    if pymongo_resilience.is_instrumented():
+        pymongo_resilience.uninstrument()
+
+
+def _on(strategy: str, timeout: str, source: str) -> tuple[str, str]:
+    return (
+        "INFO",
+        (
+            f"pymongo-resilience {__version__} is on: pymongo {pymongo.version}, "
+            f"strategy {strategy}, timeout {timeout}, configuration from {source}"
+        ),
+    )
+
+
+def _load() -> None:
+    """As OpenTelemetry's loader does it."""
+    PymongoResilienceInstrumentor().instrument(skip_dep_check=True)
+
+
+@pytest.mark.parametrize("switch_on", [pymongo_resilience.instrument, _load])
+def test_it_says_what_holds_and_where_that_comes_from(
+    switch_on: Callable[[], None], lines: Lines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    switch_on()
+    assert lines() == [_on("fast_fail", "none", "defaults")]
+    pymongo_resilience.uninstrument()
+
+    monkeypatch.setenv("PYMONGO_RESILIENCE_TIMEOUT_MS", "750")
+    switch_on()
+    named = "variable PYMONGO_RESILIENCE_TIMEOUT_MS"
+    assert lines() == [_on("fast_fail", "750 ms", named)]
+    pymongo_resilience.uninstrument()
+
+    file = tmp_path / "resilience.toml"
+    file.write_text('strategy = "MongoDB"\n')
+    monkeypatch.setenv("PYMONGO_RESILIENCE_CONFIG", str(file))
+    switch_on()
+    assert lines() == [_on("mongodb", "750 ms", f"{named}, file {file}")]
+
+
+def test_it_says_so_of_code_and_of_what_replaces_it(lines: Lines) -> None:
+    pymongo_resilience.instrument(Config(timeout_ms=5))
+    assert lines() == [_on("fast_fail", "5 ms", "code")]
+    pymongo_resilience.instrument(Config(timeout_ms=5))
+    assert lines() == []
+    pymongo_resilience.instrument(Config(timeout_ms=6), strategy=BestEffort(), replace=True)
+    assert lines() == [_on("BestEffort", "6 ms", "code")]
+
+
+@pytest.mark.parametrize("switch_on", [pymongo_resilience.instrument, _load])
+def test_it_says_that_it_stays_off(
+    switch_on: Callable[[], None], lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYMONGO_RESILIENCE_ENABLED", "no")
+    switch_on()
+    assert lines() == [
+        (
+            "INFO",
+            (
+                f"pymongo-resilience {__version__} stays off: enabled=False, configuration from "
+                "variable PYMONGO_RESILIENCE_ENABLED"
+            ),
+        )
+    ]
+    assert not pymongo_resilience.is_instrumented()
+
+
+WRONG_OF_TELEMETRY: list[tuple[str, str, Any]] = [
+    ("TRACES", "2", True),
+    ("METRICS", "often", True),
+    ("METRICS_BY_COLLECTION", "x", True),
+    ("COMMAND_COMMENT", "y", False),
+    ("METRICS_WITHOUT", "all", ()),
+]
+
+
+@pytest.mark.parametrize(("option", "text", "default"), WRONG_OF_TELEMETRY)
+def test_by_the_loader_a_wrong_value_of_telemetry_gives_way_to_the_default(
+    option: str, text: str, default: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PYMONGO_RESILIENCE_{option}", text)
+    monkeypatch.setenv("PYMONGO_RESILIENCE_MAX_RETRIES", "3")
+    _load()
+    (level, complaint), (_, on) = lines()
+    assert level == "ERROR"
+    assert f"PYMONGO_RESILIENCE_{option}={text!r}: expected" in complaint
+    assert "the defaults hold" in complaint
+    assert "is on" in on
+    config = pymongo_resilience.status(pymongo.MongoClient(connect=False)).config
+    assert config == Config(max_retries=3)
+    assert getattr(config, option.lower()) == default
+
+
+@pytest.mark.parametrize("option", ["TIMEOUT_MS", "STRATEGY", "ENABLED", "CIRCUIT_BREAKER"])
+def test_by_the_loader_any_other_wrong_value_switches_all_off(
+    option: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PYMONGO_RESILIENCE_{option}", "wrong")
+    monkeypatch.setenv("PYMONGO_RESILIENCE_TRACES", "2")
+    _load()
+    ((level, complaint),) = lines()
+    assert level == "ERROR"
+    assert complaint.count(": expected") == 2
+    assert "stays switched off" in complaint
+    assert not pymongo_resilience.is_instrumented()
+
+
+@pytest.mark.parametrize("option", [option for option, *_ in WRONG_OF_TELEMETRY])
+def test_by_the_application_every_wrong_value_is_an_error(
+    option: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PYMONGO_RESILIENCE_{option}", "wrong")
+    with pytest.raises(ConfigurationError, match=option):
+        pymongo_resilience.instrument()
+    assert lines() == []
+    assert not pymongo_resilience.is_instrumented()
