@@ -12,6 +12,7 @@ from deadline_requirements_of_objects import OBJECTS
 from deadline_rows import (
     Section,
     differs,
+    documented,
     driver,
     held,
     not_applicable,
@@ -53,8 +54,8 @@ OPTIONS = (
              "time_limits::test_the_applications_own_limits",
              "time_limits::test_the_wtimeout_of_a_collection",
              "waits::test_the_older_timeout_of_the_pool_holds_without_a_deadline_alone"),
-        held("compatible-3", "these changes are documented",
-             "tests/test_docs_requirements.py::timeouts-1"),
+        documented("compatible-3", "these changes are documented",
+             "What changes once there is one", "deadlines.md#what-changes-once-there-is-one"),
         not_applicable("compatible-4", "once the older options are gone, all of it holds always",
                        "pymongo has them still."),
     )),
@@ -62,13 +63,11 @@ OPTIONS = (
         held("deprecated-1", "socketTimeoutMS, waitQueueTimeoutMS and wTimeoutMS are deprecated",
              "deprecated_options::test_of_a_client_that_has_a_timeout",
              "deprecated_options::test_of_a_client_that_was_made_before",
-             "tests/test_docs_requirements.py::timeouts-2",
              why="A warning where a timeout sets them aside; without one, pymongo has not "
                  "deprecated "
                  "them."),
         held("deprecated-2", "so are maxTimeMS and maxCommitTimeMS of operations",
-             "deprecated_options::test_of_a_call_that_begins_under_a_deadline",
-             "tests/test_docs_requirements.py::timeouts-2"),
+             "deprecated_options::test_of_a_call_that_begins_under_a_deadline"),
     )),
 )  # fmt: skip
 
@@ -186,8 +185,8 @@ BLOCKING = (
         held("blocking-read", "reading the reply",
              "deadlines::test_an_attempt_that_hangs_ends_with_the_deadline",
              "socket_deadlines::test_the_timeout_is_that_of_all_reads_of_a_reply_together"),
-        held("blocking-documented", "the exceptions are documented",
-             "tests/test_docs_requirements.py::timeouts-3"),
+        documented("blocking-documented", "the exceptions are documented",
+             "What it cannot reach", "deadlines.md#what-it-cannot-reach"),
     )),
     Section("Server Selection", (
         held("selection-1", "selection and checkout have the shorter of serverSelectionTimeoutMS "

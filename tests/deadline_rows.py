@@ -19,12 +19,15 @@ class Status(Enum):
 
     HELD = "held"
     DRIVER = "held by pymongo"
+    DOCUMENTED = "documented"
     DIFFERS = "not kept"
     UNREACHABLE = "out of reach"
     NOT_APPLICABLE = "not applicable"
 
 
 PASSED = (Status.HELD, Status.DRIVER)
+PLAIN = (*PASSED, Status.DOCUMENTED)
+"""Not emphasized in the document."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ def held(name: str, says: str, *tests: str, why: str = "") -> Requirement:
 def driver(name: str, says: str, *tests: str, why: str = "") -> Requirement:
     """pymongo sees to it; these tests of ours show that it does, with the library around it."""
     return Requirement(name, says, Status.DRIVER, _paths(tests), why)
+
+
+def documented(name: str, says: str, heading: str, link: str) -> Requirement:
+    """It is about documentation: the section that says so, by its heading and its link."""
+    return Requirement(name, says, Status.DOCUMENTED, (), f"[{heading}]({link})")
 
 
 def differs(name: str, says: str, why: str, *tests: str) -> Requirement:
@@ -130,7 +138,11 @@ def _line(row: Requirement) -> str:
 
 
 def _status(row: Requirement) -> str:
-    return row.status.value if row.status in PASSED else f"**{row.status.value}**"
+    return (
+        row.status.value
+        if row.status in {*PASSED, Status.DOCUMENTED}
+        else f"**{row.status.value}**"
+    )
 
 
 def _last(row: Requirement) -> str:

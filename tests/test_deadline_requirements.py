@@ -6,6 +6,7 @@ That docs/deadlines.md is written from them is checked with the other documents,
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,12 @@ def test_its_tests_exist_and_are_not_skipped(row: Requirement) -> None:
         file, _, name = each.partition("::")
         assert (ROOT / file).is_file(), each
         assert name in names_of_tests(ROOT / file), each
-        assert name not in skipped(ast.parse((ROOT / file).read_text())), each
+        assert name not in skipped_in(ROOT / file), each
+
+
+@functools.cache
+def skipped_in(file: Path) -> set[str]:
+    return skipped(ast.parse(file.read_text()))
 
 
 SKIPPING = {"skip", "xfail"}
