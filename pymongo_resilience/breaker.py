@@ -52,6 +52,7 @@ def _tell_nobody(change: Snapshot) -> None:
 
 class CircuitBreaker:
     """Thread- and task-safe: a lock that is held for an addition, never across an ``await``.
+    Reentrant, for what a signal handler or a finalizer of the application's does meanwhile.
 
     ``changed`` hears when it opens and when it closes, without the lock, from whoever ended the
     call that did it; half-open it becomes by itself, as time passes.

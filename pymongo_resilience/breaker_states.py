@@ -161,7 +161,9 @@ class HalfOpen:
         return self._opened_by
 
     def wait(self, now: float) -> float:
-        self._under_way = {each: due for each, due in self._under_way.items() if due > now}
+        # A copy: the same thread may come in between, in a finalizer or a signal handler.
+        under_way = self._under_way.copy()
+        self._under_way = {each: due for each, due in under_way.items() if due > now}
         if len(self._under_way) + self._succeeded < self._breaker.settings.probes:
             return 0.0
         return min(RECHECK, min(self._under_way.values()) - now)

@@ -15,7 +15,8 @@ RETRY = 1.0
 
 
 class TokenBucket:
-    """Full at first. Thread- and task-safe: a lock that is held for an addition.
+    """Full at first. Thread- and task-safe: a lock that is held for an addition, reentrant for what
+    a signal handler or a finalizer of the application's does meanwhile.
 
     Counts in whole tenths of a token: ten times 0.1 as floats is less than 1.
     """

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
+from pymongo_resilience.unfinished import closes_a_coroutine
+
 
 class Block:
     """One ``set_active`` block."""
@@ -22,6 +26,11 @@ class Switch:
         self._blocks: tuple[Block, ...] = ()
         self.on = on
         """What the newest block around says, else how it was turned last."""
+
+    def acts(self) -> bool:
+        """Whether it is on, and the caller is not in a coroutine that is closed unfinished: what
+        is cleaned up there is the driver's alone."""
+        return self.on and not closes_a_coroutine(sys.exception())
 
     def turn(self, *, on: bool) -> None:
         """For good, and for the blocks around as well."""

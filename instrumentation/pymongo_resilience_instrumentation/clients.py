@@ -103,8 +103,9 @@ class ClientState:
             if known is None:
                 if self.number is None:
                     self._clients.give_number(self)
-                known = Server(f"{address_text(address)}#{self.number}")
-                self._servers[address] = known
+                made = Server(f"{address_text(address)}#{self.number}")
+                # A finalizer or signal handler of the application's may have come in between.
+                known = self._servers.setdefault(address, made)
                 self.pools_by_address[address] = known.pool
             return known
 

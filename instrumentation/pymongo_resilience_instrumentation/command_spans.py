@@ -15,7 +15,6 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.addresses import address_attributes, namespace_text
 from pymongo_resilience_instrumentation.query_text import text_of
@@ -191,8 +190,6 @@ class CommandSpans:
         if not self.without_call or calls.current() is not None:
             return
         error = sys.exception()
-        if closes_a_coroutine(error):
-            return
         for span, _ in self.without_call.pop(_thread_or_task(), {}).values():
             end_span(span, error)
 

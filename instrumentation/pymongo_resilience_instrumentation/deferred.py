@@ -9,6 +9,7 @@ version a lock that is not reentrant is waited for in vain.
 
 from __future__ import annotations
 
+import atexit
 from collections import deque
 from contextvars import Context
 from typing import TYPE_CHECKING
@@ -37,6 +38,22 @@ def run_deferred() -> None:
             Context().run(work)
         except Exception:
             logger.exception("internal error in pymongo-resilience in deferred work")
+
+
+_at_exit = False
+
+
+def run_at_exit(wanted: bool) -> None:
+    """Wanted from the first client on: what is registered last runs first, so before an SDK shuts
+    down that was set up by then."""
+    global _at_exit  # noqa: PLW0603 - one for the process
+    if wanted is _at_exit:
+        return
+    _at_exit = wanted
+    if wanted:
+        atexit.register(run_deferred)
+    else:
+        atexit.unregister(run_deferred)
 
 
 def forget_deferred() -> None:

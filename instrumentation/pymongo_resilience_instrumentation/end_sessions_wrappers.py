@@ -80,7 +80,7 @@ def _async_end_sessions(runtime: Runtime) -> Wrapper:
 
 
 def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
-    if not runtime.switch.on:
+    if not runtime.switch.acts():
         return None
     try:
         call = CleanupCall(client, END_SESSIONS, "admin", None)

@@ -99,7 +99,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
     def enter(
         instance: Any,
     ) -> tuple[tuple[driver.RunningTimeout | None, bool], AbstractContextManager[None]]:
-        if not runtime.switch.on:
+        if not runtime.switch.acts():
             return none, NO_DEADLINE
         try:
             begun = begin(instance)
@@ -113,7 +113,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
 
     def leave(result: Any, begun: tuple[driver.RunningTimeout | None, bool]) -> Any:
         try:
-            if opening and runtime.switch.on:
+            if opening and runtime.switch.acts():
                 _note(result, *begun)
         except Exception:
             logger.exception("a fault of pymongo-resilience after %s of GridFS", name)

@@ -26,6 +26,7 @@ from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation import (
+    deferred,
     driver,
     forks,
     monkey_patching,
@@ -214,6 +215,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         forks.watch(None)
         if self._runtime is not None and self._runtime.transaction_spans is not None:
             self._runtime.transaction_spans.close()
+        deferred.run_deferred()
+        deferred.run_at_exit(False)
         self._runtime = self._settings = None
         if self._gauges is not None:
             self._gauges.show(None)

@@ -58,7 +58,7 @@ class _Kills:
 
     def begin(self, client: Any, args: tuple[Any, ...]) -> tuple[CloseNow, Any] | None:
         """The work and its executor; None where the driver is to go on by itself."""
-        if not self.runtime.switch.on:
+        if not self.runtime.switch.acts():
             return None
         try:
             return self._begin(client, *args[:4])
@@ -201,7 +201,7 @@ def _async_background(runtime: Runtime) -> Wrapper:
 
 
 def _begin_background(runtime: Runtime, client: Any) -> Call | None:
-    if not runtime.switch.on:
+    if not runtime.switch.acts():
         return None
     try:
         if pending:

@@ -8,13 +8,12 @@ ours is logged once and never reaches the driver, which would print it for every
 from __future__ import annotations
 
 import functools
-import sys
+from sys import exception
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
 from pymongo_resilience.faults import deliver, logger
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.tracing import DEFAULT
 
@@ -77,7 +76,7 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
     @functools.wraps(method)
     def callback(self: _L, event: _E) -> None:
         try:
-            if self.switch.on:
+            if self.switch.acts():
                 method(self, event)
         except Exception as error:  # noqa: BLE001 - logged
             complaint.log(error)
@@ -135,8 +134,7 @@ class Commands(OurListener, monitoring.CommandListener):
 
     @_harmless
     def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        if not closes_a_coroutine(sys.exception()):
-            self._spans.fail(event, self._tracing)
+        self._spans.fail(event, self._tracing)
 
     def without_events(self) -> dict[str, Callable[..., None]]:
         """What the driver may call in place of making events, where nobody else wants them."""
@@ -154,7 +152,7 @@ class Commands(OurListener, monitoring.CommandListener):
             op_id: int | None = None,
             service_id: Any = None,
         ) -> None:
-            if not switch.on:
+            if not switch.on or (exception() is not None and not switch.acts()):
                 return
             try:
                 if "speculativeAuthenticate" in command:
@@ -282,7 +280,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     @_safely
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
         pool = self._pools.get(event.address)
-        if pool is not None and self._metrics is not None and self.switch.on:
+        if pool is not None and self._metrics is not None and self.switch.acts():
             self._metrics.connected(pool, event.duration, calls.current())
 
     def connection_check_out_started(
@@ -294,6 +292,8 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
 
     def _taken(self, address: Address, connection_id: int, duration: float | None) -> None:
         call = calls.found()
+        if exception() is not None and not self.switch.acts():
+            call = None
         if call is not None:
             call.driver_connection_id = connection_id
         if self._waited is None and self._used is None:
@@ -304,7 +304,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
                 return
             if self._used is not None:
                 pool.checked_out(connection_id)
-            if self._waited is not None and self.switch.on:
+            if self._waited is not None and self.switch.acts():
                 self._waited(pool, duration, calls.current())
         except Exception as error:  # noqa: BLE001 - logged
             self._complaint.log(error)
@@ -312,8 +312,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     @_harmless
     def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
         pool = self._pools.get(event.address)
-        unfinished = closes_a_coroutine(sys.exception())
-        if self._metrics is not None and pool is not None and not unfinished:
+        if self._metrics is not None and pool is not None:
             self._metrics.refused(pool, event.reason, calls.current())
 
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
@@ -324,11 +323,10 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
             if self._used is not None:
                 pool = self._pools.get(address)
                 seconds = None if pool is None else pool.checked_in(connection_id)
-                if pool is not None and seconds is not None and self.switch.on:
-                    raised = sys.exception()
-                    if raised is None or not closes_a_coroutine(raised):
-                        self._used(pool, seconds, calls.current())
-            if self._spans is not None and self._spans.without_call and self.switch.on:
+                acts = self.switch.on and (exception() is None or self.switch.acts())
+                if pool is not None and seconds is not None and acts:
+                    self._used(pool, seconds, calls.current())
+            if self._spans is not None and self._spans.without_call and self.switch.acts():
                 self._spans.leave_connection()
         except Exception as error:  # noqa: BLE001 - logged
             self._complaint.log(error)

@@ -6,6 +6,7 @@ has failed. With breakers, counts or budgets, and under a timeout, it is made be
 
 from __future__ import annotations
 
+from sys import exception
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
@@ -37,7 +38,7 @@ class _Run:
 
     def enter(self, loop: Any) -> Attempts | None:
         """None for a loop that is none of ours."""
-        if not self.switch.on:
+        if not self.switch.acts():
             return None
         try:
             return self._runtime.enter_loop(loop)
@@ -113,6 +114,7 @@ class _Async(_Run):
             if (
                 call is None
                 or not (call.light and switch.on)
+                or (exception() is not None and not switch.acts())
                 or budgets.any
                 or avoided()
                 or call.client is not client_of(loop)

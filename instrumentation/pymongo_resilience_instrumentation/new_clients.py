@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.faults import logger
 from pymongo_resilience.switch import Switch
-from pymongo_resilience_instrumentation import driver, monkey_patching
+from pymongo_resilience_instrumentation import deferred, driver, monkey_patching
 from pymongo_resilience_instrumentation.listeners import (
     OurListener,
     Pools,
@@ -38,6 +38,7 @@ def equip(
     own = [each for each in listeners if not isinstance(each, OurListener)]
     if not _may_act(runtime):
         return own
+    deferred.run_at_exit(True)
     budget = runtime.budgets.open(client, adaptive)
     runtime.coroutines.meet(client)
     state = runtime.clients.add(client, budget)

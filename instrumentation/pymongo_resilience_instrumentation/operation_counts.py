@@ -9,7 +9,8 @@ import threading
 
 
 class OperationCounts:
-    """Of one client. Thread- and task-safe: a lock that is held for two additions."""
+    """Of one client. Thread- and task-safe: a lock that is held for two additions, reentrant as
+    that of a circuit breaker."""
 
     __slots__ = ("_lock", "by_address")
 

@@ -114,7 +114,7 @@ def _timed(
     def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
         """``given``: at first whose method it is, or the condition that is waited for."""
         try:
-            call = calls.current() if switch.on else None
+            call = calls.current() if switch.acts() else None
             if call is None:
                 return None
             if connects and not driver.connects_for_an_operation(given[1:], kwargs):

@@ -155,7 +155,7 @@ class _Transaction:
 
 def _begin(runtime: Runtime, session: Any) -> _Transaction | None:
     """None where it has no deadline: then all is as the driver has it."""
-    if not runtime.switch.on:
+    if not runtime.switch.acts():
         return None
     try:
         seconds, _ = runtime.timeout_of(session.client, NOWHERE, sessions.default_of(session))

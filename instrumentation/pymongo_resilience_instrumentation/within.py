@@ -34,7 +34,7 @@ def within(
 
     def of_sync(original: Function) -> Function:
         def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            context = enter(instance) if switch.on else NO_DEADLINE
+            context = enter(instance) if switch.acts() else NO_DEADLINE
             if context is NO_DEADLINE:
                 return original(instance, *args, **kwargs)
             with context:
@@ -44,7 +44,7 @@ def within(
 
     def of_async(original: Function) -> Function:
         async def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            context = enter(instance) if switch.on else NO_DEADLINE
+            context = enter(instance) if switch.acts() else NO_DEADLINE
             if context is NO_DEADLINE:
                 return await original(instance, *args, **kwargs)
             with context:

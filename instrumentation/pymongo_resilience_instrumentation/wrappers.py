@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from sys import exception
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
@@ -41,6 +42,8 @@ After = Callable[["Call", Any], None]
 
 FAULT_BEFORE = "a fault of pymongo-resilience before %s"
 MOST_ARGUMENTS = 100
+REFUSED = (ConfigurationError, InvalidOperation)
+"""What the library refuses is no fault of its own."""
 
 
 def public(
@@ -123,14 +126,13 @@ def call_around(
     ``begin`` raises ConfigurationError for what the application gave; ``after`` sees the result.
     """
     switch, end, end_well = runtime.switch, runtime.end, runtime.end_well
-    # What the library refuses is no fault of its own.
-    refused = (ConfigurationError, InvalidOperation)
 
     def of_sync(original: Function) -> Function:
         def method(*given: Any, **kwargs: Any) -> Any:
             try:
-                call = begin(given, kwargs) if switch.on else None
-            except refused:
+                acts = switch.on and (exception() is None or switch.acts())
+                call = begin(given, kwargs) if acts else None
+            except REFUSED:
                 raise
             except Exception:
                 logger.exception(FAULT_BEFORE, begin.__qualname__)
@@ -156,8 +158,9 @@ def call_around(
     def of_async(original: Function) -> Function:
         async def method(*given: Any, **kwargs: Any) -> Any:
             try:
-                call = begin(given, kwargs) if switch.on else None
-            except refused:
+                acts = switch.on and (exception() is None or switch.acts())
+                call = begin(given, kwargs) if acts else None
+            except REFUSED:
                 raise
             except Exception:
                 logger.exception(FAULT_BEFORE, begin.__qualname__)

@@ -253,7 +253,7 @@ def test_an_interruption_while_a_call_ends_ends_it(
 ) -> None:
     ended: list[Any] = []
 
-    def interrupted(_: Any, call: Any, __: Any) -> None:
+    def interrupted(_: Any, call: Any, *__: Any) -> None:
         ended.append(call)
         raise KeyboardInterrupt
 

@@ -1,0 +1,277 @@
+"""Finalizers call nobody: no span ends, nothing is recorded, logged or reported in them, no context
+variable changes and no lock is taken. What they have to report is reported later.
+
+A finalizer is a session or coroutine that is collected. It runs inside of any allocation (CPython
+3.11) or between any two instructions, whatever the thread is in the middle of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any
+
+import gridfs
+import pymongo
+import pytest
+from child_programs import run
+from collected import SET, Watcher, collect, steps
+from conftest import POLLING, Side
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics._internal.measurement_consumer import (
+    SynchronousMeasurementConsumer,
+)
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from pymongo.errors import AutoReconnect
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, ReplicaSet
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+from pymongo_resilience import Config, Failure, Operation, RetryAction
+
+HANGS_AFTER = 20
+"""Seconds."""
+
+
+class Patient:
+    """A strategy to be awaited, with a back-off."""
+
+    async def retry_after(self, operation: Operation, failure: Failure) -> RetryAction:
+        await asyncio.sleep(0)
+        return RetryAction(0.001)
+
+
+@pytest.fixture
+def watcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
+    made = Watcher()
+    SET.set(None)
+    consume = SynchronousMeasurementConsumer.consume_measurement
+
+    def consume_measurement(self: Any, measurement: Any) -> None:
+        made.see(measurement)
+        consume(self, measurement)
+
+    # pymongo's own cleanup fails in a coroutine that is collected: it resets variables of another
+    # context, releases locks that it does not hold, and waits once more.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    monkeypatch.setattr(SynchronousMeasurementConsumer, "consume_measurement", consume_measurement)
+    logging.getLogger("pymongo_resilience").addHandler(made)
+    yield made
+    logging.getLogger("pymongo_resilience").removeHandler(made)
+    pymongo_resilience.uninstrument()
+
+
+def switch_on(watcher: Watcher, strategy: Any = None, **options: Any) -> InMemoryMetricReader:
+    provider, reader = TracerProvider(shutdown_on_exit=False), InMemoryMetricReader()
+    provider.add_span_processor(watcher)
+    pymongo_resilience.instrument(
+        Config(**options),
+        strategy=strategy,
+        listeners=[watcher],
+        tracer_provider=provider,
+        meter_provider=MeterProvider([reader], shutdown_on_exit=False),
+    )
+    return reader
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("what", ["sessions", "coroutines"])
+def test_what_is_collected_inside_of_a_context_variables_set_is_no_crash(
+    what: str, server: EmbeddedServer, database: str
+) -> None:
+    answer, _ = run("collected", server.uri, database, what)
+    assert answer == {"made": 320, "meanwhile": 0, "ended": True}
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("by", ["collector", "last reference"])
+def test_a_collected_session_ends_its_transaction_later(
+    by: str, side: Side, proxy: ReplicaSet, database: str, watcher: Watcher
+) -> None:
+    switch_on(watcher)
+    client = side.client(proxy.uri)
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {}, session=session)
+    held = [session]
+    del session
+    before = time.time_ns()
+    if by == "collector":
+        collect(watcher, held)
+    else:
+        with watcher.collecting():
+            held.clear()
+    after = time.time_ns()
+    side.do(client.admin.command, "ping")
+    (ended,) = [span for span in watcher.ended if span.name == "transaction"]
+    assert SET.get() is not ended
+    assert ended.end_time is not None
+    assert before <= ended.end_time <= after
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("end", ["end_session", "block"])
+def test_the_end_of_a_session_ends_its_open_transaction(
+    end: str, side: Side, proxy: ReplicaSet, database: str, watcher: Watcher
+) -> None:
+    switch_on(watcher)
+    client = side.client(proxy.uri)
+    side.do(client[database].coll.insert_one, {})
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {}, session=session)
+    proxy.inject(CutAfter("commitTransaction", times=9))
+    with suppress(AutoReconnect):
+        side.do(session.commit_transaction)
+    assert watcher.open == ["transaction"]
+    if end == "end_session":
+        side.do(session.end_session)
+    else:
+        side.do(getattr(session, "__exit__", None) or session.__aexit__, None, None, None)
+    assert watcher.open == []
+
+
+async def _find(client: Any, database: str) -> None:
+    await client[database].coll.find_one()
+
+
+async def _insert(client: Any, database: str) -> None:
+    await client[database].coll.insert_one({})
+
+
+async def _retried_find(client: Any, database: str) -> None:
+    await client[database].coll.find_one({"retried": True})
+
+
+async def _batches(client: Any, database: str) -> None:
+    await client[database].filled.find(batch_size=2).to_list()
+
+
+async def _closed_cursor(client: Any, database: str) -> None:
+    async with client[database].filled.find(batch_size=2) as cursor:
+        await anext(cursor)
+
+
+async def _bulk(client: Any, database: str) -> None:
+    await client[database].coll.bulk_write([pymongo.InsertOne({}), pymongo.DeleteOne({})])
+
+
+async def _transaction(client: Any, database: str) -> None:
+    async def work(session: Any) -> None:
+        # A write that nobody aborts would keep the next one waiting.
+        await client[database].filled.find_one(session=session)
+
+    async with client.start_session() as session:
+        await session.with_transaction(work)
+
+
+async def _closed_client(client: Any, database: str) -> None:
+    await client[database].coll.find_one()
+    await client.close()
+
+
+async def _files(client: Any, database: str) -> None:
+    bucket = gridfs.AsyncGridFSBucket(client[database])
+    identity = await bucket.upload_from_stream("name", b"bytes")
+    await (await bucket.open_download_stream(identity)).read()
+
+
+async def _new_client(client: Any, database: str) -> None:
+    # Selection, check-out and handshake are waited for as well.
+    async with pymongo.AsyncMongoClient(
+        host=[f"{host}:{port}" for host, port in client.nodes], replicaSet="rs0", **POLLING
+    ) as another:
+        await another[database].coll.find_one()
+
+
+SCENARIOS: dict[str, tuple[Callable[[Any, str], Coroutine[Any, Any, None]], tuple[Any, ...]]] = {
+    "find": (_find, ()),
+    "insert": (_insert, ()),
+    "retried find": (_retried_find, ("find",)),
+    "retried insert": (_insert, ("insert",)),
+    "batches": (_batches, ()),
+    "closed cursor": (_closed_cursor, ()),
+    "bulk write": (_bulk, ("insert",)),
+    "transaction": (_transaction, ("commitTransaction",)),
+    "closed client": (_closed_client, ()),
+    "files": (_files, ()),
+    "new client": (_new_client, ()),
+}
+EVERYTHING = {
+    "timeout_ms": 60_000,
+    "circuit_breaker": "always",
+    "server_selection": "least_loaded",
+    "adaptive_retries": True,
+}
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["default", "everything"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
+    name: str,
+    options: dict[str, Any],
+    proxy: ReplicaSet,
+    database: str,
+    control: Any,
+    watcher: Watcher,
+) -> None:
+    scenario, cut = SCENARIOS[name]
+    control[database].filled.insert_many([{} for _ in range(5)])
+    switch_on(watcher, strategy=Patient(), **options)
+
+    async def collected_after(count: int) -> bool:
+        client: Any = pymongo.AsyncMongoClient(proxy.uri, **POLLING)
+        await client.admin.command("ping")
+        for command in cut:
+            proxy.inject(CutBefore(command))
+        coroutine = scenario(client, database)
+        finished = await asyncio.create_task(steps(coroutine, count))  # type: ignore[arg-type]
+        held = [coroutine]
+        del coroutine
+        collect(watcher, held)
+        proxy.clear()
+        with suppress(Exception):
+            async with asyncio.timeout(HANGS_AFTER):
+                await client.close()
+        return finished
+
+    async def every_await() -> int:
+        count = 0
+        while not await collected_after(count):
+            count += 1
+        return count
+
+    awaits = _run_with_a_deadline(every_await)
+    assert awaits > 1
+    with watcher.collecting():
+        gc.collect()  # sessions that errors hold
+    assert SET.get() is None
+    control.admin.command("ping")
+    assert watcher.open == []
+    _nothing_is_in_progress()
+
+
+def _run_with_a_deadline(main: Callable[[], Awaitable[Any]]) -> Any:
+    async def limited() -> Any:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        async with asyncio.timeout(3 * HANGS_AFTER):
+            return await main()
+
+    return asyncio.run(limited())
+
+
+def _nothing_is_in_progress() -> None:
+    runtime: Any = PymongoResilienceInstrumentor()._runtime
+    assert calls.current() is None
+    assert dict(runtime.clients.waiting) == {}
+    if runtime.selectors is not None:
+        assert all(each.by_address == {} for each in runtime.selectors._counts.values())
