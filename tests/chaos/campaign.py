@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 import pymongo
-from ledger import Balance, found_in
+from ledger import Balance, Kind, found_in
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Scenario
+from pymongo_resilience_instrumentation.testbed import (
+    EmbeddedServer,
+    ReplicaSet,
+    Scenario,
+    Standalone,
+)
 from residue import OpenSpans
-from workload import DATABASE, DEADLINE, Journal, outcome_of_the_last_span, run_tasks, run_threads
+from workload import (
+    DATABASE,
+    DEADLINE,
+    Author,
+    Journal,
+    outcome_of_the_last_span,
+    run_tasks,
+    run_threads,
+)
 
 import pymongo_resilience
 from pymongo_resilience import Config
@@ -47,6 +60,25 @@ class Api(StrEnum):
 
     THREADS = "8 threads"
     TASKS = "200 tasks"
+
+
+class Topology(StrEnum):
+    """What stands in front of the server."""
+
+    REPLICA_SET = "replica set"
+    STANDALONE = "standalone"
+
+    def on(self, server: EmbeddedServer) -> ReplicaSet | Standalone:
+        """The deployment, not started."""
+        kind = ReplicaSet if self is Topology.REPLICA_SET else Standalone
+        return kind(server.address)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What can be written there: a standalone knows no transactions."""
+        if self is Topology.REPLICA_SET:
+            return tuple(Kind)
+        return tuple(kind for kind in Kind if kind is not Kind.TRANSACTION)
 
 
 @dataclass(frozen=True)
@@ -110,23 +142,32 @@ def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
 
 
 def run(
-    title: str, side: Side, api: Api, scenario: Scenario, *, seconds: float, seed: int
+    title: str,
+    side: Side,
+    api: Api,
+    scenario: Scenario,
+    *,
+    seconds: float,
+    seed: int,
+    topology: Topology = Topology.REPLICA_SET,
 ) -> Result:
     """Play the scenario while the workload writes, then compare; on a server of its own."""
+    name, count = ("thread", THREADS) if api is Api.THREADS else ("task", TASKS)
+    authors = [Author(f"{name}-{number}", seed, topology.kinds) for number in range(count)]
     journal = Journal()
     with EmbeddedServer() as server:
-        with ReplicaSet(server.address) as replica_set, side_in_force(side) as options:
-            played = replica_set.play(scenario)
+        with topology.on(server) as servers, side_in_force(side) as options:
+            played = servers.play(scenario)
             if api is Api.THREADS:
-                with pymongo.MongoClient[Any](replica_set.uri, **options) as client:
-                    run_threads(
-                        client, threads=THREADS, seconds=seconds, seed=seed, journal=journal
-                    )
+                with pymongo.MongoClient[Any](servers.uri, **options) as client:
+                    run_threads(client, authors, seconds=seconds, journal=journal)
             else:
-                asyncio.run(_tasks(replica_set.uri, options, seconds, seed, journal))
+                asyncio.run(_tasks(servers.uri, options, authors, seconds, seed, journal))
             played.result(timeout=seconds)
-            faults, repeats = replica_set.injected(), replica_set.repeats
-            recovery = _recovery(journal, replica_set.elected_at)
+            faults, repeats = servers.injected(), servers.repeats
+            recovery = None
+            if isinstance(servers, ReplicaSet):
+                recovery = _recovery(journal, servers.elected_at)
         # Past the members, and after their end: nothing that was held back arrives any more.
         with pymongo.MongoClient[Any](server.uri) as direct:
             balance = journal.ledger.balance(found_in(direct[DATABASE]))
@@ -149,7 +190,12 @@ def _recovery(journal: Journal, elected_at: float) -> Recovery | None:
 
 
 async def _tasks(
-    uri: str, options: dict[str, Any], seconds: float, seed: int, journal: Journal
+    uri: str,
+    options: dict[str, Any],
+    authors: Sequence[Author],
+    seconds: float,
+    seed: int,
+    journal: Journal,
 ) -> None:
     async with pymongo.AsyncMongoClient[Any](uri, **options) as client:
-        await run_tasks(client, tasks=TASKS, seconds=seconds, seed=seed, journal=journal)
+        await run_tasks(client, authors, seconds=seconds, seed=seed, journal=journal)

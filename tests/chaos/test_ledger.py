@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
+import pymongo
 import pytest
 import report
-from campaign import OPEN_SPANS, Api, Result, Side, run, side_in_force
+from campaign import OPEN_SPANS, Api, Result, Side, Topology, run, side_in_force
 from ledger import Balance, Kind, Ledger, Operation
 from lengths import EVERY, GAP, PAUSE, SECONDS, SEED
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
+    CutAtHandshake,
     Election,
     FailWriteConcern,
     Overload,
+    Reset,
     RollingRestart,
     Scenario,
     backend,
@@ -25,15 +28,23 @@ from pymongo_resilience_instrumentation.testbed.menus import (
     FAILOVER,
     NETWORK,
     SERVER,
+    STANDALONE,
+    STANDALONE_SERVER,
     WITHIN,
     WRITES,
 )
 from residue import no_residue
 from support.gathered import gather
 
+from pymongo_resilience.orchestrator import Orchestrator
+
 RUNS: Final = {
     "1: network, failover": (*NETWORK, *FAILOVER),
     "2: and overload, errors": (*NETWORK, *FAILOVER, *SERVER),
+}
+ALONE: Final = {
+    "3: standalone, network": STANDALONE,
+    "4: and overload, errors": (*STANDALONE, *STANDALONE_SERVER),
 }
 MIN_HEARTBEAT_INTERVAL: Final = 0.5
 GIVEN_UP: Final = ("attempts_exhausted", "budget", "deadline", "overloaded")
@@ -45,7 +56,7 @@ pytestmark = pytest.mark.usefixtures("quick_census", "loaded")
 @pytest.fixture(scope="module")
 def loaded() -> None:
     """What is loaded when it is first needed is no residue."""
-    with side_in_force(Side.OURS):
+    with side_in_force(Side.OURS), pymongo.MongoClient[Any](connect=False):
         pass
 
 
@@ -90,20 +101,27 @@ def reported(pytestconfig: pytest.Config) -> Iterator[None]:
     report.RESULTS.clear()
 
 
-def played(title: str, side: Side, api: Api, scenario: Scenario, seconds: float) -> Result:
+def played(
+    title: str,
+    side: Side,
+    api: Api,
+    scenario: Scenario,
+    seconds: float,
+    topology: Topology = Topology.REPLICA_SET,
+) -> Result:
     with no_residue(spans=OPEN_SPANS):
-        result = run(title, side, api, scenario, seconds=seconds, seed=SEED)
+        result = run(title, side, api, scenario, seconds=seconds, seed=SEED, topology=topology)
     report.RESULTS.append(report.row(result))
     assert len(result.journal.ledger) > 0
     assert sum(result.faults.values()) > 0
     return result
 
 
-def assert_exact(result: Result) -> None:
+def assert_exact(result: Result, topology: Topology = Topology.REPLICA_SET) -> None:
     assert result.balance.is_exact, result.balance
     assert not result.journal.wrong, result.journal.wrong
     kinds = {operation.kind for operation in result.journal.ledger.acknowledged}
-    assert kinds == set(Kind)
+    assert kinds == set(topology.kinds)
 
 
 def assert_no_error(result: Result) -> None:
@@ -133,6 +151,32 @@ def test_ledger_of_plain_pymongo(title: str, api: Api) -> None:
     """Printed beside ours. It may lose and it may raise; what it repeats is never doubled."""
     result = played(title, Side.PLAIN, api, chaos(title), SECONDS)
     assert not result.balance.doubled
+
+
+def chaos_alone(title: str) -> Scenario:
+    """A cleared pool and cut handshakes under load, a reply that is lost, and what is thrown."""
+    scenario = (
+        Scenario()
+        .after(PAUSE, Reset)
+        .after(PAUSE, CutAfter, "update", within=WITHIN)
+        .after(0.0, CutAtHandshake, times=3, within=WITHIN)
+    )
+    rest = SECONDS - sum(pause for pause, _ in scenario.steps)
+    return scenario.then(Scenario.random(SEED, rest, ALONE[title], every=EVERY))
+
+
+@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("title", ALONE)
+def test_ledger_of_a_standalone(title: str, api: Api) -> None:
+    """It recognises no repetition: what was in flight raises, and what was not sent is sent."""
+    topology = Topology.STANDALONE
+    result = played(title, Side.OURS, api, chaos_alone(title), SECONDS, topology)
+    assert_exact(result, topology)
+    assert result.repeats == 0
+    errors = result.journal.errors
+    refused = [error for error in errors if error.endswith(": OperationFailure 20")]
+    late = [error for error in errors if error.startswith("deadline")]
+    assert not refused + late, (dict(errors), result.journal.samples)
 
 
 @pytest.mark.parametrize("api", Api)
@@ -170,6 +214,20 @@ def test_a_server_that_forgets_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(backend, "_without", forgetful)
     result = run("", Side.OURS, Api.THREADS, lost_replies(), seconds=3.0, seed=SEED)
+    assert result.balance.doubled
+    assert not result.balance.is_exact
+
+
+def test_repeating_what_was_in_flight_on_a_standalone_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same run, without the rule that keeps such writes from being repeated: it is doubled."""
+    monkeypatch.setattr(Orchestrator, "_safe", lambda *_: True)
+    scenario = Scenario()
+    for command in ("insert", "update", "findAndModify"):
+        scenario = scenario.after(PAUSE, CutAfter, command, within=WITHIN)
+    alone = Topology.STANDALONE
+    result = run("", Side.OURS, Api.THREADS, scenario, seconds=3.0, seed=SEED, topology=alone)
     assert result.balance.doubled
     assert not result.balance.is_exact
 

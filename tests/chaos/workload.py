@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -97,14 +97,15 @@ def _outcome(error: Exception, seconds: float) -> str:
 class Author:
     """Thinks of operations: the same ones for the same name and seed."""
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, kinds: Sequence[Kind] = tuple(Kind)) -> None:
         self.name = name
+        self._kinds = kinds
         self._dice = random.Random(f"{seed}/{name}")  # noqa: S311 (dice, not secrets)
         self._count = 0
 
     def next(self) -> Operation:
         """One more operation."""
-        kind = self._dice.choice(list(Kind))
+        kind = self._dice.choice(self._kinds)
         number = self._count
         self._count += 1
         account = f"{self.name}-{number // _OPERATIONS_PER_ACCOUNT}"
@@ -219,9 +220,13 @@ async def write_async(client: Any, operation: Operation) -> None:
 
 
 def run_threads(
-    client: pymongo.MongoClient[Any], *, threads: int, seconds: float, seed: int, journal: Journal
+    client: pymongo.MongoClient[Any],
+    authors: Sequence[Author],
+    *,
+    seconds: float,
+    journal: Journal,
 ) -> None:
-    """So many threads write until the time is up; returns when the last one has finished."""
+    """Each author writes in a thread until the time is up; returns when the last has finished."""
     end = time.monotonic() + seconds
 
     def work(author: Author) -> None:
@@ -235,10 +240,7 @@ def run_threads(
             else:
                 journal.done(operation, started)
 
-    workers = [
-        threading.Thread(target=work, args=(Author(f"thread-{number}", seed),))
-        for number in range(threads)
-    ]
+    workers = [threading.Thread(target=work, args=(author,)) for author in authors]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -247,13 +249,13 @@ def run_threads(
 
 async def run_tasks(
     client: pymongo.AsyncMongoClient[Any],
+    authors: Sequence[Author],
     *,
-    tasks: int,
     seconds: float,
     seed: int,
     journal: Journal,
 ) -> None:
-    """So many tasks write until the time is up; returns when the last one has finished."""
+    """Each author writes in a task until the time is up; returns when the last has finished."""
     end = time.monotonic() + seconds
 
     async def work(author: Author) -> None:
@@ -274,5 +276,5 @@ async def run_tasks(
             await asyncio.sleep(min(pauses.uniform(0, LONGEST_PAUSE), max(0.0, end - started)))
 
     async with asyncio.TaskGroup() as group:
-        for number in range(tasks):
-            group.create_task(work(Author(f"task-{number}", seed)))
+        for author in authors:
+            group.create_task(work(author))

@@ -20,8 +20,15 @@ from pymongo_resilience_instrumentation.testbed import (
     Scenario,
     ShardedCluster,
     SkewedClock,
+    Standalone,
 )
-from pymongo_resilience_instrumentation.testbed.menus import FAILOVER, NETWORK, SERVER
+from pymongo_resilience_instrumentation.testbed.menus import (
+    FAILOVER,
+    NETWORK,
+    SERVER,
+    STANDALONE,
+    STANDALONE_SERVER,
+)
 from raw import ask
 
 MENU = (*NETWORK, *FAILOVER, *SERVER)
@@ -116,6 +123,20 @@ def test_a_scenario_that_does_not_fit_the_deployment_says_so(
     with ShardedCluster(server.address) as cluster:
         with pytest.raises(ValueError, match=sentence):
             cluster.play(scenario).result(5)
+
+
+@pytest.mark.parametrize(
+    "recipe", [*STANDALONE, *STANDALONE_SERVER], ids=lambda recipe: recipe.__name__
+)
+def test_every_recipe_for_a_standalone_strikes_it(server: EmbeddedServer, recipe: Any) -> None:
+    with Standalone(server.address) as standalone:
+        for seed in range(3):
+            thrown = recipe(dice(seed))
+            fault = thrown.fault()
+            assert standalone.targets(thrown.on) == standalone.members
+            standalone.inject(fault, thrown.on)
+            standalone.clear()
+        assert ask(standalone.address, PING)["ok"] == 1
 
 
 @pytest.mark.parametrize("recipe", MENU, ids=lambda recipe: recipe.__name__)

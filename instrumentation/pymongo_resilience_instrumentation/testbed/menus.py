@@ -7,6 +7,8 @@ handshakes in a row: drivers take those for overload, of which they repeat five 
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pymongo_resilience_instrumentation.testbed.faults import (
@@ -141,6 +143,22 @@ FAILOVER: Final[Sequence[Recipe]] = (election, restart, not_primary)
 """Elections, restarts, and members that are late to notice."""
 SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error, write_concern_error)
 """Overload, and errors of the server's own."""
+
+
+def alone(recipe: Recipe) -> Recipe:
+    """The same fault, for the only member of a :class:`Standalone`."""
+
+    @functools.wraps(recipe)
+    def on_the_only_one(dice: random.Random) -> Strike:
+        return replace(recipe(dice), on="all")
+
+    return on_the_only_one
+
+
+STANDALONE: Final[Sequence[Recipe]] = tuple(map(alone, (*NETWORK, restart)))
+"""What a server without replication meets of the network, and restarts."""
+STANDALONE_SERVER: Final[Sequence[Recipe]] = tuple(map(alone, SERVER))
+"""Overload, and errors of its own."""
 
 
 def _command(
