@@ -25,6 +25,8 @@ OPTIONS = (
         held("min-1", "0 is without end: of 0 and another timeout, the other holds",
              "timeout_precedence::test_of_nested_ones_the_shorter_holds",
              "waits::test_selection_has_its_own_timeout_without_a_deadline_and_without_an_end",
+             "waits::test_a_timeout_without_end_leaves_a_full_pool_the_selections_timeout",
+             "waits::test_a_timeout_without_end_leaves_a_handshake_the_selections_timeout",
              "handed_waits::test_connecting_is_handed_what_is_left_and_what_follows_has_all_of_it"),
     )),
     Section("timeoutMS", (

@@ -48,8 +48,7 @@ class DeprecatedOptions:
         pool, concern = options.pool_options, options.write_concern.document
         given = {
             "socketTimeoutMS": pool.socket_timeout,
-            # Without end, a full pool is still an error after this time.
-            "waitQueueTimeoutMS": pool.wait_queue_timeout if timeout else None,
+            "waitQueueTimeoutMS": pool.wait_queue_timeout,
             "wtimeout": concern.get("wtimeout"),
         }
         self._tell(client, (name for name, value in given.items() if value is not None))

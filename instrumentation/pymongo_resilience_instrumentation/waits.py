@@ -37,7 +37,7 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
     ):
         asynchronous = half is driver.ASYNC_HALF
         for module, what in (("topology", For.SERVER), ("pool", For.CONNECTION)):
-            waiting = wait(runtime)
+            waiting = wait(runtime, of_pool=what is For.CONNECTION)
             if runtime.shows_calls:
                 waiting = seen(runtime, waiting, what, asynchronous=asynchronous)
             yield half.module(module), half.wait, waiting
@@ -56,7 +56,7 @@ def selection_timeout(runtime: Runtime) -> Method:
         def method(topology: Any) -> Any:
             timeout = original(topology)
             try:
-                if timeout_in_force() and runtime.switch.on:
+                if timeout_in_force() is not None and runtime.switch.on:
                     return driver.begin_selection(topology, timeout)
             except Exception:
                 logger.exception("a fault of pymongo-resilience before a server was selected")
@@ -67,7 +67,7 @@ def selection_timeout(runtime: Runtime) -> Method:
     return Method(around)
 
 
-def wait(runtime: Runtime) -> Method:
+def wait(runtime: Runtime, *, of_pool: bool) -> Method:
     """A wait for a condition: for a server, or for a place in the pool. The async one is called
     here and awaited by the caller."""
 
@@ -75,7 +75,7 @@ def wait(runtime: Runtime) -> Method:
         def waiting(condition: Any, timeout: Any, *args: Any, **kwargs: Any) -> Any:
             if runtime.switch.on:
                 try:
-                    timeout = driver.shortened(timeout)
+                    timeout = driver.shortened(timeout, of_pool=of_pool)
                 except Exception:
                     logger.exception("a fault of pymongo-resilience before a wait")
             return original(condition, timeout, *args, **kwargs)
@@ -101,7 +101,7 @@ def handshake(runtime: Runtime, *, asynchronous: bool) -> Method:
 
     def begin(_pool: Any) -> AbstractContextManager[None]:
         seconds = driver.time_to_wait()
-        return NO_DEADLINE if seconds is None else driver.DeadlineWithin(seconds)
+        return NO_DEADLINE if seconds is None else driver.within_wait(seconds)
 
     return within(runtime, begin, asynchronous)
 
@@ -115,7 +115,7 @@ def connect(runtime: Runtime) -> Wrapper:
         seconds = _within(driver.time_to_connect, runtime, args, kwargs)
         if seconds is None:
             return wrapped(*args, **kwargs)
-        with driver.DeadlineWithin(seconds):
+        with driver.within_wait(seconds):
             return wrapped(*args, **kwargs)
 
     return wrapper
@@ -131,7 +131,7 @@ def connect_async(runtime: Runtime) -> Wrapper:
         seconds = _within(driver.time_to_connect, runtime, args, kwargs)
         if seconds is None:
             return await wrapped(*args, **kwargs)
-        with driver.DeadlineWithin(seconds):
+        with driver.within_wait(seconds):
             if not driver.connects_with_tls(args, kwargs):
                 return await wrapped(*args, **kwargs)
             try:

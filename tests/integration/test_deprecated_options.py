@@ -44,7 +44,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Any:
     [
         (TIMEOUT, {}, TOLD),
         (None, {"timeoutMS": TIMEOUT}, TOLD),
-        (TIMEOUT, {"timeoutMS": 0}, ["socketTimeoutMS", "wtimeout"]),
+        (TIMEOUT, {"timeoutMS": 0}, TOLD),
         (None, {}, []),
     ],
 )

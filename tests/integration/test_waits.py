@@ -16,6 +16,7 @@ import pymongo
 import pytest
 from busy_pools import the_only_connection_taken
 from conftest import Instrument, Side
+from handshakes import LOGIN, USER, Handshakes, find_server
 from pymongo.errors import (
     AutoReconnect,
     NetworkTimeout,
@@ -102,6 +103,52 @@ def test_the_older_timeout_of_the_pool_holds_without_a_deadline_alone(
         proxy.clear()
     assert isinstance(caught.value, OperationTimeoutError) == (timeout_ms is not None)
     assert (timeout_ms or 100) / 1000 <= took < SOON
+
+
+@pytest.mark.parametrize("older", [None, 50, PLENTY_MS])
+@pytest.mark.parametrize("source", ["override", "client", "process", "pymongo.timeout"])
+def test_a_timeout_without_end_leaves_a_full_pool_the_selections_timeout(
+    source: str,
+    older: int | None,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    """pymongo waits for ever, or for the deprecated waitQueueTimeoutMS."""
+    instrument(timeout_ms=0 if source == "process" else None)
+    own: dict[str, Any] = {"timeoutMS": 0} if source == "client" else {}
+    if older is not None:
+        own["waitQueueTimeoutMS"] = older
+    client = side.client(proxy.uri, maxPoolSize=1, serverSelectionTimeoutMS=300, **own)
+    wait_for_server(side, client)
+    blocks = {"override": override(timeout_ms=0), "pymongo.timeout": pymongo.timeout(0)}
+    with the_only_connection_taken(side, client, proxy):
+        started = time.monotonic()
+        with blocks.get(source, override()), pytest.raises(WaitQueueTimeoutError) as caught:
+            side.do(client[database].coll.insert_one, {})
+        took = time.monotonic() - started
+        proxy.clear()
+    assert 0.25 <= took < SOON
+    assert not isinstance(caught.value, OperationTimeoutError)
+
+
+def test_a_timeout_without_end_leaves_a_handshake_the_selections_timeout(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=0, max_retries=0)
+    handshakes = Handshakes()
+    proxy.inject(handshakes)
+    client = side.client(
+        proxy.uri, serverSelectionTimeoutMS=300, retryReads=False, retryWrites=False, **USER
+    )
+    find_server(side, client)
+    handshakes.silent = LOGIN
+    started = time.monotonic()
+    with pytest.raises(NetworkTimeout):
+        side.do(client[database].coll.find_one)
+    assert 0.25 <= time.monotonic() - started < SOON
+    handshakes.silent = None
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 0])

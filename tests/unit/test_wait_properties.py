@@ -59,9 +59,12 @@ class Model:
 
     def limit(self) -> float | None:
         """When a wait for a server or a connection has to have ended."""
-        if not self.timeout:
+        if self.timeout is None:
             return None
-        return self.ends if self.selection is None else min(self.ends, self.selection.ends)
+        selection = NEVER if self.selection is None else self.selection.ends
+        if self.timeout:
+            return min(self.ends, selection)
+        return None if selection == NEVER else selection
 
 
 @dataclass(frozen=True)
@@ -171,21 +174,29 @@ class Walk:
         assert (_csot.TIMEOUT.get(), _csot.DEADLINE.get()) == (model.timeout, model.ends)
 
     def select(self, own: float, model: Model) -> None:
-        if not model.timeout:
+        if model.timeout is None:
             return  # the wrapper leaves that to the driver
         now = self.clock.now()
         topology = SimpleNamespace(_settings=SimpleNamespace(server_selection_timeout=own))
         left = driver.remaining()
         handed = driver.begin_selection(topology, own if left is None else left)
-        assert handed == pytest.approx(min(own, model.ends - now), abs=ROUNDING)
+        ends = model.ends if model.timeout else NEVER
+        assert handed == pytest.approx(min(own, ends - now), abs=ROUNDING)
         if model.selection is not None:
             model.selection.ends = now + (own or NEVER)
 
     def wait(self, asked: float | None, model: Model) -> None:
-        now, handed, limit = self.clock.now(), driver.shortened(asked), model.limit()
+        now, limit = self.clock.now(), model.limit()
+        handed = driver.shortened(asked, of_pool=False)
+        of_pool = driver.shortened(asked, of_pool=True)
         if limit is None:
-            assert handed == asked
+            assert handed == of_pool == asked
             return
+        if model.timeout:
+            assert of_pool == handed
+        else:
+            left = max(limit - now, RESOLUTION)
+            assert of_pool == pytest.approx(left), "the older timeout is set aside"
         if handed is None:
             assert asked is None
             assert limit == NEVER
@@ -206,10 +217,10 @@ class Walk:
         assert handed is not None
         assert handed == pytest.approx(min(limit - now, own or NEVER), abs=ROUNDING)
         before = _csot.DEADLINE.get()
-        with DeadlineWithin(handed):
+        with driver.within_wait(handed):
             left = driver.remaining()
             assert left is not None
-            assert now + left <= limit + ROUNDING
+            assert now + left <= max(limit, now + RESOLUTION) + ROUNDING
         assert _csot.DEADLINE.get() == before
 
 

@@ -39,7 +39,6 @@ from pymongo_resilience_instrumentation.driver.cursors import (
 from pymongo_resilience_instrumentation.driver.deadline import (
     DEADLINE,
     TIMEOUT,
-    DeadlineWithin,
     forget_timeout,
     has_max_commit_time,
     has_max_time,
@@ -169,6 +168,7 @@ from pymongo_resilience_instrumentation.driver.waits import (
     time_to_connect,
     time_to_wait,
     topology_owners,
+    within_wait,
 )
 
 __all__ = [
@@ -186,7 +186,6 @@ __all__ = [
     "SYNC_HALF",
     "TIMEOUT",
     "TLS_ERRORS",
-    "DeadlineWithin",
     "RunningTimeout",
     "address",
     "address_of",
@@ -302,4 +301,5 @@ __all__ = [
     "topology_type",
     "unpin",
     "waits_for_server",
+    "within_wait",
 ]

@@ -11,10 +11,17 @@ import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.driver.deadline import now, remaining
+from pymongo_resilience_instrumentation.driver.deadline import (
+    TIMEOUT,
+    DeadlineWithin,
+    now,
+    remaining,
+)
 from pymongo_resilience_instrumentation.driver.interruptions import topology_classes
+from pymongo_resilience_instrumentation.driver.running_timeout import RunningTimeout
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
 SELECTION_TIMEOUT = "get_server_selection_timeout"
@@ -72,21 +79,40 @@ def begin_selection(topology: Any, timeout: float) -> float:
 
 
 def time_to_wait() -> float | None:
-    """Seconds that selection, checkout and connecting still have; None without a deadline."""
-    left = remaining()
-    call = calls.current()
-    if left is None or call is None:
+    """Seconds that selection, checkout and connecting still have; None where nothing limits them.
+
+    Under a timeout of 0 the selection's own limit is all there is.
+    """
+    if TIMEOUT.get() is None:
+        return None
+    left, call = remaining(), calls.current()
+    if call is None:
         return left
-    return min(left, call.waits_until - now())
+    own = call.waits_until - now()
+    if left is None:
+        return None if own == calls.NEVER else own
+    return min(left, own)
 
 
-def shortened(timeout: float | None) -> float | None:
-    """``timeout``, or as much of it as is left. None is without end."""
+def shortened(timeout: float | None, *, of_pool: bool) -> float | None:
+    """``timeout``, or as much of it as is left. None is without end.
+
+    ``of_pool``: under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which any
+    timeout sets aside.
+    """
     left = time_to_wait()
     if left is None:
         return timeout
     left = max(left, RESOLUTION)
-    return left if timeout is None else min(timeout, left)
+    aside = of_pool and not TIMEOUT.get()
+    return left if timeout is None or aside else min(timeout, left)
+
+
+def within_wait(seconds: float) -> AbstractContextManager[None]:
+    """What is in it ends within so many seconds, also where a timeout of 0 is in force."""
+    if TIMEOUT.get():
+        return DeadlineWithin(seconds)
+    return RunningTimeout.anew(max(seconds, RESOLUTION)).resume()
 
 
 def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
