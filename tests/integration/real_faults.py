@@ -49,7 +49,7 @@ class FaultsInOrder(Interception):
         super().__init__()
         self.passed = 0
         """Attempts that reached the server after the last fault."""
-        self.struck: list[Fault] = []
+        self.met: list[Fault] = []
         """Those of attempts that found a server."""
         self.min_rtt = 0.0
         """As the row has it for the last one."""
@@ -117,7 +117,7 @@ class FaultsInOrder(Interception):
 
     def _take(self) -> Fault:
         fault = self._to_come.pop(0)
-        self.struck.append(fault)
+        self.met.append(fault)
         self.injected += 1
         self.min_rtt = fault.min_rtt
         self._clock.advance(fault.takes)

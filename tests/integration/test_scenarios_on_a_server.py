@@ -190,7 +190,7 @@ def test_the_row_comes_true_on_a_server(
 
     struck = row.faults[: row.attempts]
     found_a_server = [fault for fault in struck if not fault.selection]
-    assert faults.struck == found_a_server
+    assert faults.met == found_a_server
     assert faults.passed == row.attempts - len(struck)
     assert screened == [(row.call.kind, as_stated(row.call, fault).stage) for fault in struck]
     assert [decision(event) for event in telemetry.decisions.events] == expected_decisions(row)
