@@ -29,7 +29,7 @@ COUNTS = ROOT / "tests" / "counts.toml"
 FAILED = "failed.json"
 PARTS = {"test": "make test", "rest": "what make check adds"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-WORKERS = {"newest": 4, "oldest": 2}
+WORKERS = {"newest": 5, "oldest": 2}
 """More than cores: most tests wait."""
 
 MAIN = "environment: newest pymongo"
