@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience.failure import Stage
+    from pymongo_resilience.failure import RetryReason, Stage
+    from pymongo_resilience.orchestrator import Rule
 
 
 class ConfigurationError(ValueError):
@@ -50,6 +51,10 @@ class OperationTimeoutError(Exception):
     """How much of that is gone, in seconds: since it began, be it with a cursor, a transaction or a
     block of ``pymongo.timeout`` before this operation."""
     attempts: int
+    retry_reasons: tuple[RetryReason, ...]
+    """Why it was repeated: one for each retry."""
+    retry_rule: Rule | None
+    """The rule by which there was no further retry."""
     server: str | None
     """``"host:port"`` of the last attempt; None when no server was selected."""
     stage: Stage

@@ -48,6 +48,8 @@ class RetryDeclined(NamedTuple):
     attempt: int
     rule: Rule
     """The rule that declined."""
+    why: str = ""
+    """The same in words, as the error has it."""
 
 
 class BreakerOpened(NamedTuple):
@@ -115,7 +117,7 @@ class DecisionLog:
     The fields are a dict in the record's attribute ``pymongo_resilience``, as formatters for JSON
     and OpenTelemetry's handler show it: ``event`` (``"retry.scheduled"`` or ``"retry.declined"``),
     ``operation``, ``namespace``, ``reason``, ``server``, ``attempt``, and ``delay`` (seconds) or
-    ``rule``.
+    ``rule`` and ``why``.
 
     Scheduled retries at INFO, declined ones at WARNING where at least one attempt had been
     repeated, else at DEBUG: an ordinary error of the application is no news.
@@ -152,8 +154,8 @@ class DecisionLog:
                 event.attempt,
                 event.server or "no server",
                 event.reason.value,
-                event.rule.value,
-                extra={"pymongo_resilience": fields | {"rule": event.rule.value}},
+                event.why or event.rule.value,
+                extra={"pymongo_resilience": fields | {"rule": event.rule.value, "why": event.why}},
             )
 
 

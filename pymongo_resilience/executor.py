@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator
+from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import RetryAction
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class _Loop:
             operation.attempts,
         )
         if isinstance(verdict, GiveUp):
-            self.listener.on_event(RetryDeclined(*facts, verdict.rule))
+            why = why_not_repeated(verdict.rule, operation, failure)
+            self.listener.on_event(RetryDeclined(*facts, verdict.rule, why))
             return work.final_error(failure, verdict.rule, operation)
         work.prepare(failure, operation)
         self.listener.on_event(RetryScheduled(*facts, verdict.delay))

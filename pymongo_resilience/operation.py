@@ -63,6 +63,9 @@ class Operation:
     """Of the client's own; None leaves it to the configuration."""
     budget: TokenBucket | None = field(default=None, repr=False)
     """The client's, where it has adaptive retries."""
+    method: str = ""
+    """The driver's method that the application called, for example ``"update_many"``; of a cursor's
+    later batch ``"find/getMore"``. Empty where it is not known."""
     data: Mapping[str, Any] = field(default_factory=lambda: NO_DATA, repr=False)
     """The caller's own facts, for the strategy; never shown, they may be confidential."""
 

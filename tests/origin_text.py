@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_ORIGIN = re.compile(r" \((?:[^ ()]+:\d+, )?\d+ attempts?\)(?=$|[\"'])")
+_ORIGIN = re.compile(r" \((?:[^ ()]+:\d+, )?\d+ attempts?(?:; (?:[^()]|\([^()]*\))*)?\)(?=$|[\"'])")
 """At the end of a text, or of one that is quoted in it: of the error inside of a bulk write's."""
 
 

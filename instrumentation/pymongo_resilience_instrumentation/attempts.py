@@ -28,6 +28,7 @@ from pymongo_resilience.health import Evidence, evidence
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
+from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import (
@@ -85,6 +86,12 @@ def _governed(call: Call) -> tuple[str, str | None]:
 def said_of(call: Call, rules: NamespaceRules) -> Policy:
     """What blocks, the call's object and the rules say together."""
     return blocks.current().over(call.bound).over(rules.policy_of(*_governed(call)))
+
+
+def _method(call: Call, kind: Kind) -> str:
+    """As the operation shows it. A method may fetch the batches of a cursor of its own."""
+    inside = kind is Kind.GET_MORE and call.batch_of is None and call.method
+    return f"{call.method}/getMore" if inside else call.method
 
 
 class Attempts:
@@ -225,6 +232,7 @@ class Attempts:
             retry_window=window,
             max_retries=driver.max_retries(driver.client(loop)),
             budget=self.budget,
+            method=_method(call, kind),
             data=NO_DATA if said.data is None else said.data,
         )
 
@@ -309,7 +317,14 @@ class Attempts:
         attempts = len(operation.reasons)
         deadline = operation.deadline
         if rule is not Rule.DEADLINE or deadline is None:
-            state_origin(error, server=raised.server, attempts=attempts)
+            state_origin(
+                error,
+                server=raised.server,
+                attempts=attempts,
+                reasons=operation.reasons[:-1],
+                rule=rule,
+                why=why_not_repeated(rule, operation, failure),
+            )
             self.call.judged = error
             return GaveUp(error)
         return GaveUp(
@@ -318,6 +333,8 @@ class Attempts:
                 timeout_s=deadline.timeout,
                 elapsed_s=elapsed(self.call),
                 attempts=attempts,
+                name=operation.method or operation.name,
+                reasons=operation.reasons[:-1],
                 server=raised.server,
                 stage=raised.stage,
                 advice=cursor_timeouts.advice(self.call),

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pymongo
 from opentelemetry import context
+from pymongo.asynchronous.cursor import AsyncCursor
+from pymongo.synchronous.cursor import Cursor
 
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience.unfinished import closes_a_coroutine
@@ -89,6 +91,8 @@ class Call:
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
     withholds = False
     """A command with credentials was sent: no text of an error may leave."""
+    batch_of: type | None = None
+    """Of a later batch, the class of its cursor."""
     only_reads = False
     """A command runner was given a command that can only read."""
     waits_until = NEVER
@@ -159,6 +163,15 @@ class Call:
     def note_target(self) -> None:
         """Find it out while what the method was called with is still there."""
         self._target = self.target
+
+    @property
+    def method(self) -> str:
+        """The driver's method that was called; empty where none was, or it is over."""
+        name = "" if self.made is None else self.made[0].method
+        if self.batch_of is None:
+            return name
+        # Of any other cursor it is not known which command it is from.
+        return "find/getMore" if issubclass(self.batch_of, (Cursor, AsyncCursor)) else "getMore"
 
     @property
     def database(self) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
-def batch(runtime: Runtime, asynchronous: bool) -> Method:
+def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - three closures
     """One batch of a cursor: the first, or a getMore."""
 
     found = calls.found
@@ -48,6 +48,8 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:
         if nested and not _reads_for_the_application(name):
             return None
         call = Call(client, name, (operation.db, operation.coll))
+        if name == "getMore":
+            call.batch_of = type(cursor)
         session = operation.session
         if (
             plain

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LONGEST_ERROR = 200
 """Characters of one server's error."""
-AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?\)$", re.DOTALL)
+AFTER = re.compile(r" \(configured timeouts: .*| \([^()]*\b\d+ attempts?(?:; .*)?\)$", re.DOTALL)
 """What stands behind the cause in an error of the driver's: the timeouts, its origin."""
 NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
 """Of the operating system's errors; name resolution has negative ones."""

@@ -37,6 +37,7 @@ def _expiry_behind(error: OperationFailure) -> PyMongoError | None:
         timeout_s=made_of.timeout_s,
         elapsed_s=made_of.elapsed_s,
         attempts=made_of.attempts,
+        reasons=made_of.retry_reasons,
         server=made_of.server,
         stage=made_of.stage,
     )

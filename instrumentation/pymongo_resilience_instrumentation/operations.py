@@ -32,6 +32,7 @@ class PublicOperation(NamedTuple):
     """From the arguments of a command runner: whether the command is one that can only read."""
     gives: Literal["cursor", "change stream"] | None = None
     """What the caller gets, where that sends commands in its turn."""
+    method: str = ""
 
 
 def _collection(instance: Any, *_: Any) -> Target:
@@ -142,7 +143,9 @@ _CLIENT_METHODS: dict[str, tuple[str, Any]] = {
 }
 
 COLLECTION: Mapping[str, PublicOperation] = {
-    method: PublicOperation(name, driver.client_of_collection, _collection, gives=_gives(method))
+    method: PublicOperation(
+        name, driver.client_of_collection, _collection, gives=_gives(method), method=method
+    )
     for method, name in _COLLECTION_METHODS.items()
 }
 DATABASE: Mapping[str, PublicOperation] = {
@@ -152,10 +155,11 @@ DATABASE: Mapping[str, PublicOperation] = {
         target,
         read_commands.only_reads if method == "cursor_command" else None,
         _gives(method),
+        method,
     )
     for method, (name, target) in _DATABASE_METHODS.items()
 }
 CLIENT: Mapping[str, PublicOperation] = {
-    method: PublicOperation(name, lambda c: c, target, gives=_gives(method))
+    method: PublicOperation(name, lambda c: c, target, gives=_gives(method), method=method)
     for method, (name, target) in _CLIENT_METHODS.items()
 }

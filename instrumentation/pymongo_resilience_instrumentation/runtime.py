@@ -219,7 +219,8 @@ class Runtime:
             if isinstance(judged, OperationFailure) and call.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
                 server = driver.address_of(call.selected)
-                state_origin(judged, server=server, attempts=1 + len(call.reasons))
+                attempts = 1 + len(call.reasons)
+                state_origin(judged, server=server, attempts=attempts, reasons=call.reasons)
         except Exception:
             logger.exception("a fault of pymongo-resilience with the error of %s", call.operation)
         return judged

@@ -148,6 +148,8 @@ class _Transaction:
             timeout_s=seconds,
             elapsed_s=driver.now() - self._deadline.began,
             attempts=self._runs,
+            name="with_transaction",
+            reasons=getattr(last, "retry_reasons", ()),
             server=getattr(last, "server", None),
             stage=failures.stage_of(last),
         )

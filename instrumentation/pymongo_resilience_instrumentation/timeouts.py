@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience_instrumentation import cursor_timeouts, driver, failures
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.origins import attempts_text
 
 if TYPE_CHECKING:
-    from pymongo_resilience.failure import Stage
+    from collections.abc import Sequence
+
+    from pymongo_resilience.failure import RetryReason, Stage
     from pymongo_resilience_instrumentation.calls import Call
 
 
@@ -29,21 +32,27 @@ def timed_out(
     server: str | None,
     stage: Stage,
     advice: str = "",
+    name: str = "",
+    reasons: Sequence[RetryReason] = (),
 ) -> PyMongoError:
     """An OperationTimeoutError that ``except type(cause)`` catches too; ``__cause__`` is set.
 
-    ``advice``: what the timeout is for, where that is not the operation alone.
+    ``name``: of the operation. ``reasons``: one for each retry. ``advice``: what the timeout is
+    for, where that is not the operation alone.
     Its text contains that of ``cause``; labels, code and details are those of ``cause``.
     """
     where = f"on {server}" if server else "without a server"
+    came = stage.value.replace("_", " ")
     text = (
-        f"operation exceeded its timeout of {timeout_s:.3g} s{advice} after {elapsed_s:.3f} s and "
-        f"{attempts_text(attempts)}, the last {where} ({stage.value.replace('_', ' ')}): {cause}"
+        f"{name or 'operation'} exceeded its timeout of {timeout_s:.3g} s{advice} after "
+        f"{elapsed_s:.3f} s and {attempts_text(attempts)}, the last {where} ({came}): {cause}"
     )
     facts = {
         "timeout_s": timeout_s,
         "elapsed_s": elapsed_s,
         "attempts": attempts,
+        "retry_reasons": tuple(reasons),
+        "retry_rule": Rule.DEADLINE,
         "server": server,
         "stage": stage,
     }
@@ -65,6 +74,8 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
         timeout_s=call.timeout,
         elapsed_s=elapsed(call),
         attempts=1 + len(call.reasons),
+        name=call.method or call.operation,
+        reasons=call.reasons,
         server=server,
         stage=failures.stage_of(error),
         advice=cursor_timeouts.advice(call),

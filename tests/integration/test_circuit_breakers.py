@@ -135,7 +135,8 @@ def test_nothing_is_sent_to_a_server_that_keeps_failing(
         f"nothing was sent: the circuit breaker of {server} is open; 3 of 4 calls within 10 s had "
         f"failed; next probe in {error.next_probe_in:.3f} s "
         f"(PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off switches circuit breakers off) "
-        f"({server}, 1 attempt)"
+        f"({server}, 1 attempt; find_one: no timeout is set: the circuit breaker's next probe is "
+        "not waited for)"
     )
     assert vars(copy.copy(error)) == vars(error)
     (declined,) = [d for d in decisions(telemetry) if d.reason is RetryReason.CIRCUIT_BREAKER_OPEN]

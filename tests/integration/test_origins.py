@@ -29,8 +29,9 @@ def origin(error: Any) -> tuple[str | None, int]:
     """As its attributes say, once the text is seen to say the same."""
     tried = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
     said = tried if error.server is None else f"{error.server}, {tried}"
-    assert str(error).endswith(f" ({said})")
-    assert str(error).count(tried) == 1
+    text = str(error)
+    assert text.endswith(f" ({said})") or (f" ({said}; " in text and text.endswith(")"))
+    assert text.count(tried) == 1
     return error.server, error.attempts
 
 

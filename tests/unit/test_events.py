@@ -32,7 +32,13 @@ SCHEDULED = RetryScheduled(
     "find", "shop.orders", RetryReason.NOT_PRIMARY, "db1.example:27017", 1, 0.0015
 )
 DECLINED = RetryDeclined(
-    "find", "shop.orders", RetryReason.NOT_PRIMARY, "db1.example:27017", 2, Rule.ATTEMPTS
+    "find",
+    "shop.orders",
+    RetryReason.NOT_PRIMARY,
+    "db1.example:27017",
+    2,
+    Rule.ATTEMPTS,
+    "find: no timeout is set: one retry",
 )
 OPENED = BreakerOpened("db1.example:27017", 20, 12, 5.0)
 CLOSED = BreakerClosed("db1.example:27017")
@@ -119,7 +125,7 @@ def test_events_carry_facts_and_no_error_text() -> None:
     """What a listener exports must not leak documents: there is no field for them."""
     common = ["operation", "namespace", "reason", "server", "attempt"]
     assert RetryScheduled._fields == (*common, "delay")
-    assert RetryDeclined._fields == (*common, "rule")
+    assert RetryDeclined._fields == (*common, "rule", "why")
     assert BreakerClosed._fields == ("server",)
     counts = ["calls", "failures", "next_probe_in"]
     assert BreakerOpened._fields == ("server", *counts)
@@ -162,7 +168,7 @@ def test_a_declined_retry_is_logged_with_its_rule(caplog: pytest.LogCaptureFixtu
     assert record.levelname == "WARNING"
     assert record.getMessage() == (
         "find shop.orders: attempt 2 failed on db1.example:27017 (not_primary), "
-        "not repeated: attempts"
+        "not repeated: find: no timeout is set: one retry"
     )
     assert shown_as_json(record) == {
         "event": "retry.declined",
@@ -172,6 +178,7 @@ def test_a_declined_retry_is_logged_with_its_rule(caplog: pytest.LogCaptureFixtu
         "server": "db1.example:27017",
         "attempt": 2,
         "rule": "attempts",
+        "why": "find: no timeout is set: one retry",
     }
 
 

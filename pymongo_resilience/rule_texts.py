@@ -1,0 +1,73 @@
+"""Why a failed attempt was not repeated, in words: for errors and logs.
+
+Names of methods, options and classes alone: no value of a document, no text of a server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymongo_resilience.operation import Kind
+from pymongo_resilience.orchestrator import Rule
+
+if TYPE_CHECKING:
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.operation import Operation
+
+NEVER_REPEATED = "docs/retries.md#never-retried"
+
+
+def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
+    """One clause, which names the operation."""
+    name = operation.method or operation.name
+    match rule:
+        case Rule.NEVER_REPEATED if operation.in_transaction:
+            return f"{name} in a transaction is never repeated by itself ({NEVER_REPEATED})"
+        case Rule.NEVER_REPEATED:
+            return f"{name} is never repeated ({NEVER_REPEATED})"
+        case Rule.NOT_SAFE if not operation.acknowledged:
+            return f"{name} is unacknowledged: nobody knows whether it was executed"
+        case Rule.NOT_SAFE:
+            return f"{name} was sent and is not declared idempotent"
+    return f"{name}: {_reason(rule, operation, failure)}"
+
+
+def _reason(rule: Rule, operation: Operation, failure: Failure) -> str:
+    match rule:
+        case Rule.SELECTION:
+            return "a failed server selection is not repeated"
+        case Rule.TERMINAL:
+            return f"no retry mends this ({failure.reason.value})"
+        case Rule.SWITCHED_OFF:
+            return f"{_switch(operation)} is off"
+        case Rule.ATTEMPTS:
+            return _attempts(operation)
+        case Rule.STRATEGY:
+            return f"the strategy {type(operation.strategy).__name__} declined"
+        case Rule.DEADLINE:
+            return "no attempt fits before the deadline"
+        case Rule.OVERLOAD_WAIT:
+            return "the wait after an overload error would pass the deadline"
+        case Rule.BREAKER if operation.time_limit is None:
+            return "no timeout is set: the circuit breaker's next probe is not waited for"
+        case Rule.BREAKER:
+            return "the circuit breaker's next probe is past the deadline"
+        case Rule.BUDGET:
+            return "the client's retry budget has no token left"
+    return "no retry mends this error"
+
+
+def _switch(operation: Operation) -> str:
+    if operation.kind in (Kind.READ, Kind.GET_MORE):
+        return "retryReads"
+    return "retryReads or retryWrites" if operation.kind is Kind.COMMAND else "retryWrites"
+
+
+def _attempts(operation: Operation) -> str:
+    if operation.overloaded:
+        made = operation.attempts - 1
+        retries = "1 retry" if made == 1 else f"{made} retries"
+        return f"{retries} after an overload error and no more"
+    if operation.retry_window is not None:
+        return "a timeout of 0 is repeated for serverSelectionTimeoutMS and no longer"
+    return "no timeout is set: one retry"

@@ -1,0 +1,207 @@
+"""An error says why there was no further attempt: in words, by its rule, and the log the same."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import Instrument, Side
+from pymongo import InsertOne
+from pymongo.errors import PyMongoError
+from pymongo_resilience_instrumentation.testbed import Fault, ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore, Fail, Overload
+
+from pymongo_resilience import RetryDeclined, RetryReason, override
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+INC = {"$inc": {"n": 1}}
+CUT = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
+OVERLOADED = RetryReason.OVERLOADED
+NEVER = "is never repeated (docs/retries.md#never-retried)"
+
+
+class Refuses:
+    def retry_after(self, operation: Any, failure: Any) -> None:
+        return None
+
+
+class Case(NamedTuple):
+    call: Callable[[Side, Any], Any]
+    fault: Callable[[], Fault]
+    rule: Rule
+    text: str
+    reasons: tuple[RetryReason, ...] = ()
+    config: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+def find_one(side: Side, coll: Any) -> None:
+    side.do(coll.find_one)
+
+
+def update_many(side: Side, coll: Any) -> None:
+    side.do(coll.update_many, {}, INC)
+
+
+def get_more(side: Side, coll: Any) -> None:
+    side.do(coll.find(batch_size=2).to_list)
+
+
+def list_names(side: Side, coll: Any) -> None:
+    side.do(coll.aggregate([], batchSize=2).to_list) if side.name == "sync" else side.do(
+        lambda: _aggregated(coll)
+    )
+
+
+async def _aggregated(coll: Any) -> Any:
+    return await (await coll.aggregate([], batchSize=2)).to_list()
+
+
+def in_transaction(side: Side, coll: Any) -> None:
+    session = side.do(coll.database.client.start_session)
+    try:
+        side.do(session.start_transaction)
+        side.do(coll.find_one, {}, session=session)
+    finally:
+        side.do(session.end_session)
+
+
+def cut(command: str, times: int = 9) -> Callable[[], Fault]:
+    return lambda: CutBefore(command, times=times)
+
+
+def overload(command: str) -> Callable[[], Fault]:
+    return lambda: Overload(command, times=50)
+
+
+CASES = {
+    "a batch": Case(get_more, cut("getMore"), Rule.NEVER_REPEATED, f"find/getMore {NEVER}"),
+    "a batch of an aggregate": Case(
+        list_names, cut("getMore"), Rule.NEVER_REPEATED, f"getMore {NEVER}"
+    ),
+    "a command": Case(
+        lambda side, coll: side.do(coll.database.command, "ping"),
+        cut("ping"), Rule.NEVER_REPEATED, f"command {NEVER}",
+    ),
+    "a transaction": Case(
+        in_transaction, cut("find"), Rule.NEVER_REPEATED,
+        "find_one in a transaction is never repeated by itself (docs/retries.md#never-retried)",
+    ),
+    "another write": Case(
+        update_many, lambda: CutAfter("update"), Rule.NOT_SAFE,
+        "update_many was sent and is not declared idempotent",
+    ),
+    "no timeout": Case(
+        find_one, cut("find"), Rule.ATTEMPTS, "find_one: no timeout is set: one retry", (CUT,)
+    ),
+    "overload": Case(
+        lambda side, coll: side.do(coll.insert_one, {}), overload("insert"), Rule.ATTEMPTS,
+        "insert_one: 5 retries after an overload error and no more", (OVERLOADED,) * 5,
+        {"base_backoff_ms": 1},
+    ),
+    "overload, no retries": Case(
+        find_one, overload("find"), Rule.ATTEMPTS,
+        "find_one: 0 retries after an overload error and no more", (), {"max_retries": 0},
+    ),
+    "switched off": Case(
+        find_one, cut("find"), Rule.SWITCHED_OFF, "find_one: retryReads is off", (), {},
+        {"retryReads": False},
+    ),
+    "a strategy": Case(
+        find_one, cut("find"), Rule.STRATEGY, "find_one: the strategy Refuses declined", (),
+        {"strategy": Refuses()},
+    ),
+    "hopeless": Case(
+        find_one, lambda: Fail("find", code=13), Rule.TERMINAL,
+        "find_one: no retry mends this (access_error)",
+    ),
+    "an everyday error": Case(
+        find_one, lambda: Fail("find", code=2), Rule.UNKNOWN_REASON,
+        "find_one: no retry mends this error",
+    ),
+    "no room for the wait": Case(
+        find_one, lambda: Overload("find", times=9, base_backoff=600), Rule.OVERLOAD_WAIT,
+        "find_one: the wait after an overload error would pass the deadline", (),
+        {"timeout_ms": 5_000, "max_backoff_ms": 600_000},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def filled(control: Any, database: str) -> str:
+    control[database].coll.insert_many([{"_id": n} for n in range(10)])
+    return database
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_error_and_the_log_say_why(
+    name: str,
+    side: Side,
+    proxy: ReplicaSet,
+    filled: str,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    case = CASES[name]
+    caplog.set_level(logging.DEBUG, logger="pymongo_resilience.retry")
+    telemetry = instrument(**case.config)
+    coll = side.client(proxy.uri, **case.options)[filled].coll
+    side.do(coll.find_one)
+    proxy.inject(case.fault())
+    with pytest.raises(PyMongoError) as caught:
+        case.call(side, coll)
+    proxy.clear()
+    error: Any = caught.value
+    server = proxy.members[0].host_and_port
+    attempts = len(case.reasons) + 1
+    tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+    # Hardly ever is one made that has ten minutes for its delay.
+    if name != "no room for the wait":
+        assert (error.attempts, error.retry_reasons) == (attempts, case.reasons)
+        assert str(error).endswith(f" ({server}, {tried}; {case.text})")
+    assert error.retry_rule is case.rule
+    assert case.text in str(error)
+    declined = [each for each in telemetry.decisions.events if isinstance(each, RetryDeclined)]
+    # After it, a transaction is aborted.
+    assert (declined[0].rule, declined[0].why) == (case.rule, case.text)
+    logged = [record.getMessage() for record in caplog.records]
+    assert any(line.endswith(f"not repeated: {case.text}") for line in logged)
+    again: Any = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (again.retry_rule, again.retry_reasons) == (error.retry_rule, error.retry_reasons)
+
+
+def test_an_expired_deadline_says_so(
+    side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[filled].coll
+    side.do(coll.find_one)
+    proxy.inject(Fail("find", times=10_000, code=6))
+    with override(timeout_ms=100), pytest.raises(PyMongoError) as caught:
+        side.do(coll.find_one)
+    error: Any = caught.value
+    assert error.retry_rule is Rule.DEADLINE
+    assert set(error.retry_reasons) == {RetryReason.TEMPORARILY_UNAVAILABLE}
+    assert len(error.retry_reasons) == error.attempts - 1
+    assert str(error).startswith("find_one exceeded its timeout of 0.1 s")
+
+
+def test_what_is_raised_after_the_loop_has_the_reasons_too(
+    side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    """A bulk write's own error, of a command that was answered at its second attempt."""
+    instrument()
+    coll = side.client(proxy.uri)[filled].coll
+    side.do(coll.find_one)
+    proxy.inject(CutBefore("insert"))
+    with pytest.raises(PyMongoError) as caught:
+        side.do(coll.bulk_write, [InsertOne({"_id": 1})])
+    error: Any = caught.value
+    assert (error.attempts, error.retry_reasons, error.retry_rule) == (2, (CUT,), None)
+    assert str(error).endswith(f"({proxy.members[0].host_and_port}, 2 attempts)")
