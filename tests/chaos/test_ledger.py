@@ -9,6 +9,7 @@ from typing import Any, Final
 import pymongo
 import pytest
 import report
+import workload
 from campaign import OPEN_SPANS, Api, Result, Side, Topology, run, side_in_force
 from ledger import Balance, Kind, Ledger, Operation
 from lengths import EVERY, GAP, PAUSE, SECONDS, SEED
@@ -36,7 +37,7 @@ from pymongo_resilience_instrumentation.testbed.menus import (
 from residue import no_residue
 from support.gathered import gather
 
-from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience import override
 
 RUNS: Final = {
     "1: network, failover": (*NETWORK, *FAILOVER),
@@ -221,8 +222,14 @@ def test_a_server_that_forgets_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_repeating_what_was_in_flight_on_a_standalone_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same run, without the rule that keeps such writes from being repeated: it is doubled."""
-    monkeypatch.setattr(Orchestrator, "_safe", lambda *_: True)
+    """The same run by an application that declares such writes idempotent: they are doubled."""
+    write = workload.write
+
+    def declared(client: Any, operation: Operation) -> None:
+        with override(idempotent=True):
+            write(client, operation)
+
+    monkeypatch.setattr(workload, "write", declared)
     scenario = Scenario()
     for command in ("insert", "update", "findAndModify"):
         scenario = scenario.after(PAUSE, CutAfter, command, within=WITHIN)
