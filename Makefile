@@ -6,7 +6,7 @@
 #   make failed                     once more what failed in the last of them
 #   make chaos SEED=7               ledger, failover, memory and hostile input at full length
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
-#   make compatibility              Motor, MongoEngine and Beanie, the newest of each
+#   make compatibility              Motor, MongoEngine, Beanie and Django, the newest of each
 #   make bench                      what a healthy operation costs, beside pymongo and others
 #   make report                     all that the documents quote: measured, kept, written into them
 #   make bench-sick                 what a sick server costs, with circuit breakers and without
@@ -142,7 +142,7 @@ $(GATE)/stamp: pyproject.toml bench/gate-requirements.txt | $(GATE)/bin/python
 
 # Built on pymongo, and no dependencies of the tests. Remove it to have the newest again.
 $(COMPATIBILITY)/stamp: pyproject.toml | $(COMPATIBILITY)/bin/python
-	$(COMPATIBILITY)/$(PIP_INSTALL) --editable ".[testbed]" opentelemetry-sdk motor mongoengine beanie
+	$(COMPATIBILITY)/$(PIP_INSTALL) --editable ".[testbed]" opentelemetry-sdk motor mongoengine beanie django-mongodb-backend
 	@touch $@
 
 # What a user installs. Built anew every time, and installed without the source tree.

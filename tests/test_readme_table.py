@@ -51,12 +51,12 @@ def update_one(orders: Any) -> Any:
 
 
 def update_many(orders: Any) -> Any:
-    return orders.update_many({"_id": 1}, INCREMENT)
+    return orders.update_many({"_id": {"$lte": 1}}, INCREMENT)
 
 
 def declared(orders: Any) -> Any:
     with override(idempotent=True):
-        return orders.update_many({"_id": 1}, {"$set": {"n": 1}})
+        return orders.update_many({"_id": {"$lte": 1}}, {"$set": {"n": 1}})
 
 
 def mixed_bulk(orders: Any) -> Any:

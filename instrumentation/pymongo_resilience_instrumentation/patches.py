@@ -31,6 +31,7 @@ from pymongo_resilience_instrumentation import (
     selection_wrappers,
     session_wrappers,
     sessions,
+    single_documents,
     time_limits,
     transaction_spans,
     waits,
@@ -79,7 +80,7 @@ class Patches:
 
     def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
         """All patches but those whose feature the installed pymongo cannot have."""
-        for owner, name, wrapper in _of_the_public_api(runtime):
+        for owner, name, wrapper in _of_the_public_api(runtime, without):
             self._wrap(owner, name, wrapper)
         for owner in CLIENTS:
             constructor = wrappers.constructor(runtime, hides_listeners=Feature.REPR not in without)
@@ -146,12 +147,16 @@ Wrapped = tuple[Owner, str, "Wrapper | Method"]
 """Whose attribute, its name, and what runs in its place."""
 
 
-def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
+def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterator[Wrapped]:
     for owner, table in PUBLIC:
+        originals = dict(vars(owner))
         for name, operation in table.items():
             session_at = sessions.position(getattr(owner, name, None))
             asynchronous = _is_async(owner, name)
-            yield owner, name, wrappers.public(runtime, owner, operation, asynchronous, session_at)
+            method = wrappers.public(runtime, owner, operation, asynchronous, session_at)
+            if name != single_documents.BULK or Feature.SINGLE_WRITES not in without:
+                method = single_documents.around(runtime, method, owner, name, originals)
+            yield owner, name, method
     for owner in CLIENTS:
         yield owner, "start_session", session_wrappers.start_session
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,8 @@ class Runtime:
     """Nothing that is configured gives an operation a timeout: a block or a binding may."""
     judges: bool
     """Whether errors are ours to judge; where the driver's own loop decides, they are its own."""
+    refusing_single_writes: set[str] = field(default_factory=set)
+    """Namespaces where a write to many documents was accepted, and its twin for one was not."""
 
     def nested(self, client: Any) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins."""

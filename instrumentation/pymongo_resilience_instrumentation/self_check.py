@@ -40,6 +40,7 @@ class Feature(enum.Enum):
     INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
     COMMENTS = "comments on commands that lead to their traces"
     EVENTS = "telling of commands and connections without an object for each, so it costs more"
+    SINGLE_WRITES = "the transaction numbers of bulk writes to many documents that pin _id"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 

@@ -68,6 +68,10 @@ def update_many(side: Side, client: Any, database: str) -> Any:
     return side.do(client[database].target.update_many, {}, {"$inc": {"n": 1}}).raw_result
 
 
+def update_many_by_id(side: Side, client: Any, database: str) -> Any:
+    return side.do(client[database].target.update_many, {"_id": 1}, {"$inc": {"n": 1}}).raw_result
+
+
 def delete_one(side: Side, client: Any, database: str) -> Any:
     return side.do(client[database].target.delete_one, {"_id": "nobody"}).raw_result
 
@@ -83,7 +87,8 @@ def bulk_write(side: Side, client: Any, database: str) -> Any:
 
 
 def bulk_write_unordered(side: Side, client: Any, database: str) -> Any:
-    requests: list[Any] = [InsertOne({}), UpdateMany({"_id": 1}, {"$inc": {"n": 1}})]
+    one = {"_id": {"$gte": 1, "$lte": 1}}
+    requests: list[Any] = [InsertOne({}), UpdateMany(one, {"$inc": {"n": 1}})]
     return side.do(client[database].target.bulk_write, requests, ordered=False).bulk_api_result
 
 
@@ -131,6 +136,7 @@ OPERATIONS = [
     Operation("insert_many", "insert", insert_many),
     Operation("update_one", "update", update_one),
     Operation("update_many", "update", update_many, safe=False),
+    Operation("update_many by _id", "update", update_many_by_id),
     Operation("delete_one", "delete", delete_one),
     Operation("find_one_and_update", "findAndModify", find_one_and_update),
     Operation("bulk_write", "insert", bulk_write),

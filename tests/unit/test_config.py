@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "adaptive_retries": False,
     "retry_token_capacity": 1000,
     "overload_retargeting": None,
+    "single_document_writes": True,
     "server_selection": "driver",
     "circuit_breaker": "off",
     "circuit_breaker_failure_rate": 0.5,

@@ -170,6 +170,12 @@ from pymongo_resilience_instrumentation.driver.waits import (
     topology_owners,
     within_wait,
 )
+from pymongo_resilience_instrumentation.driver.write_models import (
+    filter_of,
+    for_one_document,
+    has_collation,
+    namespace_of_model,
+)
 
 __all__ = [
     "ASYNC_HALF",
@@ -214,10 +220,13 @@ __all__ = [
     "cursor_of_stream",
     "deprioritize",
     "existing_clients",
+    "filter_of",
+    "for_one_document",
     "forget_timeout",
     "forget_transient",
     "func",
     "handled_error",
+    "has_collation",
     "has_max_commit_time",
     "has_max_time",
     "hidden_timeout",
@@ -250,6 +259,7 @@ __all__ = [
     "min_rtt",
     "names_of_collection",
     "namespace",
+    "namespace_of_model",
     "note_server",
     "now",
     "operation_name",

@@ -24,6 +24,7 @@ from pymongo_resilience_instrumentation.driver.waits import (
     SELECTION_TIMEOUT,
     SYNC_HALF,
 )
+from pymongo_resilience_instrumentation.driver.write_models import OF_DELETES, OF_UPDATES
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.SELECTION, f"{client}:{LOOP}", (SELECT,))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
-    yield from _of_waits()
+    yield from (*_of_waits(), *_of_write_models())
     yield Part(Feature.CURSORS, "pymongo.message", ("_CursorAddress",))
     yield Part(Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",))
     yield Part(Feature.EVENTS, "pymongo.monitoring:_EventListeners", (ENABLED, *ARGUMENTS))
@@ -134,6 +135,11 @@ def parts_of_gridfs() -> Iterator[Part]:
         yield Part(Feature.GRIDFS, f"{gridfs}OutCursor", ())
         # Its constructor names what it sets in strings; this method uses it.
         yield Part(Feature.GRIDFS, f"{gridfs}In", ("_coll",), set_by="abort")
+
+
+def _of_write_models() -> Iterator[Part]:
+    yield Part(Feature.SINGLE_WRITES, "pymongo.operations:_UpdateOp", OF_UPDATES)
+    yield Part(Feature.SINGLE_WRITES, "pymongo.operations:_DeleteOp", OF_DELETES)
 
 
 def _of_waits() -> Iterator[Part]:

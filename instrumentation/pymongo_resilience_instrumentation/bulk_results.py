@@ -1,0 +1,95 @@
+"""The result of a bulk write that was sent in two parts, a collection's or a client's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import BulkWriteError, ClientBulkWriteException
+from pymongo.results import BulkWriteResult, ClientBulkWriteResult
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+OF_MODELS = ("insertResults", "updateResults", "deleteResults")
+ERRORS, CONCERNS, UPSERTED = "writeErrors", "writeConcernErrors", "upserted"
+Details = dict[str, Any]
+
+
+def _index_in(document: Any) -> str:
+    """A client's bulk write has another name for it."""
+    return "idx" if "idx" in document else "index"
+
+
+def failed(details: Details) -> Iterator[tuple[int, int]]:
+    """The models that failed, by index, each with its error's code."""
+    for error in details.get(ERRORS, ()):
+        yield error[_index_in(error)], error.get("code", 0)
+
+
+def show_as_many(details: Details, many: Collection[int]) -> None:
+    """An error shows what the application asked for, not what was sent in its stead."""
+    for error in details.get(ERRORS, ()):
+        operation = error.get("op")
+        if error[_index_in(error)] not in many or not isinstance(operation, dict):
+            continue
+        shown = dict(operation)
+        if "limit" in shown:
+            shown["limit"] = 0
+        else:
+            shown["multi"] = True
+        if "u" not in shown and "updateMods" not in shown and shown.get("hint") == {"_id": 1}:
+            del shown["hint"]
+        error["op"] = shown
+
+
+def without_errors(details: Details, indexes: Sequence[int]) -> Details:
+    """A copy, to be added to, that says nothing of these models."""
+    copied = {
+        name: value.copy() if isinstance(value, (list, dict)) else value
+        for name, value in details.items()
+    }
+    copied[ERRORS] = [each for each in copied[ERRORS] if each[_index_in(each)] not in indexes]
+    return copied
+
+
+def whole(before: Details, second: Any, indexes: Sequence[int]) -> Any:
+    """The result of both parts; raises the error of both.
+
+    ``second`` is the second part's result or error, ``indexes`` what it was sent, by their indexes
+    in the whole.
+    """
+    error = second if isinstance(second, BaseException) else None
+    details: Any = second.bulk_api_result if error is None else second.details
+    for name, value in details.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            before[name] = before.get(name, 0) + value
+        elif name in OF_MODELS:
+            before[name].update({indexes[index]: each for index, each in value.items()})
+        elif name in {ERRORS, UPSERTED}:
+            before[name] += [_moved(each, indexes) for each in value]
+        elif name == CONCERNS:
+            before[name] += value
+        else:
+            before[name] = before.get(name) or value
+    before[ERRORS].sort(key=lambda each: each[_index_in(each)])
+    of_a_client = isinstance(second, (ClientBulkWriteResult, ClientBulkWriteException))
+    if before[ERRORS] or before[CONCERNS] or before.get("error"):
+        if of_a_client:
+            raise ClientBulkWriteException(before, _is_verbose(second))
+        raise BulkWriteError(before)
+    if of_a_client:
+        return ClientBulkWriteResult(
+            before, acknowledged=True, has_verbose_results=_is_verbose(second)
+        )
+    return BulkWriteResult(before, acknowledged=True)
+
+
+def _moved(document: Any, indexes: Sequence[int]) -> Any:
+    name = _index_in(document)
+    return {**document, name: indexes[document[name]]}
+
+
+def _is_verbose(second: Any) -> bool:
+    if isinstance(second, ClientBulkWriteException):
+        return second.verbose
+    return bool(second.has_verbose_results)
