@@ -226,8 +226,13 @@ def test_a_port_that_is_taken_is_one_error(free_port: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--members", "0"), "members is 0, but must be a whole number of at least 1"),
-        (("--members", "0", "--port", "70000"), "members is 0, but must be a whole number of at "),
+        (("--members", "0"), "members is 0, but must be a whole number from 1 to 50"),
+        (("--members", "0", "--port", "70000"), "members is 0, but must be a whole number from"),
+        (("--members", "99"), "members is 99, but must be a whole number from 1 to 50"),
+        (
+            ("--topology", "sharded", "--members", "99", "--port", "5000"),
+            "members is 99, but must be a whole number from 1 to 50",
+        ),
         (
             ("--topology", "standalone", "--members", "3"),
             "must be 1: a standalone has one member; a replica-set or sharded may have more",

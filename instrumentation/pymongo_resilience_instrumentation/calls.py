@@ -183,7 +183,9 @@ class Call:
 
     @property
     def namespace(self) -> str:
-        return namespace_text(*self.target)
+        database, collection = self.target
+        # The end of a transaction has no database of its own.
+        return namespace_text(database or "admin", collection)
 
     @property
     def acknowledged(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,7 @@ PROGRAM: Final = "pymongo-resilience"
 FAILURE: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
 
 _DEMO_MODULES: Final = (
     "opentelemetry.exporter.otlp.proto.http",
@@ -40,7 +42,19 @@ _LONGEST_DEMO: Final = 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 for a failure, 2 for a wrong usage."""
+    """Run the command line; returns the exit status: 0, 1 for a failure, 2 for a wrong usage, 141
+    where nobody reads the output to its end, as in ``pymongo-resilience config | head``."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Or the interpreter would fail once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "config":
         return _config()
@@ -99,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="how many members the replica set has (default: 3), or routers the cluster (default: "
-        "2); a standalone has one",
+        "2), 50 at most; a standalone has one",
     )
     testbed.add_argument(
         "--port",
@@ -176,6 +190,8 @@ def _demo(options: argparse.Namespace) -> int:
         return run(wanted)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        raise
     except (DemoError, TestbedError, OSError) as exc:
         return _complain(str(exc), FAILURE)
 

@@ -6,7 +6,6 @@ Source: Client Backpressure, "Token Bucket".
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
@@ -27,7 +26,7 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Arguments, bool
     """A client's arguments without ``adaptiveRetries``, and what it said; None where it did not.
 
     A keyword wins over the URI, as for the driver's own options. Raises ConfigurationError
-    (pymongo's) for a keyword that is no boolean; in a URI that is a warning, as pymongo does it.
+    (pymongo's) for what is no boolean.
     """
     if args:
         host, said = _from_hosts(args[0])
@@ -111,12 +110,11 @@ def _options(uri: str) -> tuple[str, list[str], str]:
     return head, query.split(separator), separator
 
 
-def _from_text(value: str) -> bool | None:
-    if value not in _BOOLEANS:
-        warnings.warn(f"{OPTION}={value}: expected true or false; ignored", stacklevel=2)
-        return None
-    return _BOOLEANS[value]
+def _from_text(value: str) -> bool:
+    if value.lower() not in _BOOLEANS:
+        raise ConfigurationError(f"{OPTION}={value} in the URI: expected true or false")
+    return _BOOLEANS[value.lower()]
 
 
-def _last(answers: Sequence[bool | None]) -> bool | None:
-    return next((each for each in reversed(answers) if each is not None), None)
+def _last(answers: Sequence[bool]) -> bool | None:
+    return answers[-1] if answers else None

@@ -200,7 +200,12 @@ class Runtime:
             if self.operation_spans is not None:
                 self.operation_spans.end(call, error, ended_ns)
             if call.ends is not None:
-                call.ends.end(error, withholds=call.withholds, ended_ns=ended_ns)
+                call.ends.end(
+                    error,
+                    operation=call.operation,
+                    withholds=call.withholds,
+                    ended_ns=ended_ns,
+                )
         except Exception:
             logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
 

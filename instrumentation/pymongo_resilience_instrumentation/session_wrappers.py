@@ -33,8 +33,8 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wr
     """
     yield "start_transaction", transaction_spans.start_transaction(runtime, asynchronous)
     yield "with_transaction", (_async_whole if asynchronous else _whole)(runtime)
-    yield "commit_transaction", _end(runtime, "commitTransaction", asynchronous, anew=False)
-    yield "abort_transaction", _end(runtime, "abortTransaction", asynchronous, anew=True)
+    yield "commit_transaction", _end(runtime, transaction_spans.COMMIT, asynchronous, anew=False)
+    yield "abort_transaction", _end(runtime, transaction_spans.ABORT, asynchronous, anew=True)
 
 
 def start_session(

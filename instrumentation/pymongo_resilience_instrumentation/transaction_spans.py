@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
+COMMIT, ABORT = "commitTransaction", "abortTransaction"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 
 
 class TransactionSpan:
     """One transaction's. Ended once, whoever comes first; kept alive by being open."""
 
-    __slots__ = ("_open", "_quotes", "_session", "span")
+    __slots__ = ("_open", "_quotes", "_session", "_unknown", "span")
 
     def __init__(
         self, span: Span, session: Any, quotes: bool, still_open: set[TransactionSpan]
@@ -51,6 +52,7 @@ class TransactionSpan:
             session, lambda _: defer(partial(self.end, ended_ns=time.time_ns()))
         )
         self._quotes = quotes
+        self._unknown = False
         self._open = still_open
         still_open.add(self)
         vars(session)[_SPAN] = self
@@ -62,14 +64,17 @@ class TransactionSpan:
         self,
         error: BaseException | None = None,
         *,
+        operation: str | None = None,
         withholds: bool = False,
         ended_ns: int | None = None,
     ) -> None:
         """After a commit or an abort, with what that ended with.
 
+        ``operation``: which of both; None where the transaction was left without either.
         ``ended_ns``: since the epoch; None is now.
         """
         if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
+            self._unknown = True
             return
         if self not in self._open:
             return
@@ -78,7 +83,17 @@ class TransactionSpan:
         if session is not None:
             vars(session).pop(_SPAN, None)
         quotes = self._quotes and not withholds
+        self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
         end_span(self.span, error, quotes=quotes, ended_ns=ended_ns)
+
+    def _outcome(self, operation: str | None, error: BaseException | None) -> str:
+        if operation == ABORT:
+            return "aborted"
+        if operation == COMMIT and error is None:
+            return "committed"
+        if operation == COMMIT and isinstance(error, PyMongoError):
+            return "failed"
+        return "unknown" if operation == COMMIT or self._unknown else "unfinished"
 
 
 class TransactionSpans:

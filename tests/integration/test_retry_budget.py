@@ -183,13 +183,15 @@ def test_a_keyword_that_is_no_boolean_is_refused(
         pymongo.MongoClient(proxy.uri, adaptiveRetries=value)
 
 
-def test_in_a_uri_that_is_a_warning(proxy: ReplicaSet, instrument: Instrument) -> None:
+@pytest.mark.parametrize("value", ["maybe", "", "1", "yes"])
+def test_in_a_uri_it_is_refused_as_well(
+    value: str, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
     instrument()
-    with (
-        pytest.warns(UserWarning, match="adaptiveRetries=maybe: expected true or false"),
-        pymongo.MongoClient(f"{proxy.uri}&adaptiveRetries=maybe") as client,
+    with pytest.raises(
+        ConfigurationError, match=f"adaptiveRetries={value} in the URI: expected true or false"
     ):
-        assert client.options.retry_reads
+        side.client(f"{proxy.uri}&adaptiveRetries={value}")
 
 
 def test_the_driver_alone_refuses_it(proxy: ReplicaSet) -> None:
@@ -203,6 +205,7 @@ def test_the_driver_alone_refuses_it(proxy: ReplicaSet) -> None:
     [
         ("mongodb://h", "mongodb://h", None),
         ("mongodb://h/?adaptiveRetries=true", "mongodb://h/", True),
+        ("mongodb://h/?adaptiveRetries=True", "mongodb://h/", True),
         ("mongodb://h/db?adaptiveretries=false&w=1", "mongodb://h/db?w=1", False),
         ("mongodb://h/?w=1;adaptiveRetries=true;j=true", "mongodb://h/?w=1;j=true", True),
         ("mongodb://h/?maxAdaptiveRetries=3", "mongodb://h/?maxAdaptiveRetries=3", None),

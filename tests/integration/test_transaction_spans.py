@@ -21,7 +21,11 @@ from pymongo_resilience_instrumentation.testbed.faults import Fail
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from span_trees import command, failed, operation, transaction, trees
 
+import pymongo_resilience
+from pymongo_resilience import RetryScheduled
+
 TXN = "txn_number"
+OUTCOME = "pymongo_resilience.outcome"
 
 
 @pytest.fixture
@@ -63,6 +67,7 @@ def test_operations_and_the_end_are_its_children(
             one("find", TXN, "cursor_id"),
             *[one("getMore", TXN, "cursor_id")] * 2,
             _end(end, port),
+            **{OUTCOME: "committed" if end[0] == "c" else "aborted"},
         ),
         one("insert", TXN),
     ]
@@ -83,8 +88,9 @@ def test_a_block_that_raises_and_a_session_that_ends_abort_it(
     side.do(session.start_transaction)
     side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
     side.do(session.end_session)
-    ((name, _, below),) = trees(telemetry.spans())
+    ((name, facts, below),) = trees(telemetry.spans())
     assert (name, below[-1][0]) == ("transaction", "abortTransaction admin")
+    assert facts[OUTCOME] == "aborted"
 
 
 def test_each_try_of_with_transaction_is_one(
@@ -99,6 +105,7 @@ def test_each_try_of_with_transaction_is_one(
         ("transaction", ["insert", "abortTransaction"]),
         ("transaction", ["insert", "commitTransaction"]),
     ]
+    assert [facts[OUTCOME] for _, facts, _ in drawn] == ["aborted", "committed"]
 
 
 def _inserting(side: Side, coll: Any) -> Callable[[Any], Any]:
@@ -124,10 +131,42 @@ def test_a_commit_whose_result_is_unknown_may_be_called_again(
     side.do(session.commit_transaction)
     ((_, facts, below),) = trees(telemetry.spans())
     assert facts["status"] is StatusCode.UNSET
+    assert facts[OUTCOME] == "committed"
     assert [(each[0], each[1]["status"]) for each in below[1:]] == [
         ("commitTransaction admin", StatusCode.ERROR),
         ("commitTransaction admin", StatusCode.UNSET),
     ]
+
+
+def test_a_commit_of_which_nobody_knows_is_told_from_one_that_never_came(
+    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    proxy.inject(CutAfter("commitTransaction", times=2))
+    with pytest.raises(AutoReconnect):
+        side.do(session.commit_transaction)
+    side.do(session.end_session)
+    other = client.start_session()
+    side.do(other.start_transaction)
+    pymongo_resilience.uninstrument()
+    drawn = [facts[OUTCOME] for name, facts, _ in trees(telemetry.spans()) if name == "transaction"]
+    assert drawn == ["unknown", "unfinished"]
+    side.do(other.end_session)
+
+
+def test_the_events_of_a_commit_name_the_database_that_it_goes_to(
+    side: Side, client: Any, proxy: ReplicaSet, database: str, telemetry: Telemetry
+) -> None:
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {"_id": 1}, session=session)
+    proxy.inject(CutAfter("commitTransaction"))
+    side.do(session.commit_transaction)
+    (event,) = telemetry.decisions.events
+    assert isinstance(event, RetryScheduled)
+    assert (event.operation, event.namespace) == ("commitTransaction", "admin")
 
 
 def test_a_commit_that_fails_for_good_is_its_error(
@@ -142,7 +181,8 @@ def test_a_commit_that_fails_for_good_is_its_error(
     ((_, facts, _),) = trees(telemetry.spans())
     message = facts["exception.message"]
     assert message.startswith("OperationFailure, code 8000")
-    expected = failed(transaction(), "pymongo.errors.OperationFailure", message)
+    outcome = {OUTCOME: "failed"}
+    expected = failed(transaction(**outcome), "pymongo.errors.OperationFailure", message)
     assert facts == expected[1]
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(pymongo_resilience.__file__).parent
-MODULES = sorted(PACKAGE.glob("*.py"))
+MODULES = sorted(each for each in PACKAGE.glob("*.py") if each.name != "__main__.py")
+"""But for the command, which nobody imports."""
 IMPORT_AND_TELL = """
 import json, sys
 before = set(sys.modules)

@@ -95,7 +95,7 @@ def _deployment(options: Options) -> Deployment:
     try:
         return kind(members=options.members, port=options.port)
     except ValueError as exc:
-        if options.port is None or count < 1:
+        if not str(exc).startswith("port"):
             raise
         why = f"as many consecutive ports are needed as there are members, here {count}"
         raise ValueError(f"{exc}: {why}") from None

@@ -61,6 +61,8 @@ class ReplicaSet(Deployment):
     """
 
     default_members: ClassVar[int] = 3
+    most_members: ClassVar[int | None] = 50
+    """As MongoDB has it."""
     roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ("primary", "secondary")
 
     def __init__(

@@ -30,6 +30,7 @@ class ShardedCluster(Deployment):
     """
 
     default_members: ClassVar[int] = 2
+    most_members: ClassVar[int | None] = 50
 
     def __init__(
         self,

@@ -1,0 +1,7 @@
+"""``python -m pymongo_resilience``: the command ``pymongo-resilience``."""
+
+import sys
+
+from pymongo_resilience_instrumentation.cli import main
+
+sys.exit(main())
