@@ -15,7 +15,7 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.changes import WRITES
+from pymongo_resilience_instrumentation.changes import ABORT, COMMIT, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,9 +183,8 @@ class Call:
 
     @property
     def namespace(self) -> str:
-        database, collection = self.target
-        # The end of a transaction has no database of its own.
-        return namespace_text(database or "admin", collection)
+        """Empty where nobody knows it: of a method that was bound before ``instrument()``."""
+        return "admin" if self.operation in {COMMIT, ABORT} else namespace_text(*self.target)
 
     @property
     def acknowledged(self) -> bool:

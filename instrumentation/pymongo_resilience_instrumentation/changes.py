@@ -9,3 +9,5 @@ DEFINITIONS = frozenset({
 })  # fmt: skip
 """What changes collections rather than documents."""
 CHANGES = WRITES | DEFINITIONS
+COMMIT, ABORT = "commitTransaction", "abortTransaction"
+"""The ends of a transaction: what is sent to ``admin``, whatever it has changed."""

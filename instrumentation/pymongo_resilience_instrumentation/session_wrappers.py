@@ -11,6 +11,7 @@ from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver, failures, sessions, transaction_spans
 from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.changes import ABORT, COMMIT
 from pymongo_resilience_instrumentation.sessions import TransactionDeadline
 from pymongo_resilience_instrumentation.timeouts import timed_out
 from pymongo_resilience_instrumentation.wrappers import call_around
@@ -33,8 +34,8 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wr
     """
     yield "start_transaction", transaction_spans.start_transaction(runtime, asynchronous)
     yield "with_transaction", (_async_whole if asynchronous else _whole)(runtime)
-    yield "commit_transaction", _end(runtime, transaction_spans.COMMIT, asynchronous, anew=False)
-    yield "abort_transaction", _end(runtime, transaction_spans.ABORT, asynchronous, anew=True)
+    yield "commit_transaction", _end(runtime, COMMIT, asynchronous, anew=False)
+    yield "abort_transaction", _end(runtime, ABORT, asynchronous, anew=True)
 
 
 def start_session(

@@ -20,6 +20,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.faults import logger
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation.changes import ABORT, COMMIT
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.spans import end_span
 from pymongo_resilience_instrumentation.suppression import is_suppressed
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
-COMMIT, ABORT = "commitTransaction", "abortTransaction"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 
 
