@@ -85,6 +85,7 @@ BEHAVIOUR = (
              "time_limits::test_every_operation_has_what_is_left_and_no_older_limit",
              "cursor_timeouts::"
              "test_all_batches_of_a_list_have_one_timeout_and_the_error_says_so",
+             "whole_calls::test_all_commands_of_a_call_have_one_end",
              why="All but client-side encryption, below."),
     )),
     Section("Validation and Overrides", (
@@ -93,7 +94,9 @@ BEHAVIOUR = (
              "time_limits::test_the_applications_own_limits",
              "time_limits::test_the_sockets_own_timeout",
              "time_limits::test_the_wtimeout_of_a_collection",
-             "waits::test_the_older_timeout_of_the_pool_holds_without_a_deadline_alone"),
+             "waits::test_the_older_timeout_of_the_pool_holds_without_a_deadline_alone",
+             "waits::test_a_timeout_without_end_leaves_a_full_pool_the_selections_timeout",
+             "time_limits::test_the_commit_limit_of_a_transaction"),
         held("overrides-2", "inside of with_transaction, an operation with the session has the "
              "session's timeout",
              "transaction_timeouts::"
@@ -141,10 +144,14 @@ BEHAVIOUR = (
         held("transformed-3", "and not by a name or a text",
              "timeout_errors::test_another_code_stays_what_it_is_under_a_deadline",
              "tests/unit/test_timeout_errors.py::test_no_name_and_no_text_makes_an_expiry"),
-        held("transformed-4", "so does the expiry of a socket",
+        held("transformed-4", "so does the expiry of reading from a socket and of writing to it",
              "timeout_errors::test_a_reply_that_does_not_come",
-             "socket_deadlines::test_a_write_to_a_socket_ends_with_the_deadline",
-             "waits::test_connecting_ends_with_the_deadline"),
+             "socket_deadlines::test_a_write_to_a_socket_ends_with_the_deadline"),
+        differs("transformed-6", "so does the expiry of any other wait",
+                "Not that of connectTimeoutMS or serverSelectionTimeoutMS while the operation has "
+                "time left ([D22](deviations.md#d22-a-shorter-limit-that-is-over-is-no-expiry)).",
+                "waits::test_connecting_ends_with_the_deadline",
+                "waits::test_connecting_that_ends_with_its_own_timeout_is_no_expiry"),
         unreachable("transformed-5", "so does the expiry of an HTTP request",
                     "Those are pymongo's own (OCSP, cloud logins, KMS), and it makes errors of "
                     "connections or of encryption from them."),
@@ -196,7 +203,8 @@ BLOCKING = (
              "what is left",
              "waits::test_selection_ends_with_its_own_timeout_and_that_is_no_expiry",
              "waits::test_selection_that_ends_with_the_deadline_is_an_expiry",
-             "waits::test_a_full_pool_is_waited_for_as_long_as_the_shorter_of_both"),
+             "waits::test_a_full_pool_is_waited_for_as_long_as_the_shorter_of_both",
+             "waits::test_a_timeout_without_end_leaves_a_full_pool_the_selections_timeout"),
         held("selection-2", "selection then fails with a timeout",
              "waits::test_selection_ends_with_its_own_timeout_and_that_is_no_expiry",
              "waits::test_selection_that_ends_with_the_deadline_is_an_expiry",
@@ -204,7 +212,8 @@ BLOCKING = (
                  "where "
                  "the operation's own time is over."),
         held("selection-3", "a checkout has what selection leaves of that",
-             "handed_waits::test_a_checkout_has_what_the_selection_has_left"),
+             "handed_waits::test_a_checkout_has_what_the_selection_has_left",
+             why="With a timeout of 0 as well; without any, checkout has a time of its own."),
         held("selection-4", "a socket has the shorter of connectTimeoutMS and what is left of that",
              "waits::test_connecting_ends_in_time_and_is_repeated_since_nothing_was_sent",
              "handed_waits::test_connecting_is_handed_what_is_left_and_what_follows_has_all_of_it"),
@@ -237,11 +246,10 @@ BLOCKING = (
         held("command-1", "commands carry maxTimeMS",
              "time_limits::test_every_operation_has_what_is_left_and_no_older_limit",
              why="But for tailable cursors: see await-7."),
-        unreachable("command-2", "the round-trip time is taken from the description that the "
-                                 "server "
-                    "was selected by",
-                    "pymongo reads it from the server right after it was selected. A reset between "
-                    "the two makes it 0: the limit is a round trip longer then."),
+        differs("command-2", "the round-trip time is taken from the description that the server "
+                "was selected by",
+                "pymongo reads it from the server right after it was selected. A reset between "
+                "the two makes it 0: the limit is a round trip longer then."),
         driver("command-3", "it is what is left, less the least round-trip time",
                "time_limits::test_the_round_trip_is_taken_off"),
         held("command-4", "where nothing is left then, nothing is sent, and the error is a timeout",
@@ -282,13 +290,14 @@ BLOCKING = (
              "time_limits::test_each_batch_of_a_bulk_write_has_what_is_left_then"),
     )),
     Section("Retryability", (
-        held("retrying-1", "what can be repeated is, as often as there is time",
+        differs("retrying-1", "what can be repeated is, as often as there is time",
+                "Not after overload errors, nor after those of a handshake, which count as such: "
+                "five times, as Client Backpressure has it. Others are, with waits between "
+                "([D1](deviations.md#d1-waits-without-overload)).",
              "bulk_deadlines::"
              "test_a_command_is_repeated_as_often_as_fits_and_never_past_the_deadline",
              "deadlines::test_a_permanent_error_is_repeated_with_back_off_until_the_deadline",
-             "tests/unit/scenarios.py::mongodb: a storm until the deadline",
-             why="With waits between, and five times after overload ([D1](deviations.md"
-                 "#d1-waits-without-overload)); with the strategy `mongodb` without waits."),
+             "tests/unit/scenarios.py::mongodb: a storm until the deadline"),
         held("retrying-2", "when there is none, a timeout is raised",
              "deadlines::test_a_permanent_error_is_repeated_with_back_off_until_the_deadline"),
     )),
@@ -301,9 +310,9 @@ BLOCKING = (
                     "deadline. A mongocryptd and libmongocrypt are not part of the tests."),
         unreachable("encryption-4", "a mongocryptd is told by what it says of itself, `iscryptd`",
                     "pymongo does not keep that field of a hello."),
-        unreachable("encryption-5", "explicit encryption has an option timeoutMS",
-                    "pymongo's `ClientEncryption` has none, and its methods are not among the "
-                    "operations here; `pymongo.timeout` around them holds."),
+        differs("encryption-5", "explicit encryption has an option timeoutMS",
+                "pymongo's `ClientEncryption` has none, and the library adds none; "
+                "`pymongo.timeout` around its methods holds."),
     )),
     Section("Background Connection Pooling", (
         driver("background-1", "a connection that is made ahead (minPoolSize) has connectTimeoutMS "

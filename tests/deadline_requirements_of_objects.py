@@ -11,10 +11,11 @@ CURSORS = (
     Section("Cursors", (
         held("cursors-1", "what makes a cursor has a timeoutMode: for its life, or by iteration",
              "cursor_timeouts::test_the_mode_is_set_where_timeouts_are"),
-        held("cursors-2", "a mode without a timeout is an error",
-             "timeout_modes::test_a_mode_without_a_timeout_is_an_error_and_nothing_is_sent",
-             "timeout_modes::test_a_policy_may_not_say_it_either_and_the_process_may",
-             why="Not that of the process, which is a default."),
+        differs("cursors-2", "a mode without a timeout is an error",
+                "That of an `override`, a `bind` or a rule is. That of the process is a default "
+                "for what has a timeout, and no error.",
+                "timeout_modes::test_a_mode_without_a_timeout_is_an_error_and_nothing_is_sent",
+                "timeout_modes::test_a_policy_may_not_say_it_either_and_the_process_may"),
         held("cursors-3", "by iteration it holds for a whole `next`, not for single commands",
              "change_stream_timeouts::test_it_holds_for_a_whole_next_and_the_following_goes_on",
              "cursor_timeouts::test_by_iteration_each_batch_has_the_time_anew",

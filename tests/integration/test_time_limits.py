@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from functools import partial
 from typing import Any
 
 import pymongo
@@ -327,6 +328,36 @@ def test_the_applications_own_limits(
     else:
         assert sent == [7000 if timeout_ms is None else None] * 3
         assert ping == 7000
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])
+def test_the_commit_limit_of_a_transaction(
+    timeout_ms: int | None,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    recorder: Recorder,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=timeout_ms)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    session = coll.database.client.start_session()
+
+    async def begin() -> None:  # awaited by pymongo's async sessions
+        await session.start_transaction(max_commit_time_ms=7000)
+
+    start = partial(session.start_transaction, max_commit_time_ms=7000)
+    side.do(start if side.runner is None else begin)
+    side.do(coll.insert_one, {}, session=session)
+    side.do(session.commit_transaction)
+    side.do(session.end_session)
+    (commit,) = recorder.named("commitTransaction")
+    limit = commit.get("maxTimeMS")
+    if timeout_ms == TIMEOUT:
+        assert TIMEOUT - SLACK < limit <= TIMEOUT
+    else:
+        assert limit == (7000 if timeout_ms is None else None)
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 0, TIMEOUT])

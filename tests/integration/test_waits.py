@@ -214,6 +214,19 @@ def test_connecting_ends_in_time_and_is_repeated_since_nothing_was_sent(
     assert isinstance(event, RetryScheduled)
 
 
+def test_connecting_that_ends_with_its_own_timeout_is_no_expiry(
+    gate: Gate, side: Side, database: str, instrument: Instrument
+) -> None:
+    """Where it is not repeated, it is the driver's error: the operation has time left."""
+    instrument(timeout_ms=PLENTY_MS)
+    client = side.client(gate.uri, connectTimeoutMS=300, retryReads=False, **ALWAYS_CONNECTS)
+    wait_for_server(side, client)
+    with shut(gate), pytest.raises(NetworkTimeout) as caught:
+        side.do(client[database].coll.find_one)
+    assert not isinstance(caught.value, OperationTimeoutError)
+    assert caught.value.timeout
+
+
 def test_connecting_ends_with_the_deadline(
     gate: Gate, side: Side, database: str, instrument: Instrument
 ) -> None:
