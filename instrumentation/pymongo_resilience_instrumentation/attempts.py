@@ -16,6 +16,7 @@ from pymongo.errors import (
     OperationFailure,
     ProtocolError,
     PyMongoError,
+    ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
 
@@ -41,6 +42,7 @@ from pymongo_resilience_instrumentation import (
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
+from pymongo_resilience_instrumentation.selection_errors import name_servers_once
 from pymongo_resilience_instrumentation.timeouts import elapsed, timed_out
 
 if TYPE_CHECKING:
@@ -262,6 +264,8 @@ class Attempts:
                 self._tell_breaker(Evidence.NONE)
                 return replace(before, carried_txn_number=False)
             error = AutoReconnect(str(error))
+        if self.call.explained and isinstance(error, ServerSelectionTimeoutError):
+            name_servers_once(error)
         if hopeless_cause(error) is not None:
             driver.forget_transient(error)
         failure = failures.describe(

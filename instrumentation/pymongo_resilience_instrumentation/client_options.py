@@ -75,8 +75,8 @@ def _is_negative(value: str) -> bool:
 
 
 def _from_keyword(name: str, value: Any) -> bool:
-    if isinstance(value, str) and value in _BOOLEANS:
-        return _BOOLEANS[value]
+    if isinstance(value, str) and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name}={value!r}: expected True or False")
     return value
@@ -98,7 +98,7 @@ def _from_uri(uri: str) -> tuple[str, bool | None]:
     head, options, separator = _options(uri)
     ours = [each for each in options if each.partition("=")[0].lower() == OPTION.lower()]
     rest = [each for each in options if each not in ours]
-    said = [_from_text(each.partition("=")[2]) for each in ours]
+    said = [_from_text(unquote_plus(each.partition("=")[2])) for each in ours]
     left = head + "?" + separator.join(rest) if any(rest) else head
     return left, _last(said)
 

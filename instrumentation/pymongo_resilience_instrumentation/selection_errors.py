@@ -7,13 +7,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import ConnectionFailure
+
 from pymongo_resilience.faults import deliver
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.failures import attribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
+
+
+UNREACHABLE = "No server can be reached"
+TOPOLOGY = ", Topology Description: "
+"""What pymongo puts between the text of a failed selection and all servers once more."""
+
+
+def _only_lists_servers(text: str, topology: Any) -> bool:
+    """Whether pymongo's words are the errors of servers that cannot be reached: ours have those."""
+    found = topology.description.server_descriptions().values()
+    errors = [each.error for each in found if each.error is not None]
+    if not all(
+        isinstance(each, ConnectionFailure) and not attribute(each, "details") for each in errors
+    ):
+        return False
+    for each in sorted(map(str, errors), key=len, reverse=True):
+        text = text.replace(each, "")
+    return bool(errors) and not text.strip(",")
+
+
+def name_servers_once(error: Exception) -> None:
+    """Of a failed selection whose text explains each server: the driver's description of them all
+    is left out. The client has it, and the driver's log."""
+    if error.args and isinstance(error.args[0], str):
+        error.args = (error.args[0].partition(TOPOLOGY)[0], *error.args[1:])
 
 
 def error_message(runtime: Runtime) -> Wrapper:
@@ -33,7 +62,12 @@ def error_message(runtime: Runtime) -> Wrapper:
                 why_not,
             )
 
-            return f"{text} ({why_not(topology, *args)})"
+            words = UNREACHABLE if _only_lists_servers(text, topology) else text
+            said = f"{words} ({why_not(topology, *args)})"
+            call = calls.current()
+            if call is not None:
+                call.explained = True
+            return said  # noqa: TRY300 - all of it is ours
         except Exception as error:  # noqa: BLE001 - the driver's text does without ours
             deliver(error)
             return text

@@ -138,8 +138,11 @@ def test_a_client_made_before_has_one_too(
     [
         ("adaptiveRetries=true", None, False, True),
         ("ADAPTIVERETRIES=true", None, False, True),
+        ("adaptiveRetries=%74rue", None, False, True),
         (None, True, False, True),
         (None, "true", False, True),
+        (None, "True", False, True),
+        (None, "FALSE", True, False),
         ("adaptiveRetries=false", True, False, True),
         ("adaptiveRetries=true", False, False, False),
         ("adaptiveRetries=false", None, True, False),
