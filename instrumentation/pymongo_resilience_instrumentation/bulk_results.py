@@ -26,11 +26,12 @@ def failed(details: Details) -> Iterator[tuple[int, int]]:
         yield error[_index_in(error)], error.get("code", 0)
 
 
-def show_as_many(details: Details, many: Collection[int]) -> None:
+def show_as_many(error: Any, many: Collection[int]) -> None:
     """An error shows what the application asked for, not what was sent in its stead."""
-    for error in details.get(ERRORS, ()):
-        operation = error.get("op")
-        if error[_index_in(error)] not in many or not isinstance(operation, dict):
+    text = error.args[0]
+    for each in error.details.get(ERRORS, ()):
+        operation = each.get("op")
+        if each[_index_in(each)] not in many or not isinstance(operation, dict):
             continue
         shown = dict(operation)
         if "limit" in shown:
@@ -39,7 +40,9 @@ def show_as_many(details: Details, many: Collection[int]) -> None:
             shown["multi"] = True
         if "u" not in shown and "updateMods" not in shown and shown.get("hint") == {"_id": 1}:
             del shown["hint"]
-        error["op"] = shown
+        each["op"] = shown
+        text = text.replace(str(operation), str(shown))
+    error.args = (text, *error.args[1:])
 
 
 def without_errors(details: Details, indexes: Sequence[int]) -> Details:

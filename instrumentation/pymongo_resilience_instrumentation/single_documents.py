@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TWINS = {"delete_many": "delete_one", "update_many": "update_one"}
 BULK = "bulk_write"
+MANY: frozenset[type] = frozenset({UpdateMany, DeleteMany})
 INDEX = {"_id": 1}
 """The hint of a delete: time-series collections have no such index, and their ``_id`` need not be
 unique. They refuse to update a single document anyway."""
@@ -189,8 +190,10 @@ class _Writes:
         models = arguments.get(name)
         if type(models) is not list:
             return None
-        many = [index for index, each in enumerate(models) if _writes_many(each)]
-        if not many or not all(_can_be_single(models[index]) for index in many):
+        if MANY.isdisjoint(map(type, models)):
+            return None
+        many = [index for index, each in enumerate(models) if isinstance(each, tuple(MANY))]
+        if not all(_can_be_single(models[index]) for index in many):
             return None
         namespaces = {
             driver.namespace_of_model(models[index]) if self._of_a_client else call.namespace
@@ -204,7 +207,8 @@ class _Writes:
             return original(target, **{**arguments, name: models})
 
         def settle(result: Any) -> Any:
-            self._remember(namespaces)
+            if not bulk.is_refused_as_well(result):
+                self._remember(namespaces)
             return bulk.settle(result)
 
         def fall_back(error: BaseException) -> Callable[[], Any] | None:
@@ -258,7 +262,7 @@ class _Bulk:
             return self._models if alone else None
         if not isinstance(details, dict):
             return None
-        bulk_results.show_as_many(details, self._many)
+        bulk_results.show_as_many(error, self._many)
         refused = [
             index
             for index, code in bulk_results.failed(details)
@@ -269,6 +273,11 @@ class _Bulk:
         self._sent = range(refused[0], len(self._models)) if self._ordered else refused
         self._before = bulk_results.without_errors(details, refused)
         return [self._models[index] for index in self._sent]
+
+    def is_refused_as_well(self, result: Any) -> bool:
+        """Whether the rest failed of what it was refused for: then not of being for one."""
+        details = result.details if isinstance(result, BaseException) else {}  # type: ignore[attr-defined]  # of a bulk write
+        return any(code in REFUSALS for _, code in bulk_results.failed(details))
 
     def settle(self, result: Any) -> Any:
         """The result of the whole; raises the error of the whole."""
@@ -287,15 +296,9 @@ def _is_refusal(error: BaseException, call: Call) -> bool:
     return error.code in REFUSALS and "writeConcernError" not in details and not details.get("n")
 
 
-def _writes_many(model: Any) -> bool:
-    return isinstance(model, (UpdateMany, DeleteMany))
-
-
 def _can_be_single(model: Any) -> bool:
     return (
-        type(model) in {UpdateMany, DeleteMany}
-        and not driver.has_collation(model)
-        and pins_id(driver.filter_of(model))
+        type(model) in MANY and not driver.has_collation(model) and pins_id(driver.filter_of(model))
     )
 
 

@@ -18,8 +18,16 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
 )
-from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Fail, ReplicaSet
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutBefore,
+    Fail,
+    ReplicaSet,
+    ShardedCluster,
+    Standalone,
+)
 from pymongo_resilience_instrumentation.testbed.interception import Answer, Interception
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 from pymongo_resilience import RetryDeclined
 from pymongo_resilience.orchestrator import Rule
@@ -27,6 +35,7 @@ from pymongo_resilience.orchestrator import Rule
 pytestmark = pytest.mark.oldest
 
 INC = {"$inc": {"n": 1}}
+FAILED_TO_PARSE = 9
 SHARD_KEY_NOT_FOUND = 61
 INVALID_OPTIONS = 72
 
@@ -400,6 +409,7 @@ def test_an_error_in_a_bulk_shows_what_was_asked_for(
         side.do(coll.bulk_write, [UpdateMany({"_id": 1}, wrong)])
     (error,) = caught.value.details["writeErrors"]
     assert error["op"]["multi"] is True
+    assert "'multi': False" not in str(caught.value)
     models = [UpdateMany({"_id": 1}, wrong, namespace=coll.full_name)]
     with pytest.raises(ClientBulkWriteException) as of_client:
         side.do(coll.database.client.bulk_write, models)
@@ -430,6 +440,64 @@ def pymongo_off() -> None:
     import pymongo_resilience  # noqa: PLC0415 - for this test alone
 
     pymongo_resilience.uninstrument()
+
+
+def test_a_bulk_that_is_wrong_either_way_is_not_remembered(
+    side: Side, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    wrong: Any = {"$no_such_operator": {"n": 1}}
+    with pytest.raises(BulkWriteError) as caught:
+        side.do(coll.bulk_write, [UpdateMany({"_id": 1}, wrong)])
+    assert caught.value.details["writeErrors"][0]["code"] == FAILED_TO_PARSE
+    side.do(coll.bulk_write, [UpdateMany({"_id": 1}, INC)])
+    assert [each["updates"][0]["multi"] for each in sent.named("update")] == [False, True, False]
+
+
+@pytest.mark.parametrize("make", [ReplicaSet, ShardedCluster])
+def test_on_every_deployment_it_is_applied_once(
+    make: Any,
+    server: EmbeddedServer,
+    side: Side,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=20_000)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    with make(server.address) as deployment:
+        coll = side.client(deployment.uri)[database].coll
+        side.do(coll.find_one)
+        for cut, write in (
+            (CutAfter("update", times=2), (coll.update_many, {"_id": 1}, INC)),
+            (CutAfter("update", times=2), (coll.bulk_write, [UpdateMany({"_id": 1}, INC)])),
+            (CutAfter("delete", times=2), (coll.delete_many, {"_id": 1})),
+        ):
+            deployment.inject(cut)
+            result = side.do(*write)
+            assert cut.injected == 2
+        assert result.deleted_count == 1
+        side.do(coll.database.client.close)
+
+
+def test_on_a_standalone_server_it_is_never_applied_twice(
+    server: EmbeddedServer, side: Side, database: str, control: Any, instrument: Instrument
+) -> None:
+    """It knows no transaction numbers."""
+    instrument(timeout_ms=20_000)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    with Standalone(server.address) as deployment:
+        coll = side.client(deployment.uri)[database].coll
+        side.do(coll.find_one)
+        for write in (
+            (coll.update_many, {"_id": 1}, INC),
+            (coll.bulk_write, [UpdateMany({"_id": 1}, INC)]),
+        ):
+            deployment.inject(CutAfter("update"))
+            with pytest.raises(AutoReconnect):
+                side.do(*write)
+        side.do(coll.database.client.close)
+    assert control[database].coll.distinct("n") == [2]
 
 
 def test_others_are_still_not_repeated(
