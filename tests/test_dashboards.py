@@ -69,7 +69,7 @@ def test_the_dashboard_is_the_one_that_the_panels_describe() -> None:
 def test_the_dashboard_has_its_variables_and_panels_side_by_side() -> None:
     drawn: dict[str, Any] = json.loads(content(DASHBOARD))
     variables = [variable["name"] for variable in drawn["templating"]["list"]]
-    assert variables == ["datasource", "client", "server", "namespace"]
+    assert variables == ["datasource", "job", "instance", "client", "server", "namespace"]
     ids = [panel["id"] for panel in drawn["panels"]]
     assert len(set(ids)) == len(ids)
     taken: set[tuple[int, int]] = set()
@@ -88,7 +88,30 @@ def test_the_dashboard_has_its_variables_and_panels_side_by_side() -> None:
     ]
     assert len(expressions) == sum(len(p.queries) for panels in ROWS.values() for p in panels)
     used = {name for each in expressions for name in re.findall(r"\$([a-z]\w*)", each)}
-    assert used == {"client", "server", "namespace"}
+    assert used == {"job", "instance", "client", "server", "namespace"}
+
+
+def test_every_series_is_one_of_the_chosen_processes() -> None:
+    """In the queries, and where a variable lists its values: those of the chosen processes."""
+    drawn: dict[str, Any] = json.loads(content(DASHBOARD))
+    expressions = [
+        target["expr"] for panel in drawn["panels"] for target in panel.get("targets", ())
+    ]
+    variables = {
+        each["name"]: each["definition"]
+        for each in drawn["templating"]["list"]
+        if each["type"] == "query"
+    }
+    assert "$" not in variables.pop("job")
+    assert variables.pop("instance").count('{job=~"$job"}') == 1
+    listed = [each.rpartition(",")[0] for each in variables.values()]
+    for expression in [*expressions, *listed]:
+        # Without labels to sum by, only metrics are left that are named like this.
+        series = re.sub(r" by \([^)]*\)", "", expression)
+        chosen = re.sub(r'\{job=~"\$job", instance=~"\$instance"[^}]*\}', "<chosen>", series)
+        named = re.findall(r"(?:db_client|pymongo_resilience)_\w+(<chosen>)?", chosen)
+        assert named, expression
+        assert set(named) == {"<chosen>"}, expression
 
 
 @pytest.mark.parametrize("name", FILES)

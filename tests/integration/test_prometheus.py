@@ -22,8 +22,14 @@ from pymongo_resilience_instrumentation.dashboards.panels import ROWS
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "scraped.py"
-ALL = {"$client": ".*", "$server": ".*", "$namespace": ".*"}
-CHOSEN = {"$client": "(1|2)", "$server": r"127\\.0\\.0\\.1", "$namespace": "scraped"}
+ALL = dict.fromkeys(("$job", "$instance", "$client", "$server", "$namespace"), ".*")
+CHOSEN = {
+    "$job": "(shop|other)",
+    "$instance": r"127\\.0\\.0\\.1:[0-9]+",
+    "$client": "(1|2)",
+    "$server": r"127\\.0\\.0\\.1",
+    "$namespace": "scraped",
+}
 """As Grafana puts them into a query."""
 WITHIN = 30
 """Seconds until the last query has an answer; it takes about five."""
@@ -124,7 +130,7 @@ def test_every_query_of_the_dashboard_has_data(query: str, prometheus: Prometheu
     assert prometheus.has_data(QUERIES[query], CHOSEN)
 
 
-@pytest.mark.parametrize("variable", ["$client", "$server", "$namespace"])
+@pytest.mark.parametrize("variable", ALL)
 def test_a_variable_chooses(variable: str, prometheus: Prometheus) -> None:
     having = [query for query in QUERIES.values() if variable in query]
     assert having

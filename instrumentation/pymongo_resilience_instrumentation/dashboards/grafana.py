@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation.dashboards import DASHBOARD
 from pymongo_resilience_instrumentation.dashboards.panels import ROWS
+from pymongo_resilience_instrumentation.dashboards.queries import ALL, DURATION
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.dashboards.queries import Panel, Query
@@ -20,6 +21,7 @@ WIDTH = 24
 """Columns of a dashboard."""
 PANEL = (8, 8)
 """Columns and lines of a panel."""
+OPERATIONS = f"{DURATION}_count"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -41,17 +43,23 @@ def dashboard() -> dict[str, Any]:
 def _variables() -> list[dict[str, Any]]:
     return [
         {"name": "datasource", "label": "Source", "type": "datasource", "query": "prometheus"},
+        # By these Prometheus tells processes apart: the same server and client in each of them.
+        _variable("job", OPERATIONS, "job"),
+        _variable("instance", OPERATIONS + '{job=~"$job"}', "instance"),
         # A client is a number in the names of its pools.
         _variable(
-            "client", "db_client_connection_count", "db_client_connection_pool_name", "/#([0-9]+)$/"
+            "client",
+            f"db_client_connection_count{ALL}",
+            "db_client_connection_pool_name",
+            "/#([0-9]+)$/",
         ),
-        _variable("server", "pymongo_resilience_server_state", "server_address"),
-        _variable("namespace", "db_client_operation_duration_seconds_count", "db_namespace"),
+        _variable("server", f"pymongo_resilience_server_state{ALL}", "server_address"),
+        _variable("namespace", OPERATIONS + ALL, "db_namespace"),
     ]
 
 
-def _variable(name: str, metric: str, label: str, regex: str = "") -> dict[str, Any]:
-    query = f"label_values({metric}, {label})"
+def _variable(name: str, series: str, label: str, regex: str = "") -> dict[str, Any]:
+    query = f"label_values({series}, {label})"
     return {
         "name": name,
         "label": name.capitalize(),

@@ -14,6 +14,7 @@ from pymongo_resilience_instrumentation.dashboards.queries import (
     SERVER_LEGEND,
     Panel,
     Query,
+    of,
     per_second,
     quantile,
     slowest,
@@ -65,7 +66,7 @@ RETRIES = (
                 per_second(
                     "pymongo_resilience_retries_total",
                     "pymongo_resilience_reason",
-                    '{pymongo_resilience_decision="scheduled"}',
+                    of('pymongo_resilience_decision="scheduled"'),
                 ),
                 "{{pymongo_resilience_reason}}",
             ),
@@ -80,7 +81,7 @@ RETRIES = (
                 per_second(
                     "pymongo_resilience_retries_total",
                     "pymongo_resilience_decision, pymongo_resilience_reason",
-                    '{pymongo_resilience_decision!="scheduled"}',
+                    of('pymongo_resilience_decision!="scheduled"'),
                 ),
                 "{{pymongo_resilience_decision}}: {{pymongo_resilience_reason}}",
             ),
@@ -124,7 +125,9 @@ RETRIES = (
         (
             Query(
                 "min by (pymongo_resilience_client) "
-                '(pymongo_resilience_retry_budget_tokens{pymongo_resilience_client=~"$client"})',
+                "(pymongo_resilience_retry_budget_tokens"
+                + of('pymongo_resilience_client=~"$client"')
+                + ")",
                 "client {{pymongo_resilience_client}}",
             ),
         ),
@@ -176,7 +179,7 @@ SERVERS = (
         OF_SERVER,
         SERVER_LEGEND,
         description="Of the monitors' hellos that ask for an answer at once.",
-        labels='{server_address=~"$server", pymongo_resilience_awaited="false"}',
+        labels=of('server_address=~"$server"', 'pymongo_resilience_awaited="false"'),
     ),
     Panel(
         "Failed heartbeats",
