@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_AWAITS = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 frame_at = sys._getframe  # noqa: SLF001 - inspect.currentframe() is the same, for depth 0 alone
 
 
 def generator_around(frame: FrameType | None) -> FrameType | None:
     """The generator on the stack that shares its context with whatever runs between its steps.
 
-    A task has a context of its own: what is below its coroutines does not count.
+    A task has a context of its own: what drives its coroutines does not count.
     """
-    of_a_task = False
+    awaited = False
     while frame is not None:
         flags = frame.f_code.co_flags
-        if flags & _GENERATOR:
+        if awaited and not flags & _AWAITS:
+            return None
+        if flags & _GENERATOR and not flags & inspect.CO_ITERABLE_COROUTINE:
             caller = frame.f_back
             if caller is None or caller.f_code not in _CONTEXT_MANAGERS:
                 return frame
             frame = caller
-            flags = frame.f_code.co_flags
-        elif of_a_task and not flags & inspect.CO_COROUTINE:
-            return None
-        of_a_task = bool(flags & inspect.CO_COROUTINE)
+        awaited = bool(frame.f_code.co_flags & _AWAITS)
         frame = frame.f_back
     return None
 

@@ -386,6 +386,62 @@ def test_a_bulk_that_is_refused_in_part_is_completed(
     assert control[database].coll.distinct("_id") == [1, 3, 4]
 
 
+class RefusesSingleOfClients(Interception):
+    """As above, for a client's bulk write."""
+
+    def on_request(self, request: Any, connection: Any) -> Any:
+        if request.command_name != "bulkWrite":
+            return None
+        operations = request.body.get("ops") or [
+            each
+            for sequence in request.sequences
+            if b"ops\0" in sequence
+            for each in bson.decode_all(sequence.partition(b"ops\0")[2])
+        ]
+        errors = [
+            {"ok": 0.0, "idx": index, "code": INVALID_OPTIONS, "errmsg": "no", "n": 0}
+            for index, each in enumerate(operations)
+            if each.get("multi") is False
+        ]
+        if not errors:
+            return None
+        listed = errors[:1] if request.body["ordered"] else errors
+        counts = ("nInserted", "nUpserted", "nMatched", "nModified", "nDeleted")
+        cursor = {"id": bson.Int64(0), "firstBatch": listed, "ns": "admin.$cmd.bulkWrite"}
+        return Answer(
+            {"ok": 1.0, "cursor": cursor, "nErrors": len(listed), **dict.fromkeys(counts, 0)}
+        )
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_clients_bulk_that_is_refused_is_sent_as_it_is(
+    ordered: bool,
+    side: Side,
+    proxy: ReplicaSet,
+    coll: Any,
+    database: str,
+    control: Any,
+    sent: SentCommands,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=20_000)
+    proxy.inject(RefusesSingleOfClients())
+    models = [
+        UpdateMany({"_id": 1}, INC, namespace=coll.full_name),
+        DeleteMany({"_id": 2}, namespace=coll.full_name),
+    ]
+    bulk_write = coll.database.client.bulk_write
+    result = side.do(bulk_write, models, ordered=ordered, verbose_results=True)
+    assert (result.modified_count, result.deleted_count) == (1, 1)
+    assert (result.update_results[0].modified_count, result.delete_results[1].deleted_count) == (
+        1,
+        1,
+    )
+    assert control[database].coll.find_one() == {"_id": 1, "n": 1, "a": [0]}
+    multi = [[each["multi"] for each in command["ops"]] for command in sent.named("bulkWrite")]
+    assert multi == [[False] * 2, [True] * 2]
+
+
 def test_a_bulk_that_is_refused_in_part_has_the_errors_of_the_whole(
     side: Side, proxy: ReplicaSet, coll: Any, database: str, control: Any, instrument: Instrument
 ) -> None:

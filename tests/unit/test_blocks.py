@@ -11,6 +11,7 @@ import inspect
 import itertools
 import sys
 import threading
+import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -392,6 +393,52 @@ def test_an_async_context_manager_of_the_applications_own() -> None:
         assert current() is NOTHING
 
     asyncio.run(main())
+
+
+def test_a_task_is_inside_whatever_drives_its_coroutines() -> None:
+    """An event loop may be a generator itself, as trio's is."""
+
+    @types.coroutine
+    def pause() -> Iterator[None]:
+        yield
+
+    async def work() -> bool | None:
+        async with override(idempotent=True):
+            await pause()
+            return declared()
+
+    def loop() -> Iterator[None]:
+        coroutine, context = work(), contextvars.copy_context()
+        context.run(coroutine.send, None)
+        yield
+        contexts.append(context)
+        with pytest.raises(StopIteration) as ended:
+            context.run(coroutine.send, None)
+        found.append(ended.value.value)
+
+    found: list[bool | None] = []
+    contexts: list[contextvars.Context] = []
+    steps = loop()
+    next(steps)
+    assert list(steps) == []
+    assert found == [True]
+    assert contexts[0].run(declared) is None
+
+
+def test_a_generator_that_is_awaited_is_a_coroutine() -> None:
+    async def child() -> bool | None:
+        return declared()
+
+    @types.coroutine
+    def generator() -> Any:
+        with override(idempotent=True):
+            return (yield from asyncio.create_task(child()).__await__())
+
+    async def main() -> bool | None:
+        found: bool | None = await generator()
+        return found
+
+    assert asyncio.run(main()) is True
 
 
 def test_one_instance_in_two_generators() -> None:
