@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo import InsertOne, UpdateOne
-from pymongo.errors import AutoReconnect, PyMongoError
+from pymongo.errors import AutoReconnect, NotPrimaryError, PyMongoError
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
+    Election,
+    Interception,
     Overload,
     ReplicaSet,
     Reset,
@@ -166,6 +168,57 @@ def test_a_rejected_write_is_sent_again_without_a_number(
     assert ["txnNumber" in each for each in sent.named("insert")] == [False] * 4
 
 
+class NoSessions(Interception):
+    """The member of a set that knows no sessions, and so no transaction numbers."""
+
+    def on_hello(self, reply: Any) -> None:
+        reply.pop("logicalSessionTimeoutMinutes", None)
+
+
+@pytest.mark.parametrize("unsent", ["handshake", "checkout"])
+def test_so_it_is_where_the_server_knows_no_sessions(
+    unsent: str,
+    changing: Changing,
+    side: Side,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instrument(timeout_ms=20_000, base_backoff_ms=1)
+    changing.inject(NoSessions())
+    client, sent = monitored(side, changing)
+    if unsent == "handshake":
+        changing.inject(CutAtHandshake(times=2))
+    else:
+        refuse_checkouts(side, monkeypatch, 2)
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    assert ["txnNumber" in each for each in sent.named("insert")] == [False]
+    assert control[database].coll.count_documents({}) == 1
+
+
+@pytest.mark.parametrize("unsent", ["handshake", "checkout"])
+def test_a_secondary_that_is_meant_answers_for_itself(
+    unsent: str,
+    changing: Changing,
+    side: Side,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its type is no surprise to whoever connected to it directly."""
+    instrument(timeout_ms=20_000, base_backoff_ms=1)
+    changing.inject(Election(60))
+    client, sent = monitored(side, changing)
+    if unsent == "handshake":
+        changing.inject(CutAtHandshake(times=2))
+    else:
+        refuse_checkouts(side, monkeypatch, 2)
+    with pytest.raises(NotPrimaryError):
+        side.do(client[database].coll.insert_one, {"_id": 1})
+    assert ["txnNumber" in each for each in sent.named("insert")] == [False]
+
+
 def test_the_specification_s_strategy_does_not_repeat_what_was_not_overload(
     standalone: Standalone,
     side: Side,
@@ -184,7 +237,8 @@ def test_the_specification_s_strategy_does_not_repeat_what_was_not_overload(
 
 
 class TurningAfter(CutAfter):
-    """Executes the write and loses its reply; the server comes back as a standalone."""
+    """Executes the write and loses its reply; the server comes back as a standalone, and cuts a
+    handshake more before it takes one."""
 
     def __init__(self, command: str, deployment: Changing) -> None:
         super().__init__(command)
@@ -194,6 +248,7 @@ class TurningAfter(CutAfter):
 
         def turn() -> None:
             self._deployment.standalone = True
+            self._deployment.members[0].interceptions.append(CutAtHandshake())
 
         # Once the request has passed.
         asyncio.get_running_loop().call_soon(turn)
