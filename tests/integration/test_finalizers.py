@@ -11,23 +11,28 @@ import asyncio
 import gc
 import logging
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import gridfs
 import pymongo
 import pytest
-from child_programs import run
+from child_programs import ended, run
 from collected import SET, Watcher, collect, steps
 from conftest import POLLING, Side
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics._internal.aggregation import (
+    _ExplicitBucketHistogramAggregation,
+)
 from opentelemetry.sdk.metrics._internal.measurement_consumer import (
     SynchronousMeasurementConsumer,
 )
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
+from pymongo import _csot as pymongo_csot
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
@@ -275,3 +280,182 @@ def _nothing_is_in_progress() -> None:
     assert dict(runtime.clients.waiting) == {}
     if runtime.selectors is not None:
         assert all(each.by_address == {} for each in runtime.selectors._counts.values())
+
+
+async def _suspended(client: Any, database: str, count: int) -> list[Any]:
+    """So many reads that wait for their replies, each in a context of its own."""
+    begun: list[Any] = []
+
+    async def begin() -> None:
+        operation = client[database].coll.find_one()
+        operation.send(None)
+        begun.append(operation)
+
+    await client.admin.command("ping")
+    await asyncio.gather(*(begin() for _ in range(count)))
+    return begun
+
+
+def _ends(work: Callable[[], object]) -> bool:
+    """Whether it does, in a thread of its own."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(HANGS_AFTER)
+    return not thread.is_alive()
+
+
+@pytest.mark.oldest
+def test_a_collection_inside_of_the_collection_of_metrics_is_no_deadlock(
+    proxy: ReplicaSet, database: str, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = switch_on(watcher)
+    collect_metrics = _ExplicitBucketHistogramAggregation.collect
+
+    def collecting(self: Any, *args: Any) -> Any:
+        with self._lock:
+            if begun:
+                begun.pop()
+        return collect_metrics(self, *args)
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri, maxPoolSize=None, **POLLING) as client:
+            # One for each histogram that there may be.
+            begun.extend(await _suspended(client, database, 20))
+            assert _ends(reader.get_metrics_data)
+            begun.clear()
+
+    begun: list[Any] = []
+    monkeypatch.setattr(_ExplicitBucketHistogramAggregation, "collect", collecting)
+    asyncio.run(main())
+    # No operation follows: the next collection of metrics has them ended.
+    reader.get_metrics_data()
+    assert watcher.open == []
+
+
+@pytest.mark.oldest
+def test_a_finalizer_waits_for_none_of_the_locks_that_a_thread_holds(
+    proxy: ReplicaSet, database: str, control: Any, watcher: Watcher
+) -> None:
+    switch_on(watcher, **EVERYTHING)
+    held, collected = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ExitStack() as stack:
+            for lock in _locks():
+                stack.enter_context(lock)
+            held.set()
+            collected.wait(2 * HANGS_AFTER)
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri, maxPoolSize=None, **POLLING) as client:
+            begun = await _suspended(client, database, 3)
+            holder = threading.Thread(target=hold, daemon=True)
+            holder.start()
+            held.wait(HANGS_AFTER)
+            assert _ends(begun.clear)
+            collected.set()
+            holder.join()
+
+    asyncio.run(main())
+    control.admin.command("ping")
+    assert watcher.open == []
+    _nothing_is_in_progress()
+
+
+@pytest.mark.oldest
+def test_an_operation_may_begin_while_its_own_thread_holds_our_locks(
+    proxy: ReplicaSet, database: str, watcher: Watcher
+) -> None:
+    """In a generator of the application's that is collected, or in a signal handler."""
+    switch_on(watcher, **EVERYTHING)
+    with pymongo.MongoClient[Any](proxy.uri, **POLLING) as client:
+        client[database].coll.find_one()
+
+        def find_inside() -> None:
+            with ExitStack() as stack:
+                for lock in _locks():
+                    stack.enter_context(lock)
+                found.append(client[database].coll.find_one())
+
+        found: list[Any] = []
+        assert _ends(find_inside)
+        assert found == [None]
+        _nothing_is_in_progress()
+
+
+def _locks() -> list[Any]:
+    """Those of the library's objects."""
+    found = [
+        getattr(each, name, None)
+        for each in gc.get_objects()
+        if f"{type(each).__module__}.".startswith(
+            ("pymongo_resilience.", "pymongo_resilience_instrumentation.")
+        )
+        for name in ("lock", "_lock")
+    ]
+    kinds = (type(threading.Lock()), type(threading.RLock()))
+    locks = list({id(each): each for each in found if isinstance(each, kinds)}.values())
+    assert len(locks) > 3
+    return locks
+
+
+@pytest.mark.oldest
+def test_what_was_in_force_for_a_closed_coroutine_is_not_for_what_follows_it(
+    proxy: ReplicaSet, database: str, watcher: Watcher
+) -> None:
+    """Where it is closed in its own context, which goes on."""
+    switch_on(watcher, timeout_ms=500)
+
+    async def main() -> Any:
+        async with pymongo.AsyncMongoClient(proxy.uri, **POLLING) as client:
+            await client.admin.command("ping")
+            operation: Any = client[database].coll.find_one()
+            operation.send(None)
+            with suppress(RuntimeError, ValueError):  # of pymongo's own cleanup
+                operation.close()
+            await asyncio.sleep(0.6)
+            await client[database].coll.find_one()
+            return calls.found(), pymongo_csot.get_timeout()
+
+    assert asyncio.run(main()) == (None, None)
+    first, second = [span for span in watcher.ended if span.name == f"find {database}.coll"]
+    assert first.end_time is not None
+    assert second.start_time is not None
+    assert first.end_time < second.start_time
+    assert first.attributes is not None
+    assert first.attributes["exception.type"] == "GeneratorExit"
+    assert second.parent is None
+
+
+@pytest.mark.oldest
+def test_a_coroutine_collected_before_the_end_of_the_process_has_its_span(
+    server: EmbeddedServer, database: str
+) -> None:
+    status, output, errors = ended(
+        [sys.executable, "-c", EXITING, server.uri, database], {"PYTHONWARNINGS": "ignore"}
+    )
+    assert status == 0, errors
+    assert '"exception.type": "GeneratorExit"' in output
+
+
+EXITING = """
+import asyncio, sys, pymongo, pymongo_resilience
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+pymongo_resilience.instrument()
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter()))
+trace.set_tracer_provider(provider)
+sys.unraisablehook = lambda _: None
+
+async def main():
+    async with pymongo.AsyncMongoClient(sys.argv[1]) as client:
+        await client.admin.command("ping")
+        operation = client[sys.argv[2]].coll.find_one()
+        operation.send(None)
+    del operation
+
+asyncio.run(main())
+"""
