@@ -130,9 +130,9 @@ $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 	@touch $@
 
 # Any other Python, for the core of the tests: make .venv-3.12/stamp PYTHON=python3.12
-.venv-3.%/stamp: pyproject.toml
-	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D) || { rm -rf $(@D); exit 1; }
-	$(@D)/$(PIP_INSTALL) --editable ".[dev]"
+.venv-3.%/stamp: pyproject.toml | $(MAIN)/bin/python
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv --without-pip $(@D)
+	$(PIP_INTO) $(@D)/bin/python install --quiet --editable ".[dev]"
 	@touch $@
 
 # What counts as many instructions everywhere.
