@@ -38,6 +38,8 @@ def _reason(rule: Rule, operation: Operation, failure: Failure) -> str:
             return "a failed server selection is not repeated"
         case Rule.TERMINAL:
             return f"no retry mends this ({failure.reason.value})"
+        case Rule.TRANSACTION_OVER:
+            return "the transaction is over: all of it can be repeated, as with_transaction does"
         case Rule.SWITCHED_OFF:
             return f"{_switch(operation)} is off"
         case Rule.ATTEMPTS:

@@ -290,6 +290,13 @@ def test_what_it_does_not_take(side: Side) -> None:
             ),
             "connection closed",
         ),
+        (
+            AutoReconnect(
+                "db1:27017: connection closed (db1:27017, 1 attempt; find/getMore is never "
+                "repeated (docs/retries.md#never-retried))"
+            ),
+            "connection closed",
+        ),
         (AutoReconnect("db1:27017: [Errno 111] Connect call failed ('::1', 27017)"),
          "Connection refused"),
         (AutoReconnect("db1:27017: [Errno -2] Name or service not known"),

@@ -1,0 +1,116 @@
+"""Whatever operation ends with an error after retries: the error has the reason of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gridfs
+import pytest
+from conftest import Instrument, Side
+from pymongo import InsertOne
+from pymongo.errors import PyMongoError
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
+
+from pymongo_resilience import RetryReason
+from pymongo_resilience.orchestrator import Rule
+
+pytestmark = pytest.mark.oldest
+
+CUT = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
+
+
+def commit(side: Side, coll: Any) -> None:
+    session = side.do(coll.database.client.start_session)
+    try:
+        side.do(session.start_transaction)
+        side.do(coll.insert_one, {}, session=session)
+        side.do(session.commit_transaction)
+    finally:
+        side.do(session.end_session)
+
+
+def with_transaction(side: Side, coll: Any) -> None:
+    async def asynchronous(session: Any) -> None:
+        await coll.insert_one({}, session=session)
+
+    def synchronous(session: Any) -> None:
+        coll.insert_one({}, session=session)
+
+    session = side.do(coll.database.client.start_session)
+    try:
+        side.do(session.with_transaction, asynchronous if side.runner else synchronous)
+    finally:
+        side.do(session.end_session)
+
+
+def put(side: Side, coll: Any) -> None:
+    async def asynchronous() -> None:
+        await gridfs.AsyncGridFSBucket(coll.database).upload_from_stream("name", b"data")
+
+    def synchronous() -> None:
+        gridfs.GridFSBucket(coll.database).upload_from_stream("name", b"data")
+
+    side.do(asynchronous if side.runner else synchronous)
+
+
+def open_stream(side: Side, coll: Any) -> None:
+    stream = side.do(coll.watch)
+    side.do(stream.try_next)
+
+
+def bulk_of_the_client(side: Side, coll: Any) -> None:
+    models = [InsertOne({}, namespace=f"{coll.database.name}.coll")]
+    side.do(coll.database.client.bulk_write, models)
+
+
+OPERATIONS: dict[str, tuple[str, Callable[[Side, Any], Any]]] = {
+    "find_one": ("find", lambda side, coll: side.do(coll.find_one)),
+    "a cursor": ("find", lambda side, coll: side.documents(coll.find())),
+    "aggregate": ("aggregate", lambda side, coll: side.do(coll.aggregate, [])),
+    "list_collection_names": (
+        "listCollections", lambda side, coll: side.do(coll.database.list_collection_names),
+    ),
+    "insert_many": ("insert", lambda side, coll: side.do(coll.insert_many, [{}, {}])),
+    "bulk_write": ("insert", lambda side, coll: side.do(coll.bulk_write, [InsertOne({})])),
+    "bulk_write of a client": ("bulkWrite", bulk_of_the_client),
+    "a change stream": ("aggregate", open_stream),
+    "commit_transaction": ("commitTransaction", commit),
+    "upload_from_stream": ("insert", put),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_after_a_lost_connection(
+    name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    command, call = OPERATIONS[name]
+    proxy.inject(CutBefore(command, times=50))
+    with pytest.raises(PyMongoError) as caught:
+        call(side, coll)
+    proxy.clear()
+    error: Any = caught.value
+    assert (error.attempts, error.retry_reasons, error.retry_rule) == (2, (CUT,), Rule.ATTEMPTS)
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, "with_transaction", "command"])
+def test_after_an_overload(
+    name: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(base_backoff_ms=1, max_retries=2)
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    command, call = OPERATIONS.get(name, ("insert", with_transaction))
+    if name == "command":
+        command, call = "ping", lambda side, coll: side.do(coll.database.command, "ping")
+    proxy.inject(Overload(command, times=5000))
+    with pytest.raises(PyMongoError) as caught:
+        call(side, coll)
+    proxy.clear()
+    error: Any = caught.value
+    overloads = (RetryReason.OVERLOADED,) * 2
+    assert (error.attempts, error.retry_reasons, error.retry_rule) == (3, overloads, Rule.ATTEMPTS)

@@ -1,0 +1,58 @@
+"""Each rule says in words why there was no further attempt, and names nothing but the operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.failure import Failure, RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.rule_texts import why_not_repeated
+from pymongo_resilience.testing import FakeClock
+
+from .answers import FAST_FAIL
+
+SECRET = "a value of a document"
+FAILURE = Failure(ValueError(SECRET), Stage.IN_FLIGHT, RetryReason.ACCESS_ERROR, code_name=SECRET)
+
+
+def why(rule: Rule, **facts: Any) -> str:
+    made = Operation(
+        "update", SECRET, facts.pop("kind", Kind.WRITE), FAST_FAIL, data={"a": SECRET}, **facts
+    )
+    return why_not_repeated(rule, made, FAILURE)
+
+
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("method", ["", "update_many"])
+def test_every_rule_names_the_operation_and_no_value(rule: Rule, method: str) -> None:
+    said = why(rule, method=method)
+    assert said.startswith(method or "update")
+    assert SECRET not in said
+
+
+def test_no_two_rules_say_the_same() -> None:
+    assert len({why(rule) for rule in Rule}) == len(Rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "facts", "said"),
+    [
+        (Rule.NOT_SAFE, {"acknowledged": False},
+         "update is unacknowledged: nobody knows whether it was executed"),
+        (Rule.SWITCHED_OFF, {}, "update: retryWrites is off"),
+        (Rule.SWITCHED_OFF, {"kind": Kind.READ}, "update: retryReads is off"),
+        (Rule.SWITCHED_OFF, {"kind": Kind.COMMAND}, "update: retryReads or retryWrites is off"),
+        (Rule.ATTEMPTS, {"retry_window": Deadline.after(FakeClock(), 1)},
+         "update: a timeout of 0 is repeated for serverSelectionTimeoutMS and no longer"),
+        (Rule.ATTEMPTS, {"overloaded": True, "attempts": 2},
+         "update: 1 retry after an overload error and no more"),
+        (Rule.BREAKER, {"deadline": Deadline.after(FakeClock(), 1)},
+         "update: the circuit breaker's next probe is past the deadline"),
+    ],
+)  # fmt: skip
+def test_what_it_depends_on(rule: Rule, facts: dict[str, Any], said: str) -> None:
+    assert why(rule, **facts) == said
