@@ -85,6 +85,9 @@ class Patches:
         for owner in CLIENTS:
             constructor = wrappers.constructor(runtime, hides_listeners=Feature.REPR not in without)
             self._wrap(owner, "__init__", constructor)
+            if Feature.REPR not in without and driver.RESOLVE in vars(owner):
+                resolved = wrappers.resolved(_is_async(owner, driver.RESOLVE))
+                self._wrap(owner, driver.RESOLVE, resolved)
         for features, patches in _BY_FEATURES:
             if not any(feature in without for feature in features):
                 for owner, name, wrapper in patches(runtime):

@@ -42,6 +42,7 @@ After = Callable[["Call", Any], None]
 
 FAULT_BEFORE = "a fault of pymongo-resilience before %s"
 MOST_ARGUMENTS = 100
+_GIVEN = "_pymongo_resilience_given"
 REFUSED = (ConfigurationError, InvalidOperation)
 """What the library refuses is no fault of its own."""
 
@@ -221,13 +222,47 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
             runtime.deprecated.meet(client)
             listeners.tell_without_events(client, dispensable=runtime.judges)
             if hides_listeners:
-                driver.show_listeners(client, given, listeners.OurListener)
-                driver.show_selector(client, *selector)
+                vars(client)[_GIVEN] = given, selector
+                _show_given(client)
         except Exception:
             logger.exception("a fault of pymongo-resilience after a client was made")
         return None
 
     return wrapper
+
+
+def resolved(asynchronous: bool) -> Wrapper:
+    """A client makes its options anew from what an SRV record says: what is ours is in them."""
+
+    def show(client: Any) -> None:
+        try:
+            _show_given(client)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after an SRV record was resolved")
+
+    def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = wrapped(*args, **kwargs)
+        show(client)
+        return result
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = await wrapped(*args, **kwargs)
+        show(client)
+        return result
+
+    return async_wrapper if asynchronous else wrapper
+
+
+def _show_given(client: Any) -> None:
+    """Among the client's options, what the application gave in place of what is ours."""
+    if _GIVEN in vars(client):
+        given, selector = vars(client)[_GIVEN]
+        driver.show_listeners(client, given, listeners.OurListener)
+        driver.show_selector(client, *selector)
 
 
 def connection_error(runtime: Runtime) -> Wrapper:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gridfs
 import pymongo
 import pytest
-from conftest import Side, Telemetry, fail_command
+from conftest import Side, Telemetry, fail_command, wait_until
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet, Slow
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience
 from pymongo_resilience import BestEffort, Config, ConfigurationError, Policy
-from pymongo_resilience.testing import RecordingListener
+from pymongo_resilience.testing import RecordingListener, set_active
 
 pytestmark = pytest.mark.oldest
 Again = Callable[..., Telemetry]
@@ -261,3 +266,62 @@ def test_a_configuration_that_is_refused_leaves_the_one_in_force(
     assert _methods() == before
     with pytest.raises(ConfigurationError, match="timeout_ms: 20000 is in force, 1 was given"):
         again(Config(timeout_ms=1))
+
+
+@pytest.mark.usefixtures("plain")
+def test_operations_in_progress_survive_an_exchange(
+    proxy: ReplicaSet, database: str, control: pymongo.MongoClient[Any], again: Again
+) -> None:
+    again()
+    over = threading.Event()
+    acknowledged: list[tuple[int, int]] = []
+    raised: list[BaseException] = []
+
+    def insert(thread: int) -> None:
+        for number in itertools.count():
+            if over.is_set():
+                return
+            try:
+                client[database].coll.insert_one({"_id": f"{thread}.{number}"})
+                acknowledged.append((thread, number))
+            except BaseException as error:  # noqa: BLE001 - judged below
+                raised.append(error)
+
+    with pymongo.MongoClient[Any](proxy.uri) as client:
+        threads = [threading.Thread(target=insert, args=(each,)) for each in range(3)]
+        for each in threads:
+            each.start()
+        for number in range(4):
+            proxy.inject(CutAfter("insert"))
+            again(Config(timeout_ms=20_000 + number), replace=True)
+            before = len(acknowledged)
+            wait_until(lambda before=before: len(acknowledged) > before)
+        over.set()
+        for each in threads:
+            each.join(20)
+    # At most what pymongo alone would have raised: a lost reply while nobody repeats.
+    assert {type(error) for error in raised} <= {AutoReconnect}, raised
+    with set_active(False):
+        found = {each["_id"] for each in control[database].coll.find()}
+    assert found >= {f"{thread}.{number}" for thread, number in acknowledged}
+
+
+@pytest.mark.usefixtures("plain")
+def test_gridfs_goes_by_the_new_arguments_as_well(
+    side: Side, proxy: ReplicaSet, database: str, again: Again
+) -> None:
+    again(Config(timeout_ms=20_000))
+    client = side.client(proxy.uri)
+    second = again(Config(timeout_ms=100), replace=True)
+
+    async def asynchronous() -> Any:  # it looks for the running loop
+        return gridfs.AsyncGridFSBucket(client[database])
+
+    bucket = side.do(asynchronous) if side.runner else gridfs.GridFSBucket(client[database])
+    side.do(bucket.upload_from_stream, "file", b"data")
+    proxy.inject(Slow(0.5))
+    with pytest.raises(pymongo.errors.PyMongoError) as error:
+        side.do(bucket.upload_from_stream, "file", b"data")
+    assert error.value.timeout
+    proxy.clear()
+    assert second.spans()

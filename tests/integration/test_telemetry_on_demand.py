@@ -122,11 +122,9 @@ def test_another_pymongo_makes_its_events(
     assert [span.name for span in telemetry.spans()] == ["find", f"find {database}.coll"]
 
 
-def test_a_client_of_an_srv_record_makes_no_events_once_it_is_connected(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """It makes its listeners anew with the options of the record. The first operation connects."""
+@pytest.fixture
+def record(side: Side, proxy: ReplicaSet, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of an SRV record that names the proxy."""
 
     def answer(result: Any) -> Callable[..., Any]:
         async def later(*_: Any) -> Any:
@@ -138,14 +136,37 @@ def test_a_client_of_an_srv_record_makes_no_events_once_it_is_connected(
     resolver = f"pymongo.{half}.srv_resolver._SrvResolver"
     monkeypatch.setattr(f"{resolver}.get_hosts", answer([proxy.address]))
     monkeypatch.setattr(f"{resolver}.get_options", answer(None))
+    return "mongodb+srv://shop.test.example/"
+
+
+def test_a_client_of_an_srv_record_makes_no_events_once_it_is_connected(
+    side: Side, record: str, database: str, instrument: Instrument
+) -> None:
+    """It makes its listeners anew with the options of the record. The first operation connects."""
     telemetry = instrument()
-    client = side.do(side.client, "mongodb+srv://shop.test.example/", tls=False, connect=False)
+    client = side.do(side.client, record, tls=False, connect=False)
     told = []
     for _ in range(3):
         side.do(client[database].coll.find_one)
         told.append(any(name.startswith("publish") for name in vars(client._event_listeners)))
     assert told == [False, True, True]
     assert [span.name for span in telemetry.spans()] == ["find", f"find {database}.coll"] * 3
+
+
+@pytest.mark.parametrize("given", [{}, {"event_listeners": [SentCommands()]}], ids=["none", "one"])
+def test_a_client_of_an_srv_record_shows_only_the_applications_own_listeners(
+    given: Any, side: Side, record: str, database: str, instrument: Instrument
+) -> None:
+    plain = side.do(side.client, record, tls=False, connect=False, **given)
+    side.do(plain[database].coll.find_one)
+    instrument(server_selection="least_loaded")
+    client = side.do(side.client, record, tls=False, connect=False, **given)
+    for _ in range(2):
+        assert client.options.event_listeners == plain.options.event_listeners
+        assert client.options.server_selector is plain.options.server_selector
+        assert ("event_listeners" in repr(client)) is bool(given)
+        assert "server_selector" not in repr(client)
+        side.do(client[database].coll.find_one)
 
 
 class OnlyCommands(Sampler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pymongo_resilience_instrumentation.driver.clients import (
+    RESOLVE,
     cursor_namespace,
     existing_clients,
     kill_interval,
@@ -185,6 +186,7 @@ __all__ = [
     "ERROR_MESSAGE",
     "HANDSHAKE",
     "PASSED",
+    "RESOLVE",
     "SELECT",
     "SELECTION_TIMEOUT",
     "SELECTOR",

@@ -11,6 +11,8 @@ from pymongo_resilience_instrumentation.driver.events import listeners_of
 
 SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"
+RESOLVE = "_resolve_srv"
+"""A client's method that asks for its SRV record, when it first connects."""
 
 
 def existing_clients() -> list[Any]:
