@@ -159,13 +159,16 @@ class Attempts:
 
     def __call__(self, *args: Any) -> Any:
         if self.wants_txn_number:
-            session, connection, _ = args
-            args = session, connection, self._takes_txn_number(connection)
+            session, connection, retryable = args
+            if self._last is not None:
+                args = session, connection, self._takes_txn_number(connection)
+            elif not retryable:
+                refuse_lost_txn_number(self._loop, connection)
         self.reached_connection = True
         return self._func(*args)
 
     def _takes_txn_number(self, connection: Any) -> bool:
-        """Whether the attempt is sent as a retryable write.
+        """Whether a repeated attempt is sent as a retryable write; of the first, the driver says.
 
         Raises TxnNumberLostError where it must not be sent.
         """

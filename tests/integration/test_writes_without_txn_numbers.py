@@ -47,7 +47,7 @@ WRITES = {
     "insert_one": Write(("insert",), lambda _, coll: coll.insert_one({"_id": 1})),
     "insert_many": Write(("insert",), lambda _, coll: coll.insert_many([{"_id": 1}, {"_id": 2}])),
     "update_one": Write(("update",), lambda _, coll: coll.update_one(ONE, INC)),
-    "update_many": Write(("update",), lambda _, coll: coll.update_many(ONE, INC)),
+    "update_many": Write(("update",), lambda _, coll: coll.update_many({"n": 0}, INC)),
     "replace_one": Write(("update",), lambda _, coll: coll.replace_one(ONE, {"n": 1})),
     "delete_one": Write(("delete",), lambda _, coll: coll.delete_one(ONE)),
     "findAndModify": Write(
