@@ -13,6 +13,7 @@ from pymongo_resilience.breaker_states import Closed, HalfOpen, Open, Permit, Re
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping
 
+    from pymongo_resilience.breaker_states import Holder
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.health import Evidence
 
@@ -80,14 +81,18 @@ class CircuitBreaker:
         self.lock = threading.RLock()
         self._state: Closed | Open | HalfOpen = Closed(self, self.now())
 
-    def try_acquire(self) -> Permit | Refusal:
-        """Leave to send one call, or how long there is none. A permit must be ended."""
+    def try_acquire(self, holder: Holder | None = None) -> Permit | Refusal:
+        """Leave to send one call, or how long there is none. A permit must be ended.
+
+        A probe's is given to ``holder`` before it counts: then it can be ended even where an
+        exception of a signal handler strikes on the way back.
+        """
         state = self._state
         if isinstance(state, Closed):
             return state.permit
         with self.lock:
             now = self.now()
-            return self._at(now).acquire(now)
+            return self._at(now).acquire(now, holder)
 
     def allows(self) -> bool:
         """Whether there would be a permit. Takes none: any number may be told so at once."""

@@ -8,7 +8,7 @@ open again. A state says which one follows it, and knows nothing of threads: bre
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pymongo_resilience.failure_window import FailureWindow
 from pymongo_resilience.health import Evidence
@@ -34,6 +34,12 @@ class Refusal(NamedTuple):
 
     next_probe_in: float
     """Seconds after which it is worth asking again; more than zero."""
+
+
+class Holder(Protocol):
+    """Whoever asks for a permit."""
+
+    permit: Permit | None
 
 
 class Permit:
@@ -95,7 +101,7 @@ class Closed:
         self._window = FailureWindow(breaker.settings.window, now)
         self.permit = SharedPermit(breaker, self, self._window)
 
-    def acquire(self, now: float) -> Permit:  # noqa: ARG002 - the states' common shape
+    def acquire(self, now: float, holder: Holder | None) -> Permit:  # noqa: ARG002 - the states' common shape
         return self.permit
 
     def wait(self, now: float) -> float:  # noqa: ARG002 - the states' common shape
@@ -135,7 +141,7 @@ class Open:
     def wait(self, now: float) -> float:
         return self._until - now
 
-    def acquire(self, now: float) -> Refusal:
+    def acquire(self, now: float, holder: Holder | None) -> Refusal:  # noqa: ARG002 - as above
         return Refusal(self.wait(now))
 
 
@@ -168,19 +174,21 @@ class HalfOpen:
             return 0.0
         return min(RECHECK, min(self._under_way.values()) - now)
 
-    def acquire(self, now: float) -> Permit | Refusal:
+    def acquire(self, now: float, holder: Holder | None) -> Permit | Refusal:
         wait = self.wait(now)
         if wait > 0:
             return Refusal(wait)
         permit = Permit(self._breaker, self)
+        if holder is not None:
+            holder.permit = permit
         self._under_way[permit] = now + self._breaker.settings.open_for
         return permit
 
     def after(self, permit: Permit, evidence: Evidence, now: float) -> Closed | Open | HalfOpen:
+        self._under_way.pop(permit, None)
         if permit.spent:
             return self
         permit.spent = True
-        self._under_way.pop(permit, None)
         if evidence is Evidence.SICK:
             return Open(self._breaker, now, self._opened_by)
         if evidence is Evidence.WELL:

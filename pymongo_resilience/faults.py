@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 OURS = ("pymongo_resilience", "pymongo_resilience_instrumentation")
 KNOWN = frozenset({*sys.stdlib_module_names, *OURS, "bson", "gridfs", "opentelemetry", "pymongo"})
 """The packages whose exceptions code of ours may raise."""
-ARGUMENTS = (2, 3)
-"""How many a handler takes: the signal and the frame; of a trace function, and with ``self``, one
-more."""
+ARGUMENTS = (2, 3, 4)
+"""How many a handler takes: the signal and the frame; a trace function and ``self`` are one more
+each."""
 
 
 def from_outside(error: BaseException) -> bool:

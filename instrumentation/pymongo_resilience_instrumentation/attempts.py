@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.policy import Policy
+    from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.breakers import ClientBreakers
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.operation_counts import AttemptCount
@@ -105,7 +106,10 @@ class Attempts:
     breakers: ClientBreakers | None = None
     count: AttemptCount | None = None
     _last: Failure | None = None
-    _permit: Permit | None = None
+    permit: Permit | None = None
+    """The breaker's, until it has heard what came of the attempt."""
+    _avoided: tuple[Address, ...] | None = None
+    """What the operation around this one avoids, where this one avoids something else."""
     _avoiding: deprioritized.Mark | None = None
     _bound_to_txn_number: Failure | None = None
     """After it, no attempt may be sent without the transaction number."""
@@ -122,11 +126,16 @@ class Attempts:
         if call.only_reads:
             # The runner's own command comes first; what others run inside of the call comes later.
             self._only_reads, call.only_reads = True, False
-        if deprioritized.avoided():
-            self._avoiding = deprioritized.begin()
         self.wants_txn_number = driver.carries_txn_number(loop)
         self._func = driver.func(loop)
-        driver.replace_func(loop, self)
+
+    def begin(self) -> None:
+        """From now on ``release`` is needed, which may be called more than once."""
+        avoided = deprioritized.avoided()
+        if avoided:
+            self._avoided = avoided
+            self._avoiding = deprioritized.begin()
+        driver.replace_func(self._loop, self)
 
     def release(self, error: BaseException | None) -> None:
         """Give the loop its function back: nothing may keep the two alive together.
@@ -134,17 +143,22 @@ class Attempts:
         ``error``: what the run ends with, None where its last attempt succeeded.
         """
         unfinished = error is not None and closes_a_coroutine(error)
-        if self._permit is not None:
+        if self.count is not None:
+            try:
+                self.count.release()
+            except Exception:
+                logger.exception("a fault of pymongo-resilience after an attempt")
+        if self.permit is not None:
             # Of an unacknowledged write nobody knows; of a failed attempt, it was told before.
             unheard = error is not None or (self.call.public and not self.call.acknowledged)
             if unfinished:
-                defer(partial(self._permit.report, Evidence.NONE))
+                defer(partial(self.permit.report, Evidence.NONE))
             else:
                 self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
-        if self._avoiding is not None:
+        if self._avoided is not None:
             if not unfinished:
-                deprioritized.end(self._avoiding)
-            self._avoiding = None
+                deprioritized.end(self._avoiding, self._avoided)
+            self._avoided = None
         if self.call.waits:
             seen_waits.over(self.call, None if self.reached_connection else error)
         if not self.call.ended:
@@ -193,7 +207,7 @@ class Attempts:
         if self.breakers is None:
             return
         try:
-            self._permit = self.breakers.admit(self._loop, server)
+            self.permit = self.breakers.admit(self._loop, server, self)
         except CircuitBreakerOpenError:
             driver.note_server(self._loop, server)
             raise
@@ -201,7 +215,7 @@ class Attempts:
             logger.exception("a fault of pymongo-resilience before a connection was checked out")
 
     def _tell_breaker(self, what: Evidence) -> None:
-        permit, self._permit = self._permit, None
+        permit = self.permit
         try:
             if permit is None:
                 return
@@ -209,6 +223,7 @@ class Attempts:
                 permit.success()
             else:
                 permit.report(what)
+            self.permit = None
         except Exception:
             logger.exception("a fault of pymongo-resilience after an attempt")
 
@@ -280,7 +295,7 @@ class Attempts:
                 min_rtt=driver.min_rtt(),
             ),
         )
-        if self._permit is not None:
+        if self.permit is not None:
             self._tell_breaker(evidence(failure))
         return failure
 
@@ -306,6 +321,8 @@ class Attempts:
             or failure.elsewhere
             or (failure.overloaded and self._avoids_overloaded())
         ):
+            if self._avoided is None:
+                self._avoided = deprioritized.avoided()
             self._avoiding = deprioritized.avoid(driver.deprioritize(self._loop), self._avoiding)
 
     def _avoids_overloaded(self) -> bool:

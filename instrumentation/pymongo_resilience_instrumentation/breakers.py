@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from pymongo_resilience.breaker import BreakerSettings, Snapshot
+    from pymongo_resilience.breaker_states import Holder
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.switch import Switch
@@ -51,7 +52,7 @@ class ClientBreakers:
         self._breakers: breaker.Breakers[Address] = breaker.Breakers(settings, clock, changed)
         self._applies = applies
 
-    def admit(self, loop: Any, server: Any) -> Permit | None:
+    def admit(self, loop: Any, server: Any, holder: Holder) -> Permit | None:
         """Leave to send an attempt to ``server``, which ``loop`` has selected; None without asking.
 
         Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
@@ -67,7 +68,7 @@ class ClientBreakers:
         if found is None:
             self._keep({address})
             found = self._breakers.of(address)
-        answer = found.try_acquire()
+        answer = found.try_acquire(holder)
         if isinstance(answer, Permit):
             return answer
         if driver.is_bound(loop):

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import pymongo
 from opentelemetry import context
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
@@ -38,31 +37,9 @@ if TYPE_CHECKING:
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""
 NEVER = float("inf")
+BEGINNING: Any = object()
+"""In place of a call until there is one."""
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
-
-
-class Timeout(AbstractContextManager[None]):
-    """Puts a timeout in force, in the context of one thread or task.
-
-    Not taken back where a coroutine is closed unfinished: see ``unfinished``. Whoever goes on in
-    its context begins with ``inherited``.
-    """
-
-    __slots__ = ("_timeout",)
-
-    def __init__(self, seconds: float) -> None:
-        self._timeout = pymongo.timeout(seconds)
-
-    def __enter__(self) -> None:
-        self._timeout.__enter__()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and closes_a_coroutine(error):
-            return
-        try:  # noqa: SIM105 - on the way of every call: suppress() takes five times as long
-            self._timeout.__exit__(None, None, None)
-        except ValueError:
-            pass
 
 
 class Call:
@@ -146,10 +123,11 @@ class Call:
         """One for each retry."""
         self.judged: Exception | None = None
         """What the rules let through as it is: if it is a timeout, then not the deadline's."""
+        self.struck: BaseException | None = None
+        """A signal handler's exception that struck where it could not be raised."""
         self.loop: Any = None
         """The driver's loop that runs as it is, until its first attempt fails."""
         self.token: Token[Call | None] | None = None
-        self.otel_token: Token[Context] | None = None
         self.outer_context: Context | None = None
         """OpenTelemetry's context around the call."""
 
@@ -233,19 +211,47 @@ def enter(call: Call) -> None:
 
 
 def leave(call: Call) -> None:
-    """The caller's own span is the current one again."""
+    """The caller's own span is the current one again.
+
+    Where an exception of a signal handler strikes half-way, it may be called once more.
+    """
     call.ended = True
     call.client = call.made = None
     call.selected = call.waits = call.patience = call.judged = None
     if _current.get() is not call:
         # It ends in another context than it began in: nothing to restore.
         return
-    if call.otel_token is not None:
-        context.detach(call.otel_token)
-        call.otel_token = None
+    if call.deadline is not NO_DEADLINE:
+        call.deadline.__exit__(None, None, None)
+    if call.outer_context is not None:
+        # Not by detaching, which takes any exception for its own fault.
+        context.attach(call.outer_context)
     if call.token is not None:
         _current.reset(call.token)
-        call.token = None
+
+
+def unwind(around: Call | None) -> None:
+    """What was begun inside of ``around``, by this thread or task, was struck before anybody had
+    it: all is as it was."""
+    call = _current.get()
+    if call is None or call is around:
+        return
+    leave(call)
+    if _current.get() is call:
+        _current.set(around)
+
+
+def undo(call: Any, around: Call | None, error: BaseException) -> None:
+    """After whatever ``error``, of a signal handler, has struck half-way; else it changes nothing.
+
+    ``call``: BEGINNING where there is none yet, None where there is none at all.
+    """
+    if call is None or closes_a_coroutine(error):
+        return
+    if call is BEGINNING:
+        unwind(around)
+    else:
+        leave(call)
 
 
 def leave_unfinished(call: Call) -> None:
@@ -254,7 +260,7 @@ def leave_unfinished(call: Call) -> None:
     call.ended = True
     call.client = call.made = None
     call.selected = call.patience = call.judged = None
-    call.token = call.otel_token = None
+    call.token = None
 
 
 def abandon() -> None:

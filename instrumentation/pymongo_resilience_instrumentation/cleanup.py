@@ -19,7 +19,7 @@ from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import driver, failures
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -215,5 +215,5 @@ class EndSessions(Cleanup):
         a close() waits for servers that are gone until serverSelectionTimeoutMS. A repetition may
         not take longer than the window either."""
         if self._window is None:
-            return Timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
-        return Timeout(max(SHORTEST, self._window.remaining()))
+            return driver.Timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
+        return driver.Timeout(max(SHORTEST, self._window.remaining()))

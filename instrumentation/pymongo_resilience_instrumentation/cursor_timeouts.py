@@ -12,7 +12,6 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.kinds import CURSOR_LIFETIME, ITERATION
 from pymongo_resilience.policy import shorter
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.calls import Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +83,7 @@ class CursorTimeout:
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
         if end is None:
-            return None if known == in_force else (known, Timeout(seconds))
+            return None if known == in_force else (known, driver.Timeout(seconds))
         return known, driver.RunningTimeout.begin(seconds).until(end).resume()
 
 

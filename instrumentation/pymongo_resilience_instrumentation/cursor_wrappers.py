@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation import (
     plain_calls,
     sessions,
 )
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.changes import WRITES
 from pymongo_resilience_instrumentation.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.methods import Method
@@ -281,7 +281,7 @@ def next_of_stream(runtime: Runtime, asynchronous: bool) -> Method:
         own = driver.timeout_of_each_next(stream)
         seconds = shorter((around or 0) / 1000, own or 0)
         longer = in_force is not None and shorter(seconds, in_force) == in_force
-        return NO_DEADLINE if longer else Timeout(seconds)
+        return NO_DEADLINE if longer else driver.Timeout(seconds)
 
     return within(runtime, begin, asynchronous)
 

@@ -38,12 +38,18 @@ def avoid(addresses: tuple[Address, ...], mark: Mark | None) -> Mark:
     return changed if mark is None else mark
 
 
-def end(mark: Mark) -> None:
-    """The operation is over; in force is again what the one around it avoids."""
+def end(mark: Mark | None, before: tuple[Address, ...] = ()) -> None:
+    """The operation is over; in force is again what the one around it avoids.
+
+    ``mark``: None where an exception of a signal handler struck before anybody had it.
+    """
+    if mark is None:
+        _failed.set(before)
+        return
     try:
         _failed.reset(mark)
-    except ValueError:
-        # It ends in another context than it began in.
+    except (ValueError, RuntimeError):
+        # It ends in another context than it began in; or it is over already.
         return
 
 

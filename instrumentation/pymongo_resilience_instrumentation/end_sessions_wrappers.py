@@ -11,6 +11,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.faults import logger
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.calls import BEGINNING
 from pymongo_resilience_instrumentation.cleanup import END_SESSIONS, CleanupCall, EndSessions
 
 if TYPE_CHECKING:
@@ -30,24 +31,29 @@ def _end_sessions(runtime: Runtime) -> Wrapper:
     def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        work = _begin_end_sessions(runtime, client)
-        if work is None:
-            return wrapped(*args, **kwargs)
-
-        def send() -> None:
-            work.call.swallowed = None
-            with work.limit():
-                wrapped(*args, **kwargs)
-            if work.call.swallowed is not None:
-                raise work.call.swallowed
-
-        work.send = send
+        work, around = BEGINNING, calls.found()
         try:
-            # What the driver ignores is ignored.
-            with suppress(PyMongoError):
-                runtime.executor.run(work)
-        finally:
-            _finish_end_sessions(runtime, work)
+            work = _begin_end_sessions(runtime, client)
+            if work is None:
+                return wrapped(*args, **kwargs)
+
+            def send() -> None:
+                work.call.swallowed = None
+                with work.limit():
+                    wrapped(*args, **kwargs)
+                if work.call.swallowed is not None:
+                    raise work.call.swallowed
+
+            work.send = send
+            try:
+                # What the driver ignores is ignored.
+                with suppress(PyMongoError):
+                    runtime.executor.run(work)
+            finally:
+                _finish_end_sessions(runtime, work)
+        except BaseException as error:
+            calls.undo(work.call if isinstance(work, EndSessions) else work, around, error)
+            raise
         return None
 
     return wrapper
@@ -57,23 +63,29 @@ def _async_end_sessions(runtime: Runtime) -> Wrapper:
     async def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        work = _begin_end_sessions(runtime, client)
-        if work is None:
-            return await wrapped(*args, **kwargs)
-
-        async def send() -> None:
-            work.call.swallowed = None
-            with work.limit():
-                await wrapped(*args, **kwargs)
-            if work.call.swallowed is not None:
-                raise work.call.swallowed
-
-        work.send = send
+        work, around = BEGINNING, calls.found()
         try:
-            with suppress(PyMongoError):
-                await runtime.async_executor.run(work)
-        finally:
-            _finish_end_sessions(runtime, work)
+            work = _begin_end_sessions(runtime, client)
+            if work is None:
+                return await wrapped(*args, **kwargs)
+
+            async def send() -> None:
+                work.call.swallowed = None
+                with work.limit():
+                    await wrapped(*args, **kwargs)
+                if work.call.swallowed is not None:
+                    raise work.call.swallowed
+
+            work.send = send
+            try:
+                # What the driver ignores is ignored.
+                with suppress(PyMongoError):
+                    await runtime.async_executor.run(work)
+            finally:
+                _finish_end_sessions(runtime, work)
+        except BaseException as error:
+            calls.undo(work.call if isinstance(work, EndSessions) else work, around, error)
+            raise
         return None
 
     return wrapper
@@ -82,6 +94,7 @@ def _async_end_sessions(runtime: Runtime) -> Wrapper:
 def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
     if not runtime.switch.acts():
         return None
+    around = calls.found()
     try:
         call = CleanupCall(client, END_SESSIONS, "admin", None)
         work = EndSessions(
@@ -89,10 +102,11 @@ def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
         )
         runtime.enter(call)
         runtime.draw(call)
+        return work  # noqa: TRY300 - a signal handler's exception may strike here, too
     except Exception:
+        calls.unwind(around)
         logger.exception("a fault of pymongo-resilience before %s", END_SESSIONS)
         return None
-    return work
 
 
 def _finish_end_sessions(runtime: Runtime, work: EndSessions) -> None:

@@ -124,8 +124,12 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
     ) -> Any:
         begun, deadline = enter(instance)
         try:
-            with deadline:
-                result = wrapped(*args, **kwargs)
+            try:
+                with deadline:
+                    result = wrapped(*args, **kwargs)
+            except BaseException as error:
+                deadline.__exit__(None, error, None)
+                raise
         except OperationFailure as error:
             expiry = gridfs_errors.expiry_behind(error)
             if expiry is None:
@@ -138,8 +142,12 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
     ) -> Any:
         begun, deadline = enter(instance)
         try:
-            with deadline:
-                result = await wrapped(*args, **kwargs)
+            try:
+                with deadline:
+                    result = await wrapped(*args, **kwargs)
+            except BaseException as error:
+                deadline.__exit__(None, error, None)
+                raise
         except OperationFailure as error:
             expiry = gridfs_errors.expiry_behind(error)
             if expiry is None:

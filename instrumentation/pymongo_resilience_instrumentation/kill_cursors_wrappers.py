@@ -15,6 +15,7 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver, transaction_spans
+from pymongo_resilience_instrumentation.calls import BEGINNING
 from pymongo_resilience_instrumentation.cleanup import KILL_CURSORS, CleanupCall, CloseNow
 from pymongo_resilience_instrumentation.cleanup_in_background import (
     BackgroundCall,
@@ -60,9 +61,11 @@ class _Kills:
         """The work and its executor; None where the driver is to go on by itself."""
         if not self.runtime.switch.acts():
             return None
+        around = calls.found()
         try:
             return self._begin(client, *args[:4])
         except Exception:
+            calls.unwind(around)
             logger.exception("a fault of pymongo-resilience before %s", KILL_CURSORS)
             return None
 
@@ -109,22 +112,26 @@ def _kill(kills: _Kills) -> Wrapper:
     def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        begun = kills.begin(client, args)
-        if begun is None:
-            return wrapped(*args, **kwargs)
-        work, executor = begun
-        work.send = functools.partial(wrapped, *args, **kwargs)
+        begun, around = BEGINNING, calls.found()
         try:
-            with work.call.deadline:
-                executor.run(work)
-        except (Postponed, Dropped):
-            kills.runtime.end(work.call, None)
+            begun = kills.begin(client, args)
+            if begun is None:
+                return wrapped(*args, **kwargs)
+            work, executor = begun
+            work.send = functools.partial(wrapped, *args, **kwargs)
+            try:
+                with work.call.deadline:
+                    executor.run(work)
+                work.succeeded()
+                kills.runtime.end(work.call, None)
+            except (Postponed, Dropped):
+                kills.runtime.end(work.call, None)
+            except BaseException as error:
+                if not _failed(kills.runtime, work, error):
+                    raise
         except BaseException as error:
-            if not _failed(kills.runtime, work, error):
-                raise
-        else:
-            work.succeeded()
-            kills.runtime.end(work.call, None)
+            calls.undo(begun[0].call if isinstance(begun, tuple) else begun, around, error)
+            raise
         return None
 
     return wrapper
@@ -134,22 +141,26 @@ def _async_kill(kills: _Kills) -> Wrapper:
     async def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        begun = kills.begin(client, args)
-        if begun is None:
-            return await wrapped(*args, **kwargs)
-        work, executor = begun
-        work.send = functools.partial(wrapped, *args, **kwargs)
+        begun, around = BEGINNING, calls.found()
         try:
-            with work.call.deadline:
-                await executor.run(work)
-        except (Postponed, Dropped):
-            kills.runtime.end(work.call, None)
+            begun = kills.begin(client, args)
+            if begun is None:
+                return await wrapped(*args, **kwargs)
+            work, executor = begun
+            work.send = functools.partial(wrapped, *args, **kwargs)
+            try:
+                with work.call.deadline:
+                    await executor.run(work)
+                work.succeeded()
+                kills.runtime.end(work.call, None)
+            except (Postponed, Dropped):
+                kills.runtime.end(work.call, None)
+            except BaseException as error:
+                if not _failed(kills.runtime, work, error):
+                    raise
         except BaseException as error:
-            if not _failed(kills.runtime, work, error):
-                raise
-        else:
-            work.succeeded()
-            kills.runtime.end(work.call, None)
+            calls.undo(begun[0].call if isinstance(begun, tuple) else begun, around, error)
+            raise
         return None
 
     return wrapper
@@ -160,6 +171,9 @@ def _failed(runtime: Runtime, work: CloseNow, error: BaseException) -> bool:
 
     The driver itself would queue them as if they had never been sent.
     """
+    if work.call.client is None:
+        # It had ended already: what struck is a signal handler's.
+        return False
     ends_here = isinstance(error, PyMongoError) and not isinstance(work, CloseInBackground)
     try:
         if ends_here or not isinstance(error, Exception):
@@ -175,12 +189,16 @@ def _background(runtime: Runtime) -> Wrapper:
     def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        call = _begin_background(runtime, client)
+        call, around = BEGINNING, calls.found()
         try:
-            return wrapped(*args, **kwargs)
-        finally:
-            if call is not None:
-                calls.leave(call)
+            try:
+                call = _begin_background(runtime, client)
+                return wrapped(*args, **kwargs)
+            finally:
+                _leave(call)
+        except BaseException as error:
+            calls.undo(call, around, error)
+            raise
 
     return wrapper
 
@@ -189,20 +207,30 @@ def _async_background(runtime: Runtime) -> Wrapper:
     async def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        call = _begin_background(runtime, client)
+        call, around = BEGINNING, calls.found()
         try:
-            return await wrapped(*args, **kwargs)
-        finally:
-            if call is not None:
-                unfinished = closes_a_coroutine(sys.exception())
-                (calls.leave_unfinished if unfinished else calls.leave)(call)
+            try:
+                call = _begin_background(runtime, client)
+                return await wrapped(*args, **kwargs)
+            finally:
+                _leave(call)
+        except BaseException as error:
+            calls.undo(call, around, error)
+            raise
 
     return wrapper
+
+
+def _leave(call: Any) -> None:
+    if isinstance(call, BackgroundCall):
+        unfinished = closes_a_coroutine(sys.exception())
+        (calls.leave_unfinished if unfinished else calls.leave)(call)
 
 
 def _begin_background(runtime: Runtime, client: Any) -> Call | None:
     if not runtime.switch.acts():
         return None
+    around = calls.found()
     try:
         if pending:
             run_deferred()
@@ -210,8 +238,10 @@ def _begin_background(runtime: Runtime, client: Any) -> Call | None:
         calls.enter(call)
         if not call.is_last:
             # The task of an async client inherits the span of whoever used the client first.
-            call.otel_token = context.attach(Context())
+            call.outer_context = context.get_current()
+            context.attach(Context())
     except Exception:
+        calls.unwind(around)
         logger.exception("a fault of pymongo-resilience before %s", KILL_CURSORS)
         return None
     return call

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
-from pymongo_resilience.faults import deliver, logger
+from pymongo_resilience.faults import deliver, from_outside, logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.tracing import DEFAULT
 
@@ -48,9 +48,15 @@ class _Complaint:
         self._callback = callback
         self._logged = False
 
-    def log(self, error: Exception) -> None:
-        deliver(error)
-        if not self._logged:
+    def log(self, error: BaseException) -> None:
+        """What strikes from outside is raised by the call in progress, as soon as may be: the
+        driver keeps what listeners raise to itself, or loses a connection by it."""
+        if from_outside(error):
+            call = calls.current()
+            if call is None:
+                raise error
+            call.struck = error
+        elif not self._logged:
             self._logged = True
             logger.error("a fault of pymongo-resilience in %s", self._callback, exc_info=error)
 
@@ -63,7 +69,7 @@ def _safely(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
     def callback(self: _L, event: _E) -> None:
         try:
             method(self, event)
-        except Exception as error:  # noqa: BLE001 - logged
+        except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
             complaint.log(error)
 
     return callback
@@ -78,7 +84,7 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
         try:
             if self.switch.acts():
                 method(self, event)
-        except Exception as error:  # noqa: BLE001 - logged
+        except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
             complaint.log(error)
 
     return callback
@@ -171,6 +177,8 @@ class Commands(OurListener, monitoring.CommandListener):
                 call = calls.current()
                 if call is not None:
                     call.server = connection_id
+                    if call.struck is not None:
+                        raise call.struck
                 spans.start(
                     command,
                     database_name,
@@ -181,6 +189,7 @@ class Commands(OurListener, monitoring.CommandListener):
                     tracing,
                 )
             except Exception as error:  # noqa: BLE001 - logged
+                deliver(error)
                 complaint.log(error)
 
         def succeed(
@@ -198,6 +207,7 @@ class Commands(OurListener, monitoring.CommandListener):
                 if call is None or call.command_spans:
                     spans.succeed(request_id, reply, call)
             except Exception as error:  # noqa: BLE001 - logged
+                deliver(error)
                 complaint.log(error)
 
         return {"publish_command_start": start, "publish_command_success": succeed}
@@ -306,7 +316,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
                 pool.checked_out(connection_id)
             if self._waited is not None and self.switch.acts():
                 self._waited(pool, duration, calls.current())
-        except Exception as error:  # noqa: BLE001 - logged
+        except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
             self._complaint.log(error)
 
     @_harmless
@@ -328,7 +338,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
                     self._used(pool, seconds, calls.current())
             if self._spans is not None and self._spans.without_call and self.switch.acts():
                 self._spans.leave_connection()
-        except Exception as error:  # noqa: BLE001 - logged
+        except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
             self._complaint.log(error)
 
     def without_events(self) -> dict[str, Callable[..., None]]:

@@ -14,7 +14,7 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, deprioritized, driver, seen_waits
 from pymongo_resilience_instrumentation.attempts import Attempts, GaveUp
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE
 from pymongo_resilience_instrumentation.errors_raised import end_with, raise_alone
 from pymongo_resilience_instrumentation.methods import Method
 
@@ -40,11 +40,13 @@ class _Run:
         """None for a loop that is none of ours."""
         if not self.switch.acts():
             return None
+        around = calls.found()
         try:
             return self._runtime.enter_loop(loop)
         except InvalidOperation:
             raise
         except Exception:
+            calls.unwind(around)
             logger.exception("a fault of pymongo-resilience before the driver's loop")
             return None
 
@@ -86,22 +88,27 @@ class _Sync(_Run):
         return run
 
     def prepared(self, original: Function, loop: Any) -> Any:
-        work = self.enter(loop)
-        if work is None:
-            return original(loop)
+        work, around = BEGINNING, calls.found()
         try:
-            with work.call.deadline if work.owns_call else NO_DEADLINE:
-                result = original(loop)
-        except GaveUp as gave_up:
-            error = gave_up.error
+            try:
+                work = self.enter(loop)
+                if work is None:
+                    return original(loop)
+                with work.call.deadline if work.owns_call else NO_DEADLINE:
+                    result = original(loop)
+                self.leave(work, None)
+                return result  # noqa: TRY300 - a signal handler's may strike here, too
+            except GaveUp as gave_up:
+                error = gave_up.error
+            except BaseException as raised:
+                if work is not None and work is not BEGINNING:
+                    end_with(self.leave, work, raised)
+                raise
+            end_with(self.leave, work, error)
+            return raise_alone(error)
         except BaseException as raised:
-            end_with(self.leave, work, raised)
+            undo(work, around, raised)
             raise
-        else:
-            self.leave(work, None)
-            return result
-        end_with(self.leave, work, error)
-        return raise_alone(error)
 
 
 class _Async(_Run):
@@ -142,22 +149,37 @@ class _Async(_Run):
         return run
 
     async def prepared(self, original: Function, loop: Any) -> Any:
-        work = self.enter(loop)
-        if work is None:
-            return await original(loop)
+        work, around = BEGINNING, calls.found()
         try:
-            with work.call.deadline if work.owns_call else NO_DEADLINE:
-                result = await original(loop)
-        except GaveUp as gave_up:
-            error = gave_up.error
+            try:
+                work = self.enter(loop)
+                if work is None:
+                    return await original(loop)
+                with work.call.deadline if work.owns_call else NO_DEADLINE:
+                    result = await original(loop)
+                self.leave(work, None)
+                return result  # noqa: TRY300 - a signal handler's may strike here, too
+            except GaveUp as gave_up:
+                error = gave_up.error
+            except BaseException as raised:
+                if work is not None and work is not BEGINNING:
+                    end_with(self.leave, work, raised)
+                raise
+            end_with(self.leave, work, error)
+            return raise_alone(error)
         except BaseException as raised:
-            end_with(self.leave, work, raised)
+            undo(work, around, raised)
             raise
-        else:
-            self.leave(work, None)
-            return result
-        end_with(self.leave, work, error)
-        return raise_alone(error)
+
+
+def undo(work: Any, around: Call | None, error: BaseException) -> None:
+    """As ``calls.undo``, for the work of a loop."""
+    if work is BEGINNING:
+        calls.undo(work, around, error)
+    elif work is not None:
+        work.release(error)
+        if work.owns_call:
+            calls.undo(work.call, around, error)
 
 
 def _interrupted(call: Call, loop: Any, error: BaseException) -> None:

@@ -9,39 +9,44 @@ import threading
 
 
 class OperationCounts:
-    """Of one client. Thread- and task-safe: a lock that is held for two additions, reentrant as
-    that of a circuit breaker."""
+    """Of one client. Thread- and task-safe: a lock that is held for two changes of a set, reentrant
+    as that of a circuit breaker."""
 
-    __slots__ = ("_lock", "by_address")
+    __slots__ = ("_attempts", "_lock")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self.by_address: dict[str, int] = {}
-        """Only servers that have some."""
+        self._attempts: dict[str, set[AttemptCount]] = {}
+
+    @property
+    def by_address(self) -> dict[str, int]:
+        """Of the servers that have some."""
+        # A copy, made in one step: others may change it meanwhile.
+        return {address: len(each) for address, each in self._attempts.copy().items() if each}
 
     def start_afresh(self) -> None:
         """In a forked child: the attempts in progress are the parent's, and so may be the lock."""
         self._lock = threading.RLock()
-        self.by_address.clear()
+        self._attempts.clear()
 
     def of_attempt(self) -> AttemptCount:
         return AttemptCount(self)
 
-    def move(self, left: str | None, entered: str | None) -> None:
-        """One attempt leaves a server, or enters one, or goes from one to another."""
+    def enter(self, address: str, attempt: AttemptCount) -> None:
         with self._lock:
-            if left is not None:
-                rest = self.by_address.pop(left, 0) - 1
-                if rest > 0:
-                    self.by_address[left] = rest
-            if entered is not None:
-                self.by_address[entered] = self.by_address.get(entered, 0) + 1
+            self._attempts.setdefault(address, set()).add(attempt)
+
+    def leave(self, address: str, attempt: AttemptCount) -> None:
+        """Once more, it changes nothing."""
+        with self._lock:
+            self._attempts.get(address, set()).discard(attempt)
 
 
 class AttemptCount:
     """Where one attempt is counted: on one server at most, so that nothing can be counted for good.
 
-    Belongs to the thread or task of the attempt.
+    Belongs to the thread or task of the attempt. It knows a server before it is counted there, and
+    until it no longer is: whatever strikes in between, ``release`` takes it back.
     """
 
     __slots__ = ("_address", "_counts")
@@ -53,11 +58,12 @@ class AttemptCount:
     def take(self, address: str) -> None:
         """The attempt goes to this server, wherever it was counted before."""
         if address != self._address:
-            self._counts.move(self._address, address)
+            self.release()
             self._address = address
+            self._counts.enter(address, self)
 
     def release(self) -> None:
         """The attempt is over."""
         if self._address is not None:
-            self._counts.move(self._address, None)
+            self._counts.leave(self._address, self)
             self._address = None

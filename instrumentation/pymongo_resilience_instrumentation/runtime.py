@@ -24,7 +24,7 @@ from pymongo_resilience_instrumentation import (
 )
 from pymongo_resilience_instrumentation.attempts import Attempts
 from pymongo_resilience_instrumentation.by_client import keep
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call, Timeout
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.sessions import transaction_of
@@ -130,14 +130,9 @@ class Runtime:
             self.draw(call, None if session is None else parent_of(session))
 
     def draw(self, call: Call, transaction: TransactionSpan | None = None) -> None:
-        """Start the operation span of a call that was entered; left again where that fails."""
-        if self.operation_spans is None:
-            return
-        try:
+        """Start the operation span of a call that was entered."""
+        if self.operation_spans is not None:
             self.operation_spans.start(call, None if transaction is None else transaction.span)
-        except Exception:
-            calls.leave(call)
-            raise
 
     def end(self, call: Call, error: BaseException | None = None) -> BaseException | None:
         """Leave it: the spans end, the duration is recorded, whatever happened.
@@ -148,6 +143,8 @@ class Runtime:
             self._end_later(call)
             return error
         try:
+            if call.struck is not None:
+                error, call.struck = call.struck, None
             if call.waits:
                 self._see_waits(call, error)
             if error is not None:
@@ -257,19 +254,19 @@ class Runtime:
         owns_call = call is None or call.client is not client
         if call is None or owns_call:
             call = self._loop_call(loop, client)
+        work = Attempts(loop, call, owns_call, self)
         try:
-            work = Attempts(loop, call, owns_call, self)
+            work.begin()
             if self.budgets.any:
                 work.budget = self.budgets.of(client)
             if self.breakers is not None:
                 work.breakers = self.breakers.of(client)
             if self.selectors is not None:
                 work.count = self._count_of_attempt(client)
-        except Exception:
-            if owns_call:
-                calls.leave(call)
+            return work  # noqa: TRY300 - an exception of a signal handler may strike here, too
+        except BaseException as error:
+            work.release(error)
             raise
-        return work
 
     def after_failure(self, loop: Any, reached_connection: bool) -> Attempts:
         """Of a loop whose first attempt failed, and that ran as it is until then."""
@@ -280,6 +277,7 @@ class Runtime:
         call.light = False
         work = Attempts(loop, call, owns_call=False, runtime=self)
         work.reached_connection = reached_connection
+        work.begin()
         return work
 
     @property
@@ -368,10 +366,10 @@ class Runtime:
             if shorter(in_force, said / 1000) == in_force:
                 return in_force, NO_DEADLINE
             # pymongo keeps the earlier of both ends.
-            return said / 1000, Timeout(said / 1000)
+            return said / 1000, driver.Timeout(said / 1000)
         seconds, call.configured = self.timeout_without_blocks(call)
         # Also where it is the client's own: pymongo's loop over several batches has none.
-        return seconds, NO_DEADLINE if seconds is None else Timeout(seconds)
+        return seconds, NO_DEADLINE if seconds is None else driver.Timeout(seconds)
 
     def timeout_without_blocks(self, call: Call) -> tuple[float | None, bool]:
         """The seconds that ``deadline`` would give, were there no ``pymongo.timeout`` around it.
@@ -399,9 +397,9 @@ class Runtime:
         call = calls.inherited()
         if call is None:
             return
-        calls.forget()
         if call.outer_context is not None:
             context.attach(call.outer_context)
         ours = self.knows_timeouts and call.deadline is not NO_DEADLINE
         if ours and driver.timeout_in_force() == call.timeout:
             driver.forget_timeout()
+        calls.forget()

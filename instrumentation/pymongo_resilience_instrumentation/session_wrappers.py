@@ -96,8 +96,8 @@ class _Transaction:
         """The callback, with its session under the deadline, and all else as it was outside."""
 
         def inside(session: Any) -> Any:
-            self._enter(session)
             try:
+                self._enter(session)
                 with self._outside.resume():
                     return callback(session)
             except PyMongoError as error:
@@ -110,8 +110,8 @@ class _Transaction:
 
     def around_async(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def inside(session: Any) -> Any:
-            self._enter(session)
             try:
+                self._enter(session)
                 with self._outside.resume():
                     return await callback(session)
             except PyMongoError as error:
@@ -176,14 +176,20 @@ def _whole(runtime: Runtime) -> Wrapper:
         if transaction is None:
             return wrapped(*args, **kwargs)
         args, kwargs = _with_callback(transaction.around, args, kwargs)
+        timeout = transaction.timeout.resume()
         try:
-            with transaction.timeout.resume():
+            with timeout:
                 return wrapped(*args, **kwargs)
         except PyMongoError as error:
             ended = transaction.ended_by_time(error)
             if ended is None:
                 raise
             raise ended from error
+        except BaseException as error:
+            # Once more: an exception of a signal handler may have struck while they were left.
+            timeout.__exit__(None, error, None)
+            sessions.leave_transaction(session)
+            raise
 
     return wrapper
 
@@ -196,14 +202,20 @@ def _async_whole(runtime: Runtime) -> Wrapper:
         if transaction is None:
             return await wrapped(*args, **kwargs)
         args, kwargs = _with_callback(transaction.around_async, args, kwargs)
+        timeout = transaction.timeout.resume()
         try:
-            with transaction.timeout.resume():
+            with timeout:
                 return await wrapped(*args, **kwargs)
         except PyMongoError as error:
             ended = transaction.ended_by_time(error)
             if ended is None:
                 raise
             raise ended from error
+        except BaseException as error:
+            # Once more: an exception of a signal handler may have struck while they were left.
+            timeout.__exit__(None, error, None)
+            sessions.leave_transaction(session)
+            raise
 
     return wrapper
 

@@ -96,7 +96,7 @@ class OperationSpans:
             # Of an API without an SDK, and outside of any trace: nothing has to find it.
             return
         call.outer_context = outer
-        call.otel_token = context.attach(trace.set_span_in_context(span, outer))
+        context.attach(trace.set_span_in_context(span, outer))
 
     def end(self, call: Call, error: BaseException | None, ended_ns: int | None = None) -> None:
         """``ended_ns``, here and below: since the epoch; None is now."""

@@ -115,8 +115,14 @@ def connect(runtime: Runtime) -> Wrapper:
         seconds = _within(driver.time_to_connect, runtime, args, kwargs)
         if seconds is None:
             return wrapped(*args, **kwargs)
-        with driver.within_wait(seconds):
-            return wrapped(*args, **kwargs)
+        within = driver.within_wait(seconds)
+        try:
+            with within:
+                return wrapped(*args, **kwargs)
+        except BaseException as error:
+            # Once more: an exception of a signal handler may have struck while it was left.
+            within.__exit__(None, error, None)
+            raise
 
     return wrapper
 
@@ -131,14 +137,19 @@ def connect_async(runtime: Runtime) -> Wrapper:
         seconds = _within(driver.time_to_connect, runtime, args, kwargs)
         if seconds is None:
             return await wrapped(*args, **kwargs)
-        with driver.within_wait(seconds):
-            if not driver.connects_with_tls(args, kwargs):
-                return await wrapped(*args, **kwargs)
-            try:
-                async with asyncio.timeout(seconds + GRACE):
+        within = driver.within_wait(seconds)
+        try:
+            with within:
+                if not driver.connects_with_tls(args, kwargs):
                     return await wrapped(*args, **kwargs)
-            except TimeoutError as error:
-                # asyncio's own has no text, and the driver's message would be without a reason.
-                raise TimeoutError("timed out") from error
+                try:
+                    async with asyncio.timeout(seconds + GRACE):
+                        return await wrapped(*args, **kwargs)
+                except TimeoutError as error:
+                    # asyncio's own has no text, and the driver's message would be without a reason.
+                    raise TimeoutError("timed out") from error
+        except BaseException as error:
+            within.__exit__(None, error, None)
+            raise
 
     return wrapper

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def within(
     runtime: Runtime, begin: Callable[[Any], AbstractContextManager[None]], asynchronous: bool
 ) -> Method:
-    """The method within what ``begin`` gives, which raises ConfigurationError to refuse."""
+    """The method within what ``begin`` gives, which raises ConfigurationError to refuse.
+
+    It is left once more where an exception of a signal handler may have struck while it was left.
+    """
     switch = runtime.switch
 
     def enter(instance: Any) -> AbstractContextManager[None]:
@@ -37,8 +40,12 @@ def within(
             context = enter(instance) if switch.acts() else NO_DEADLINE
             if context is NO_DEADLINE:
                 return original(instance, *args, **kwargs)
-            with context:
-                return original(instance, *args, **kwargs)
+            try:
+                with context:
+                    return original(instance, *args, **kwargs)
+            except BaseException as error:
+                context.__exit__(None, error, None)
+                raise
 
         return method
 
@@ -47,8 +54,12 @@ def within(
             context = enter(instance) if switch.acts() else NO_DEADLINE
             if context is NO_DEADLINE:
                 return await original(instance, *args, **kwargs)
-            with context:
-                return await original(instance, *args, **kwargs)
+            try:
+                with context:
+                    return await original(instance, *args, **kwargs)
+            except BaseException as error:
+                context.__exit__(None, error, None)
+                raise
 
         return method
 

@@ -40,6 +40,7 @@ from pymongo_resilience_instrumentation.driver.cursors import (
 from pymongo_resilience_instrumentation.driver.deadline import (
     DEADLINE,
     TIMEOUT,
+    Timeout,
     forget_timeout,
     has_max_commit_time,
     has_max_time,
@@ -195,6 +196,7 @@ __all__ = [
     "TIMEOUT",
     "TLS_ERRORS",
     "RunningTimeout",
+    "Timeout",
     "address",
     "address_of",
     "awaits_data",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ DEADLINE: ContextVar[float] = getattr(
     _csot, "DEADLINE", ContextVar("DEADLINE", default=float("inf"))
 )
 """When it ends, on the clock of ``now``; infinite without one."""
+RTT: ContextVar[float] = getattr(_csot, "RTT", ContextVar("RTT", default=0.0))
+"""The minimum round-trip time of the server selected under it, in seconds."""
 
 
 def now() -> float:
@@ -65,21 +67,79 @@ def has_max_commit_time(session: Any) -> bool:
     return bool(getattr(options, "max_commit_time_ms", None))
 
 
-class DeadlineWithin(AbstractContextManager[None]):
-    """The deadline in force ends within so many seconds, for as long as the block lasts."""
+class InForce(AbstractContextManager[None]):
+    """Something that puts a timeout in force, in the context of one thread or task.
 
-    __slots__ = ("_before", "_seconds")
+    Wherever an exception of a signal handler strikes, all is as it was before: half-way in, it is
+    put back at once; half-way out, ``__exit__`` may be called once more, and may be in any case.
+    """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._before: Token[float] | None = None
+    __slots__ = ("_before", "_token")
+
+    _before: tuple[float | None, float, float] | None
+    _token: Token[float]
+
+    def __init__(self) -> None:
+        self._before = None
+
+    def put(self, ends: float) -> float:
+        """Set what else is to be in force, and answer with the deadline; before, it is ``ends``."""
+        raise NotImplementedError
 
     def __enter__(self) -> None:
-        end = min(_csot.get_deadline(), now() + self._seconds)
-        self._before = _csot.DEADLINE.set(end)
+        before = (TIMEOUT.get(None), DEADLINE.get(), RTT.get())
+        try:
+            self._token = DEADLINE.set(self.put(before[1]))
+            self._before = before
+        except BaseException:
+            TIMEOUT.set(before[0])
+            DEADLINE.set(before[1])
+            RTT.set(before[2])
+            self._before = None
+            raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._before is None or (error is not None and closes_a_coroutine(error)):
+        before = self._before
+        if before is None or (error is not None and closes_a_coroutine(error)):
             return
-        with suppress(ValueError):
-            _csot.DEADLINE.reset(self._before)
+        try:
+            DEADLINE.reset(self._token)
+        except ValueError:
+            # It ends in another context than it began in.
+            self._before = None
+            return
+        except RuntimeError:
+            # Reset already: this was struck half-way.
+            pass
+        TIMEOUT.set(before[0])
+        RTT.set(before[2])
+        self._before = None
+
+
+class Timeout(InForce):
+    """As ``pymongo.timeout``, with a length in seconds."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def put(self, ends: float) -> float:
+        seconds = self._seconds
+        TIMEOUT.set(seconds)
+        RTT.set(0.0)
+        return min(ends, now() + seconds) if seconds else ends
+
+
+class DeadlineWithin(InForce):
+    """The deadline in force ends within so many seconds, for as long as the block lasts."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def put(self, ends: float) -> float:
+        return min(ends, now() + self._seconds)

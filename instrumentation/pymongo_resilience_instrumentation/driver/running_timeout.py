@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo_resilience.deadline import SHORTEST
-from pymongo_resilience.unfinished import closes_a_coroutine
-from pymongo_resilience_instrumentation.driver.deadline import now
+from pymongo_resilience_instrumentation.driver.deadline import (
+    RTT,
+    TIMEOUT,
+    InForce,
+    now,
+)
 
 try:
     from pymongo import _csot
@@ -16,7 +19,7 @@ except ImportError:  # the self-check says so, and what needs it stays off
     _csot = None  # type: ignore[assignment]  # a module, or none
 
 if TYPE_CHECKING:
-    from contextvars import Token
+    from contextlib import AbstractContextManager
 
 
 class _Ours(float):
@@ -77,26 +80,17 @@ def hidden_timeout() -> RunningTimeout | None:
     return RunningTimeout(max(ends - now(), SHORTEST), ends)
 
 
-class _Resumed(AbstractContextManager[None]):
+class _Resumed(InForce):
     """In place of what is in force: neither is the sooner end kept, nor the shorter length."""
 
-    __slots__ = ("_before", "_timeout")
+    __slots__ = ("_timeout",)
 
     def __init__(self, timeout: RunningTimeout) -> None:
+        super().__init__()
         self._timeout = timeout
-        self._before: tuple[tuple[Any, Token[Any]], ...] = ()
 
-    def __enter__(self) -> None:
+    def put(self, ends: float) -> float:  # noqa: ARG002 - neither end is kept
         seconds = self._timeout.seconds
-        self._before = (
-            (_csot.TIMEOUT, _csot.TIMEOUT.set(None if seconds is None else _Ours(seconds))),
-            (_csot.DEADLINE, _csot.DEADLINE.set(self._timeout.ends)),
-            (_csot.RTT, _csot.RTT.set(0.0)),
-        )
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and closes_a_coroutine(error):
-            return
-        with suppress(ValueError):
-            for variable, before in self._before:
-                variable.reset(before)
+        TIMEOUT.set(None if seconds is None else _Ours(seconds))
+        RTT.set(0.0)
+        return self._timeout.ends

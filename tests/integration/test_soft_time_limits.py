@@ -1,0 +1,95 @@
+"""A real timer's signal at any moment in the library, as Celery's soft time limit: it arrives."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import POLLING, Instrument, fail_command
+from pymongo import MongoClient, monitoring
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from striking import OURS, SoftTimeLimitExceeded
+
+from pymongo_resilience import RetryAction
+
+pytestmark = [
+    pytest.mark.oldest,
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such timers here"),
+]
+TIMES = 150
+LONG = 5.0
+"""Seconds after which a signal counts as lost."""
+
+
+class AtOnce:
+    def retry_after(self, operation: Any, failure: Any) -> RetryAction:
+        return RetryAction(0)
+
+
+def until_struck(act: Callable[[], Any], after: float) -> bool:
+    """Whether the signal arrived that a timer sends ``after`` so many seconds."""
+    end = time.monotonic() + LONG
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after)
+        while time.monotonic() < end:
+            act()
+    except SoftTimeLimitExceeded:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return False
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["healthy", "failing"])
+def test_it_always_arrives(
+    fails: bool,
+    proxy: ReplicaSet,
+    database: str,
+    control: MongoClient[Any],
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instrument(timeout_ms=20_000, strategy=AtOnce())
+    dice = random.Random(7)  # noqa: S311 - the same moments each time
+    kept: list[Any] = []
+
+    def strike(signum: int, frame: Any) -> None:
+        if not frame.f_code.co_filename.startswith(OURS):
+            # What the driver or the interpreter makes of it elsewhere is not ours to see.
+            signal.setitimer(signal.ITIMER_REAL, 0.0001)
+            return
+        raise SoftTimeLimitExceeded
+
+    # In a finalizer the interpreter keeps it; as a listener is called, the driver does.
+    monkeypatch.setattr(sys, "unraisablehook", kept.append)
+    monkeypatch.setattr(monitoring, "_handle_exception", lambda: kept.append(sys.exception()))
+    before = signal.signal(signal.SIGALRM, strike)
+    arrived = 0
+    try:
+        with MongoClient(proxy.uri, **POLLING) as client:
+            coll = client[database].coll
+            coll.insert_one({})
+
+            def act() -> None:
+                if fails:
+                    with fail_command(control, "find", errorCode=6, times=1):
+                        coll.find_one({})
+                else:
+                    coll.find_one({})
+
+            with caplog.at_level(logging.ERROR, logger="pymongo_resilience"):
+                for _ in range(TIMES // 3 if fails else TIMES):
+                    arrived += until_struck(act, dice.uniform(0.0002, 0.004))
+                    assert calls.current() is None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert arrived + len(kept) >= (TIMES // 3 if fails else TIMES)
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
