@@ -54,7 +54,7 @@ def _case(part: str, environment: str, case: ET.Element) -> Case:
 
 def node_id(classname: str, name: str) -> str:
     """``tests.unit.test_budget.TestBuckets`` and a name, as pytest's command line takes them."""
-    parts = classname.split(".")
+    parts = classname.split(".") if classname else []
     for end in range(len(parts), 0, -1):
         file = Path(*parts[:end]).with_suffix(".py")
         if file.is_file():
