@@ -138,6 +138,7 @@ def test_a_client_made_before_has_one_too(
     [
         ("adaptiveRetries=true", None, False, True),
         ("ADAPTIVERETRIES=true", None, False, True),
+        ("adaptiveRetries=True", None, False, True),
         ("adaptiveRetries=%74rue", None, False, True),
         (None, True, False, True),
         (None, "true", False, True),

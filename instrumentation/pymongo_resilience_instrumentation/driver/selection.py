@@ -7,6 +7,8 @@ from typing import Any
 
 from pymongo.server_selectors import any_server_selector, writable_server_selector
 
+from pymongo_resilience.faults import deliver
+
 SELECTOR = "server_selector"
 """The option of a client: a callable that leaves servers out."""
 ERROR_MESSAGE = "_error_message"
@@ -45,9 +47,13 @@ def measuring_the_whole_set(selector: Any, description: Any) -> Any:
     def select(selection: Any) -> Any:
         known = description.known_servers
         primary = next((each for each in known if each.is_writable), None)
-        whole = type(selection)(description, known, selection.common_wire_version, primary)
-        fresh = find(limit, whole).server_descriptions
-        left = [each for each in selection.server_descriptions if each in fresh]
+        try:
+            whole = type(selection)(description, known, selection.common_wire_version, primary)
+            fresh = {each.address for each in find(limit, whole).server_descriptions}
+        except Exception as error:  # noqa: BLE001 - under the driver's lock nothing is logged
+            deliver(error)
+            return selector(selection)
+        left = [each for each in selection.server_descriptions if each.address in fresh]
         return preference(selection.with_server_descriptions(left))
 
     return select
