@@ -109,6 +109,28 @@ def test_an_idle_change_stream_waits_on(
     side.do(stream.close)
 
 
+def test_a_change_stream_that_was_resumed_waits_on_as_well(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: Any,
+    sent: SentCommands,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=SHORT)
+    with set_active(False):
+        control[database].create_collection("coll")
+    writer = write_once_waiting(control, database, sent, 2)
+    client = side.client(server.uri, event_listeners=[sent, writer])
+    wait_for_server(side, client)
+    stream = side.do(client[database].coll.watch, max_await_time_ms=2 * SHORT)
+    with fail_command(control, "getMore", errorCode=43, times=1):
+        changes = [side.do(stream.try_next) for _ in range(4)]
+    assert [each["documentKey"]["_id"] for each in changes if each] == [1]
+    assert len(sent.named("aggregate")) == 2, "it was resumed once"
+    side.do(stream.close)
+
+
 def test_each_command_of_a_change_stream_has_the_time(
     configure: Callable[[int], Any],
     side: Side,
