@@ -46,12 +46,6 @@ RESOLUTION = 0.001
 """Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
 
 
-def connection_classes() -> tuple[tuple[type, bool], ...]:
-    """The connections of pools, each with whether it is the async one."""
-    sync, asynchronous = SYNC_HALF.module("pool"), ASYNC_HALF.module("pool")
-    return (sync.Connection, False), (asynchronous.AsyncConnection, True)
-
-
 def selection_timeout_owners() -> tuple[type, ...]:
     return topology_owners(SELECTION_TIMEOUT)
 
