@@ -78,7 +78,7 @@ def troubles(directory: str) -> Iterator[list[Trouble]]:
             Trouble("another set", other),
             Trouble("another set, directly", f"{other}&directConnection=true"),
             Trouble("wrong password", guarded.uri, wrong),
-            Trouble("wrong password, again", guarded.uri, wrong, before=1),
+            Trouble("wrong password, again", guarded.uri, wrong, before=2),
             Trouble("no TLS, hangs up", met(peers.hangs_up), tls),
             Trouble("refused", "mongodb://127.0.0.1:1/"),
         ]

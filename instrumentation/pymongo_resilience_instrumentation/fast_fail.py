@@ -2,33 +2,36 @@
 
 For the strategy ``fast_fail`` alone. Asked before each of the driver's waits for a server, so an
 operation that finds one pays nothing. Each selection looks for itself, and nothing is remembered
-but which refused password is being tried again: what recovers is found recovered.
+but which passwords were refused, and which is being tried again: what recovers is found recovered.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
+
+from pymongo.errors import OperationFailure
 
 from pymongo_resilience.faults import logger
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver, hopeless
 from pymongo_resilience_instrumentation.attempts import said_of
 from pymongo_resilience_instrumentation.hopeless import Cause
+from pymongo_resilience_instrumentation.methods import Method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pymongo.errors import OperationFailure
-
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 CHECKS = 2
-"""In a row, that must find a server hopeless. A password is refused for good the first time."""
+"""In a row, that must find a server hopeless: for a password, logins that it refuses."""
 STANDS = 0.5
 """Seconds. A hello that is streamed says at once what changes, and nothing for as long as nothing
 does: what a server says of its set and does not take back in this time counts as checked twice."""
@@ -49,8 +52,6 @@ class Found(NamedTuple):
     """When the last of them was seen first, in seconds."""
 
     def is_hopeless(self, now: float) -> bool:
-        if self.cause is Cause.PASSWORD:
-            return True
         if self.cause is Cause.SET_NAME and now - self.since >= STANDS:
             return True
         return self.cause is not None and self.times >= CHECKS
@@ -69,14 +70,14 @@ class Patience:
         self.probing: Exception | None = None
         """The refusal that this selection is to try anew."""
 
-    def look(self, topology: Any, now: float) -> Cause | None:
+    def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Cause | None:
         """The one cause for which every server that could serve is hopeless; else None.
 
-        ``now``: in seconds.
+        ``now``: in seconds. ``refusals``: how many logins in a row a server has refused.
         """
         servers = topology.server_descriptions()
         self.found = {
-            address: self._look_at(address, description, now)
+            address: self._look_at(address, description, now, refusals)
             for address, description in servers.items()
             if not description.is_server_type_known
         }
@@ -90,11 +91,19 @@ class Patience:
             return None
         return causes.pop()
 
-    def _look_at(self, address: Address, description: Any, now: float) -> Found:
+    def _look_at(
+        self,
+        address: Address,
+        description: Any,
+        now: float,
+        refusals: Callable[[Address], int],
+    ) -> Found:
         before = self.found.get(address)
+        cause = hopeless.cause_of(description.error)
+        if cause is Cause.PASSWORD:
+            return Found(description, cause, refusals(address), now)
         if before is not None and before.description is description:
             return before
-        cause = hopeless.cause_of(description.error)
         times = 1 if before is None or before.cause is not cause else before.times + 1
         return Found(description, cause, times, now)
 
@@ -114,6 +123,26 @@ class Patience:
         return kind not in (PRIMARY, ARBITER)
 
 
+class Logins:
+    """How many in a row each pool has seen refused. Thread-safe: each change is one step of a
+    dictionary, and of two refusals at once either counts."""
+
+    def __init__(self) -> None:
+        self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def refusals(self, client: Any, address: Address) -> int:
+        pool = driver.pool_of(client, address)
+        return 0 if pool is None else self._refused.get(pool, 0)
+
+    def failed(self, pool: Any, error: OperationFailure) -> None:
+        if hopeless.cause_of(error) is Cause.PASSWORD:
+            self._refused[pool] = self._refused.get(pool, 0) + 1
+
+    def succeeded(self, pool: Any) -> None:
+        if self._refused:
+            self._refused.pop(pool, None)
+
+
 class Probes:
     """One operation a second tries a refused password again; all others fail with the refusal.
 
@@ -131,19 +160,59 @@ class Probes:
         self._begun[refusal] = now
         return True
 
+    def take_first(self, refusal: Exception, now: float) -> bool:
+        """Whether the caller is the one to have the server checked that refused one login."""
+        if refusal in self._begun:
+            return False
+        self._begun[refusal] = now
+        return True
+
     def under_way(self, refusal: Exception, now: float) -> bool:
         """Whether a try that was begun may still come to its end."""
         begun = self._begun.get(refusal)
         return begun is not None and now < begun + PROBE_EVERY
 
 
-def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper]]:
-    """A module, the name of its function that waits, and what runs in its place."""
+def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
+    """A module or class, the name of its function or method, and what runs in its place."""
+    logins = Logins()
     for half in (driver.SYNC_HALF, driver.ASYNC_HALF):
-        yield half.module("topology"), half.wait, wait(runtime)
+        yield half.module("topology"), half.wait, wait(runtime, logins)
+        making = connect(logins, asynchronous=half is driver.ASYNC_HALF)
+        yield half.module("pool").Pool, driver.HANDSHAKE, making
 
 
-def wait(runtime: Runtime) -> Wrapper:
+def connect(logins: Logins, *, asynchronous: bool) -> Method:
+    """Where a pool makes a connection, its login included."""
+
+    def of_sync(original: Function) -> Function:
+        def connecting(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                made = original(pool, *args, **kwargs)
+            except OperationFailure as error:
+                logins.failed(pool, error)
+                raise
+            logins.succeeded(pool)
+            return made
+
+        return connecting
+
+    def of_async(original: Function) -> Function:
+        async def connecting(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                made = await original(pool, *args, **kwargs)
+            except OperationFailure as error:
+                logins.failed(pool, error)
+                raise
+            logins.succeeded(pool)
+            return made
+
+        return connecting
+
+    return Method(of_async if asynchronous else of_sync)
+
+
+def wait(runtime: Runtime, logins: Logins) -> Wrapper:
     """Before a wait for a server. The async one is called here and awaited by the caller."""
     probes = Probes()
 
@@ -154,7 +223,7 @@ def wait(runtime: Runtime) -> Wrapper:
         call = calls.current() if runtime.switch.on and args else None
         if call is not None:
             try:
-                error = _verdict(call, args[0], runtime.rules, probes)
+                error = _verdict(call, args[0], runtime.rules, logins, probes)
             except Exception:
                 logger.exception("a fault of pymongo-resilience while a server was waited for")
         if error is not None:
@@ -164,7 +233,9 @@ def wait(runtime: Runtime) -> Wrapper:
     return wrapper
 
 
-def _verdict(call: Call, condition: Any, rules: NamespaceRules, probes: Probes) -> Exception | None:
+def _verdict(
+    call: Call, condition: Any, rules: NamespaceRules, logins: Logins, probes: Probes
+) -> Exception | None:
     """The error to fail with at once; None to wait."""
     client = call.client
     if not driver.waits_for_server(client, condition):
@@ -178,8 +249,13 @@ def _verdict(call: Call, condition: Any, rules: NamespaceRules, probes: Probes) 
         return None
     topology = client.topology_description
     now = driver.now()
-    cause = patience.look(topology, now)
+    cause = patience.look(topology, now, functools.partial(logins.refusals, client))
     if cause is None:
+        for address, found in patience.found.items():
+            # Of one connection, perhaps: whether it is the password's, the next login says, and
+            # that nobody can try before the server was checked.
+            if found.cause is Cause.PASSWORD and probes.take_first(found.description.error, now):
+                driver.cancel_checks(client, [address])
         return None
     error = (
         _refusal(client, patience, probes, now)

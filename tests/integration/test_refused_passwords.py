@@ -1,4 +1,4 @@
-"""A refused password fails at once, the second time too, and is tried anew once a second.
+"""A password that is refused twice in a row fails at once, and is tried anew once a second.
 
 The server has access control; its monitors stream, so a server that pymongo holds for unknown would
 stay so for ten seconds.
@@ -17,7 +17,8 @@ import pytest
 from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation import fast_fail
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Slow
+from pymongo_resilience_instrumentation.testbed.faults import Fail
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.orchestrator import Rule
@@ -85,7 +86,7 @@ def refused(side: Side, client: Any) -> OperationFailure:
 
 
 @pytest.mark.usefixtures("one_try")
-def test_the_first_is_the_servers_and_the_next_come_at_once(
+def test_the_first_two_are_the_servers_and_the_next_come_at_once(
     side: Side, replica_set: ReplicaSet, instrument: Instrument
 ) -> None:
     telemetry = instrument()
@@ -95,9 +96,9 @@ def test_the_first_is_the_servers_and_the_next_come_at_once(
     errors = [refused(side, client) for _ in range(5)]
     assert time.monotonic() - began < SOON
     told = [connections.opened, *("tried anew" in str(error) for error in errors)]
-    assert told == [1, False, True, True, True, True]
-    assert errors[0] not in errors[1:]
-    assert "authSource" in str(errors[1])
+    assert told == [2, False, False, True, True, True]
+    assert errors[1] not in errors[2:]
+    assert "authSource" in str(errors[2])
     events = telemetry.decisions.events
     assert {(each.rule, each.reason) for each in events} == {
         (Rule.TERMINAL, RetryReason.AUTHENTICATION_ERROR)
@@ -145,11 +146,32 @@ def test_many_at_once_are_all_refused_at_once(
     connections = Connections()
     client = client_of(side, replica_set, "wrong", event_listeners=[connections])
     refused(side, client)
+    refused(side, client)
     began = time.monotonic()
     errors = _together(side, client)
     assert time.monotonic() - began < SOON
     assert [getattr(error, "code", error) for error in errors] == [AUTHENTICATION_FAILED] * MANY
-    assert connections.opened == 1
+    assert connections.opened == 2
+
+
+def test_one_refused_login_of_one_connection_fails_one_operation(
+    side: Side, replica_set: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    client = client_of(side, replica_set, PASSWORD)
+    side.do(client.db.coll.find_one)
+    for _ in range(2):
+        # Those at once need new connections, of which one is refused; then others log in.
+        replica_set.inject(Fail("saslContinue", code=AUTHENTICATION_FAILED))
+        held = Slow(0.05)
+        replica_set.inject(held)
+        errors = _together(side, client)
+        replica_set.clear()
+        failed = [each for each in errors if each is not None]
+        assert [getattr(each, "code", each) for each in failed] == [AUTHENTICATION_FAILED]
+        began = time.monotonic()
+        assert [each for each in _together(side, client) if each is not None] == []
+        assert time.monotonic() - began < SOON
 
 
 def _together(side: Side, client: Any) -> list[BaseException | None]:

@@ -154,9 +154,9 @@ def topology(*servers: ServerDescription, of: str = "Unknown") -> TopologyDescri
     return TopologyDescription(kind, known, "x", None, None, SETTINGS)
 
 
-def looks(*topologies: TopologyDescription) -> list[Cause | None]:
+def looks(*topologies: TopologyDescription, refusals: int = 0) -> list[Cause | None]:
     patience = Patience(applies=True)
-    return [patience.look(each, 0.0) for each in topologies]
+    return [patience.look(each, 0.0, lambda _: refusals) for each in topologies]
 
 
 def test_two_checks_in_a_row() -> None:
@@ -198,21 +198,26 @@ def test_the_last_server_to_qualify_counts() -> None:
     ) == [None, None, None, Cause.CERTIFICATE]
 
 
-def test_a_password_is_refused_the_first_time() -> None:
-    assert looks(topology(down(A, WRONG))) == [Cause.PASSWORD]
-    assert looks(topology(down(A, WRONG), down(B, None))) == [None]
+def test_a_password_that_two_logins_in_a_row_were_refused_for() -> None:
+    assert looks(topology(down(A, WRONG)), refusals=2) == [Cause.PASSWORD]
+    assert looks(*[topology(down(A, WRONG))] * 3, refusals=1) == [None] * 3
+    assert looks(topology(down(A, WRONG), down(B, None)), refusals=2) == [None]
 
 
 def test_the_name_of_another_set_that_stands_while_no_check_comes_back() -> None:
     """As of a hello that is streamed."""
+
+    def never(_: object) -> int:
+        return 0
+
     patience = Patience(applies=True)
     other = ConfigurationError(f"{OTHER_SET}a set named 'rs0'")
     first, second = (topology(down(A, other), of="Single") for _ in range(2))
-    assert patience.look(first, 10.0) is None
-    assert patience.look(first, 10.0 + 0.9 * STANDS) is None
-    assert patience.look(first, 10.0 + STANDS) is Cause.SET_NAME
+    assert patience.look(first, 10.0, never) is None
+    assert patience.look(first, 10.0 + 0.9 * STANDS, never) is None
+    assert patience.look(first, 10.0 + STANDS, never) is Cause.SET_NAME
     again = Patience(applies=True)
-    assert [again.look(each, 10.0) for each in (first, second)] == [None, Cause.SET_NAME]
+    assert [again.look(each, 10.0, never) for each in (first, second)] == [None, Cause.SET_NAME]
     certificate, patience = topology(down(A, UNTRUSTED)), Patience(applies=True)
     assert {patience.look(certificate, now) for now in (0.0, 60.0)} == {None}
 

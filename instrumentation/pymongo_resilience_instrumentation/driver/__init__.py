@@ -74,6 +74,7 @@ from pymongo_resilience_instrumentation.driver.pools import (
     connections,
     operations_in_progress,
     places_to_wait,
+    pool_of,
 )
 from pymongo_resilience_instrumentation.driver.repetition import (
     deprioritize,
@@ -272,6 +273,7 @@ __all__ = [
     "pin_again",
     "pinned_address",
     "places_to_wait",
+    "pool_of",
     "prefers_members",
     "prepare_retry",
     "reached_connection",
