@@ -41,7 +41,10 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - th
     tells, shows = runtime.operation_spans is not None, runtime.shows_calls
 
     def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        client, operation, of = driver.run_operation_arguments(given, kwargs)
+        if len(given) > 2:  # noqa: PLR2004 - as the driver calls it, and without another call
+            client, operation, of = given[:3]
+        else:
+            client, operation, of = driver.run_operation_arguments(given, kwargs)
         nested = found() is not None and runtime.nested(client)
         cursor = driver.cursor_of(of)
         name = str(getattr(operation.name, "value", operation.name))
