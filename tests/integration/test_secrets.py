@@ -45,6 +45,8 @@ LIVING_TOO_SHORT = {
     "OperationTimeoutError": "handed to the application, with the server's text",
     "_TimedOutError": "the same",
     "CircuitBreakerOpenError": "a server and numbers, with a text of ours",
+    "TxnNumberLostError": "a text of ours",
+    "TxnNumberUnsupportedError": "the same",
     "Postponed": "has no fields",
     "Dropped": "has no fields",
     # made and dropped while metrics are collected
@@ -53,6 +55,10 @@ LIVING_TOO_SHORT = {
     "Panel": "what the dashboard's file says",
     "Query": "the same",
     "ExistingFilesError": "paths that the command line was given",
+    # while the library is switched on
+    "Loaded": "what variables and a file say of options, as Config has it",
+    # of one call, while it is sent otherwise
+    "Attempted": "functions",
     # of a cursor, a transaction or a stream, while one is under way
     "RunningTimeout": "two numbers",
     "_Ours": "a number",
