@@ -91,9 +91,12 @@ def prepare(
         # Always by iteration, whatever mode is set: watch has no timeoutMode.
         given = dict(zip(WATCH, args, strict=False), **kwargs)
         cursor_timeouts.check_max_await(call, given.get("max_await_time_ms"))
-    elif gives == "cursor" and call.transaction is None:
+    elif gives == "cursor":
         writes = cursor_timeouts.write_stage(args, kwargs)
-        call.cursor = cursor_timeouts.timeout_of(runtime, call, writes=writes)
+        if call.transaction is None:
+            call.cursor = cursor_timeouts.timeout_of(runtime, call, writes=writes)
+        else:
+            cursor_timeouts.check_writes(cursor_timeouts.mode_of(runtime, call), writes)
 
 
 def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | None:

@@ -122,10 +122,7 @@ def timeout_of(
         raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
     if mode == CURSOR_LIFETIME and tailable:
         raise ConfigurationError([f"timeout_mode={mode}: expected iteration for a tailable cursor"])
-    if mode == ITERATION and writes:
-        raise ConfigurationError([
-            f"timeout_mode={mode}: expected cursor_lifetime for an aggregate with {writes}"
-        ])  # fmt: skip
+    check_writes(mode, writes)
     check_max_await(call, max_await_ms)
     if call.timeout is None:
         return None
@@ -190,6 +187,14 @@ def check_max_await(call: Call, max_await_ms: object) -> None:
     if max_await_ms >= call.timeout * 1000:
         expected = f"expected less than the timeout of {call.timeout * 1000:g} ms"
         raise ConfigurationError([f"max_await_time_ms={max_await_ms}: {expected}"])
+
+
+def check_writes(mode: str | None, writes: str | None) -> None:
+    """Raises ConfigurationError for an aggregate by iteration that ``writes``."""
+    if mode == ITERATION and writes:
+        raise ConfigurationError([
+            f"timeout_mode={mode}: expected cursor_lifetime for an aggregate with {writes}"
+        ])  # fmt: skip
 
 
 def write_stage(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

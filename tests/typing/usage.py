@@ -147,6 +147,7 @@ deaf: Listener = HearsText()  # type: ignore[assignment]
 
 instrument()
 instrument(Config.from_env())
+instrument(Config.from_env(), replace=True)
 instrument(
     config=Config(
         enabled=True,
