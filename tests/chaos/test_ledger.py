@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-import pymongo
 import pytest
 import report
 import workload
-from campaign import OPEN_SPANS, Api, Result, Side, Topology, run, side_in_force
+from campaign import OPEN_SPANS, Api, Result, Side, Topology, run
 from ledger import Balance, Kind, Ledger, Operation
 from lengths import EVERY, GAP, PAUSE, SECONDS, SEED
 from pymongo_resilience_instrumentation.testbed import (
@@ -57,8 +56,7 @@ pytestmark = pytest.mark.usefixtures("quick_census", "loaded")
 @pytest.fixture(scope="module")
 def loaded() -> None:
     """What is loaded when it is first needed is no residue."""
-    with side_in_force(Side.OURS), pymongo.MongoClient[Any](connect=False):
-        pass
+    run("", Side.OURS, Api.THREADS, Scenario(), seconds=0.2, seed=SEED)
 
 
 @pytest.fixture(autouse=True)
