@@ -38,8 +38,6 @@ def show_as_many(error: Any, many: Collection[int]) -> None:
             shown["limit"] = 0
         else:
             shown["multi"] = True
-        if "u" not in shown and "updateMods" not in shown and shown.get("hint") == {"_id": 1}:
-            del shown["hint"]
         each["op"] = shown
         text = text.replace(str(operation), str(shown))
     error.args = (text, *error.args[1:])

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.breakers import Breakers
     from pymongo_resilience_instrumentation.budgets import Budgets
     from pymongo_resilience_instrumentation.clients import Clients
+    from pymongo_resilience_instrumentation.collection_kinds import Collections
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
@@ -108,8 +109,8 @@ class Runtime:
     """Nothing that is configured gives an operation a timeout: a block or a binding may."""
     judges: bool
     """Whether errors are ours to judge; where the driver's own loop decides, they are its own."""
-    refusing_single_writes: set[str] = field(default_factory=set)
-    """Namespaces where a write to many documents was accepted, and its twin for one was not."""
+    collections: dict[int, Collections] = field(default_factory=dict)
+    """What is known of them, by the identity of their client."""
 
     def nested(self, client: Any) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins."""

@@ -14,11 +14,13 @@ from pymongo.errors import BulkWriteError, ClientBulkWriteException, OperationFa
 
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import bulk_results, calls, driver, sessions
+from pymongo_resilience_instrumentation.by_client import keep
+from pymongo_resilience_instrumentation.collection_kinds import Collections
 from pymongo_resilience_instrumentation.methods import Method
 from pymongo_resilience_instrumentation.pinned_ids import pins_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.methods import Function
@@ -27,18 +29,14 @@ if TYPE_CHECKING:
 TWINS = {"delete_many": "delete_one", "update_many": "update_one"}
 BULK = "bulk_write"
 MANY: frozenset[type] = frozenset({UpdateMany, DeleteMany})
-INDEX = {"_id": 1}
-"""The hint of a delete: time-series collections have no such index, and their ``_id`` need not be
-unique. They refuse to update a single document anyway."""
-MOST_REFUSALS = 1024
-"""Namespaces that are remembered."""
+_UNNUMBERED = frozenset({"local", "config"})
+"""Databases of a server's own."""
 REFUSALS = frozenset({
-    2,  # BadValue: no such index to hint at
+    2,  # BadValue
     9,  # FailedToParse
     20,  # IllegalOperation
     61,  # ShardKeyNotFound
     72,  # InvalidOptions: a single document of a time-series collection
-    40415,  # unknown field: a server that knows no hint here
 })  # fmt: skip
 """What a server refuses a write to one document with, before anything is written."""
 
@@ -46,9 +44,12 @@ REFUSALS = frozenset({
 class Attempted(NamedTuple):
     """A write that is sent for single documents."""
 
+    call: Call
+    collections: Collections
+    namespaces: Iterable[str]
     send: Callable[[], Any]
     fall_back: Callable[[BaseException], Callable[[], Any] | None]
-    """What to do after an error in its stead; None where that is to be raised."""
+    """What to do after the error of an only attempt; None where that is to be raised."""
     settle: Callable[[Any], Any]
     """From the result of the fallback to that of the call."""
 
@@ -86,11 +87,15 @@ def _sync(writes: _Writes, original: Function) -> Function:
         write = writes.plan(original, given, kwargs)
         if write is None:
             return original(*given, **kwargs)
+        if not write.collections.permit(write.call.client, write.namespaces):
+            return original(*given, **kwargs)
+        retries = len(write.call.reasons)
         try:
             return write.send()
         except OperationFailure as error:
+            # After another attempt a refusal proves nothing: that one may have been executed.
             instead = write.fall_back(error)
-            if instead is None:
+            if instead is None or len(write.call.reasons) != retries:
                 raise
         try:
             result = instead()
@@ -106,11 +111,15 @@ def _async(writes: _Writes, original: Function) -> Function:
         write = writes.plan(original, given, kwargs)
         if write is None:
             return await original(*given, **kwargs)
+        if not await write.collections.permit_async(write.call.client, write.namespaces):
+            return await original(*given, **kwargs)
+        retries = len(write.call.reasons)
         try:
             return await write.send()
         except OperationFailure as error:
+            # After another attempt a refusal proves nothing: that one may have been executed.
             instead = write.fall_back(error)
-            if instead is None:
+            if instead is None or len(write.call.reasons) != retries:
                 raise
         try:
             result = await instead()
@@ -129,7 +138,7 @@ class _Writes:
 
     def __init__(self, runtime: Runtime, owner: type, name: str, twin: Any) -> None:
         self._switch = runtime.switch
-        self._refusing = runtime.refusing_single_writes
+        self._of_clients = runtime.collections
         self._twin = twin
         self._required = {"filter", "update"} if name == "update_many" else {"filter"}
         self._asynchronous = owner.__name__.startswith("Async")
@@ -167,21 +176,21 @@ class _Writes:
             return None
         if not self._may_be_retried(call, collection, arguments, {call.namespace}):
             return None
-        single = dict(arguments)
-        if "update" not in self._required and arguments.get("hint") is None:
-            single["hint"] = INDEX
+        namespaces, collections = (call.namespace,), self._collections_of(call.client)
         send = self._twin.__get__(collection, type(collection))
 
         def fall_back(error: BaseException) -> Callable[[], Any] | None:
-            if not _is_refusal(error, call):
+            if not _is_refusal(error):
                 return None
             return lambda: original(collection, **arguments)
 
         def settle(result: Any) -> Any:
-            self._remember({call.namespace})
+            collections.refuse(namespaces)
             return result
 
-        return Attempted(lambda: send(**single), fall_back, settle)
+        return Attempted(
+            call, collections, namespaces, lambda: send(**arguments), fall_back, settle
+        )
 
     def _plan_bulk(
         self, call: Call, original: Function, target: Any, arguments: dict[str, Any]
@@ -201,21 +210,24 @@ class _Writes:
         }
         if not self._may_be_retried(call, target, arguments, namespaces):
             return None
-        bulk = _Bulk(call, models, many, ordered=bool(arguments.get("ordered", True)))
+        collections = self._collections_of(call.client)
+        bulk = _Bulk(models, many, ordered=bool(arguments.get("ordered", True)))
 
         def send(models: Sequence[Any]) -> Any:
             return original(target, **{**arguments, name: models})
 
         def settle(result: Any) -> Any:
             if not bulk.is_refused_as_well(result):
-                self._remember(namespaces)
+                collections.refuse(namespaces)
             return bulk.settle(result)
 
         def fall_back(error: BaseException) -> Callable[[], Any] | None:
             rest = bulk.rest_after(error)
             return None if rest is None else lambda: send(rest)
 
-        return Attempted(lambda: send(bulk.single), fall_back, settle)
+        return Attempted(
+            call, collections, namespaces, lambda: send(bulk.single), fall_back, settle
+        )
 
     def _may_be_retried(
         self, call: Call, target: Any, arguments: Mapping[str, Any], namespaces: set[Any]
@@ -223,33 +235,28 @@ class _Writes:
         concern = arguments.get("write_concern") or target.write_concern
         if not (call.client.options.retry_writes and concern.acknowledged):
             return False
-        if namespaces & self._refusing:
+        if not all(namespaces) or not _UNNUMBERED.isdisjoint(map(_database, namespaces)):
             return False
         session = sessions.session_of_call((), dict(arguments), None, self._asynchronous)
         # What is no session is the driver's to refuse.
         return session is None or not getattr(session, "in_transaction", True)
 
-    def _remember(self, namespaces: set[Any]) -> None:
-        """What was refused for single documents was not for many."""
-        if len(self._refusing) >= MOST_REFUSALS:
-            self._refusing.clear()
-        self._refusing.update(namespaces)
+    def _collections_of(self, client: Any) -> Collections:
+        found = self._of_clients.get(id(client))
+        return found or keep(self._of_clients, client, Collections())
 
 
 class _Bulk:
     """One bulk write, in one thread or task."""
 
-    def __init__(
-        self, call: Call, models: list[Any], many: Sequence[int], *, ordered: bool
-    ) -> None:
-        self._call = call
+    def __init__(self, models: list[Any], many: Sequence[int], *, ordered: bool) -> None:
         self._models = models
         self._many = frozenset(many)
         self._ordered = ordered
         self._sent: Sequence[int] = ()
         self._before: dict[str, Any] = {}
         self.single = [
-            driver.for_one_document(each, INDEX) if index in self._many else each
+            driver.for_one_document(each) if index in self._many else each
             for index, each in enumerate(models)
         ]
 
@@ -257,7 +264,7 @@ class _Bulk:
         """The models to be sent as they are; None where the error is to be raised."""
         details = getattr(error, "details", None)
         if not isinstance(error, (BulkWriteError, ClientBulkWriteException)):
-            alone = len(self._models) == 1 and _is_refusal(error, self._call)
+            alone = len(self._models) == 1 and _is_refusal(error)
             self._sent = range(len(self._models))
             return self._models if alone else None
         if not isinstance(details, dict):
@@ -268,7 +275,7 @@ class _Bulk:
             for index, code in bulk_results.failed(details)
             if index in self._many and code in REFUSALS
         ]
-        if not refused or self._call.reasons or details.get("error") is not None:
+        if not refused or details.get("error") is not None:
             return None
         self._sent = range(refused[0], len(self._models)) if self._ordered else refused
         self._before = bulk_results.without_errors(details, refused)
@@ -288,9 +295,9 @@ class _Bulk:
         return bulk_results.whole(self._before, result, self._sent)
 
 
-def _is_refusal(error: BaseException, call: Call) -> bool:
-    """Whether a reply to the only attempt shows that nothing was written, and why."""
-    if not isinstance(error, OperationFailure) or call.reasons:
+def _is_refusal(error: BaseException) -> bool:
+    """Whether a reply shows that nothing was written, and why."""
+    if not isinstance(error, OperationFailure):
         return False
     details = error.details or {}
     return error.code in REFUSALS and "writeConcernError" not in details and not details.get("n")
@@ -300,6 +307,10 @@ def _can_be_single(model: Any) -> bool:
     return (
         type(model) in MANY and not driver.has_collation(model) and pins_id(driver.filter_of(model))
     )
+
+
+def _database(namespace: str) -> str:
+    return namespace.partition(".")[0]
 
 
 def _parameters(method: Any) -> tuple[str, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.oldest
 
 INC = {"$inc": {"n": 1}}
 FAILED_TO_PARSE = 9
+UNAUTHORIZED = 13
 SHARD_KEY_NOT_FOUND = 61
 INVALID_OPTIONS = 72
 
@@ -181,12 +183,13 @@ def test_what_is_sent(side: Side, coll: Any, sent: SentCommands, instrument: Ins
     side.do(coll.delete_many, {"_id": 1})
     side.do(coll.delete_many, {"_id": 2}, hint="_id_")
     side.do(coll.update_many, {"n": 1}, INC)
+    assert len(sent.named("listCollections")) == 1, "asked once"
     first, second = sent.named("update")
     assert (first["updates"][0]["multi"], "txnNumber" in first) == (False, True)
     assert (second["updates"][0]["multi"], "txnNumber" in second) == (True, False)
     deletes = [(each["deletes"][0], "txnNumber" in each) for each in sent.named("delete")]
     assert deletes == [
-        ({"q": {"_id": 1}, "limit": 1, "hint": {"_id": 1}}, True),
+        ({"q": {"_id": 1}, "limit": 1}, True),
         ({"q": {"_id": 2}, "limit": 1, "hint": "_id_"}, True),
     ]
 
@@ -201,6 +204,9 @@ AS_THEY_ARE: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     ),
     "more than one": lambda coll: (coll.update_many, {"_id": {"$in": [1, 2]}}, INC),
     "unacknowledged": lambda coll: (_unacknowledged(coll).update_many, {"_id": 1}, INC),
+    "a server's own database": lambda coll: (
+        coll.database.client.config.coll.update_many, {"_id": "nobody"}, INC,
+    ),
     "a bulk with another": lambda coll: (
         coll.bulk_write, [UpdateMany({"_id": 1}, INC), UpdateMany({}, INC)],
     ),
@@ -299,6 +305,48 @@ class RefusesSingle(Interception):
         return Answer({"ok": 1.0, "n": 0, "nModified": 0, "writeErrors": listed})
 
 
+@pytest.mark.parametrize("how", ["update_many", "bulk_write", "client.bulk_write"])
+def test_in_a_time_series_collection_all_of_an_id_are_written(
+    how: str, side: Side, coll: Any, database: str, control: Any, instrument: Instrument
+) -> None:
+    """There ``_id`` need not be unique."""
+    instrument()
+    measured = control[database].create_collection("measured", timeseries={"timeField": "at"})
+    measured.insert_many([{"_id": 1, "at": dt.datetime.now(dt.UTC), "n": 0} for _ in range(2)])
+    coll = coll.database.measured
+    if how == "update_many":
+        assert side.do(coll.update_many, {"_id": 1}, INC).modified_count == 2
+        assert side.do(coll.delete_many, {"_id": 1}).deleted_count == 2
+    elif how == "bulk_write":
+        models: list[Any] = [UpdateMany({"_id": 1}, INC), DeleteMany({"_id": 1})]
+        result = side.do(coll.bulk_write, models)
+        assert (result.modified_count, result.deleted_count) == (2, 2)
+    else:
+        models = [DeleteMany({"_id": 1}, namespace=coll.full_name)]
+        assert side.do(coll.database.client.bulk_write, models).deleted_count == 2
+
+
+def test_where_nobody_may_ask_it_is_sent_as_it_is(
+    side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    proxy.inject(Fail("listCollections", code=UNAUTHORIZED))
+    for _ in range(2):
+        side.do(coll.update_many, {"_id": 1}, INC)
+    assert [each["updates"][0]["multi"] for each in sent.named("update")] == [True, True]
+    assert len(sent.named("listCollections")) == 1
+
+
+def test_an_answer_that_was_lost_is_asked_for_again(
+    side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    proxy.inject(CutAfter("listCollections", times=2))
+    proxy.inject(CutAfter("update"))
+    assert side.do(coll.update_many, {"_id": 1}, INC).modified_count == 1
+    assert [each["updates"][0]["multi"] for each in sent.named("update")] == [False] * 2
+
+
 def test_what_a_server_refuses_for_one_document_is_sent_as_it_is(
     side: Side,
     proxy: ReplicaSet,
@@ -337,6 +385,15 @@ def test_a_refusal_of_the_whole_command_is_sent_as_it_is(
         result = side.do(coll.update_many, {"_id": 1}, INC)
     assert result.modified_count == 1
     assert control[database].coll.find_one({"_id": 1})["n"] == 1
+
+
+def test_a_refusal_after_retries_of_the_question_is_sent_as_it_is(
+    side: Side, proxy: ReplicaSet, coll: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    proxy.inject(CutAfter("listCollections"))
+    proxy.inject(RefusesSingle())
+    assert side.do(coll.update_many, {"_id": 1}, INC).modified_count == 1
 
 
 def test_what_both_are_refused_for_is_the_error_of_the_call(

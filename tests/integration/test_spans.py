@@ -33,7 +33,7 @@ COLLECTION: dict[str, tuple[Callable[[Any], tuple[Any, ...]], str, list[str]]] =
     "update_many": (lambda c: (c.update_many, {}, {"$set": {"a": 1}}), "update", ["update"]),
     "replace_one": (lambda c: (c.replace_one, {"_id": 1}, {"a": 1}), "update", ["update"]),
     "delete_one": (lambda c: (c.delete_one, {"_id": 1}), "delete", ["delete"]),
-    "delete_many": (lambda c: (c.delete_many, {"_id": 1}), "delete", ["delete"]),
+    "delete_many": (lambda c: (c.delete_many, {"_id": {"$gt": 0}}), "delete", ["delete"]),
     "find_one_and_update": (
         lambda c: (c.find_one_and_update, {}, {"$set": {"a": 1}}),
         "findAndModify",

@@ -18,21 +18,23 @@ def has_collation(model: Any) -> bool:
     return model._collation is not None
 
 
-def namespace_of_model(model: Any) -> str | None:
-    """``"database.collection"``, where the model names one: a client's bulk write asks for it."""
-    namespace: str | None = model._namespace
-    return namespace
+def namespace_of_model(model: Any) -> str:
+    """``"database.collection"``, which a client's bulk write asks for; empty without one."""
+    return model._namespace or ""
 
 
-def for_one_document(model: UpdateMany | DeleteMany, delete_hint: Any) -> Any:
-    """The same for a single document; a delete without a hint gets ``delete_hint``."""
-    common: dict[str, Any] = {"filter": model._filter, "namespace": model._namespace}
+def for_one_document(model: UpdateMany | DeleteMany) -> Any:
+    """The same for a single document."""
+    common: dict[str, Any] = {
+        "filter": model._filter,
+        "namespace": model._namespace,
+        "hint": model._hint,
+    }
     if isinstance(model, DeleteMany):
-        return DeleteOne(**common, hint=model._hint or delete_hint)
+        return DeleteOne(**common)
     return UpdateOne(
         **common,
         update=model._doc,
         upsert=model._upsert,
         array_filters=model._array_filters,
-        hint=model._hint,
     )
