@@ -179,6 +179,22 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         )
         if earlier is not None:
             self._uninstrument()
+        try:
+            self._act(settings, runtime, lacking, without)
+        except BaseException:
+            # Off as a whole: neither the one nor the other, and the next call begins anew.
+            self._uninstrument()
+            self._is_instrumented_by_opentelemetry = False
+            raise
+
+    def _act(
+        self,
+        settings: Settings,
+        runtime: Runtime,
+        lacking: Mapping[Feature, Sequence[str]],
+        without: Collection[Feature],
+    ) -> None:
+        config = settings.config
         self._runtime, self._settings, self._lacking = runtime, settings, lacking
         self._patches = Patches()
         self._patches.apply(runtime, without=without)

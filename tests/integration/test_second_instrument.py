@@ -268,6 +268,31 @@ def test_a_configuration_that_is_refused_leaves_the_one_in_force(
         again(Config(timeout_ms=1))
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_one_that_fails_half_way_leaves_nothing_and_may_be_tried_again(
+    replaces: bool,
+    plain: dict[tuple[type, str], Any],
+    again: Again,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if replaces:
+        again()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        place = "pymongo_resilience_instrumentation.instrumentor._reach_existing_clients"
+        patch.setattr(place, broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            again(Config(timeout_ms=1), replace=replaces)
+    assert not pymongo_resilience.is_instrumented()
+    assert _methods() == plain
+    again(Config(timeout_ms=2))
+    assert pymongo_resilience.is_instrumented()
+    assert _methods() != plain
+
+
 @pytest.mark.usefixtures("plain")
 def test_operations_in_progress_survive_an_exchange(
     proxy: ReplicaSet, database: str, control: pymongo.MongoClient[Any], again: Again

@@ -15,6 +15,8 @@ from pymongo_resilience.breaker import BreakerSettings
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.metric_names import METRICS
+from pymongo_resilience.policy import Policy
+from pymongo_resilience.strategy import NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,6 +231,35 @@ def test_a_bad_line_of_a_file_is_named_with_value_and_range(
     with pytest.raises(ConfigurationError) as caught:
         Config.from_toml(file)
     assert caught.value.problems == (f"{file}: {name} = {value!r}: expected {allowed}",)
+
+
+CAPITALS: dict[str, Any] = {
+    "strategy": "BEST_EFFORT",
+    "timeout_mode": "Iteration",
+    "server_selection": "Least_Loaded",
+    "circuit_breaker": "ON",
+    "metrics_without": [ATTEMPTS.upper()],
+}
+
+
+@pytest.mark.parametrize("name", CAPITALS)
+def test_names_may_be_in_capitals_wherever_they_stand(name: str, file: Path) -> None:
+    value = CAPITALS[name]
+    small = value.lower() if isinstance(value, str) else (ATTEMPTS,)
+    text = value if isinstance(value, str) else value[0]
+    file.write_text(f"{name} = {toml(value)}\n")
+    expected = Config(**{name: small})
+    assert getattr(expected, name) == small
+    assert Config(**{name: value}) == expected
+    assert Config.from_toml(file) == expected
+    assert Config.from_env({variable(name): text}) == expected
+
+
+def test_names_in_rules_may_be_in_capitals(file: Path) -> None:
+    rule = '[policies."*.*"]\nstrategy = "MongoDB"\ntimeout_mode = "ITERATION"\n'
+    file.write_text(rule)
+    policy = Policy(strategy=NAMED["mongodb"], timeout_mode="iteration")
+    assert Config.from_toml(file).policies == {"*.*": policy}
 
 
 def test_all_bad_values_are_reported_at_once(file: Path) -> None:
