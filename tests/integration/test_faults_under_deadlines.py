@@ -35,6 +35,10 @@ def _list(side: Side, db: Any) -> None:
     assert len(side.documents(db.coll.find({}, batch_size=2))) == 3
 
 
+def _find_one(side: Side, db: Any) -> None:
+    assert side.do(db.coll.find_one) is not None
+
+
 def _copy(side: Side, db: Any) -> None:
     assert len(side.documents(db.coll.find({}).clone())) == 3
 
@@ -79,7 +83,8 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a batch": (cursor_wrappers, "_apply", _close),
     "a list": (cursor_wrappers, "_for_all", _list),
     "a cursor is closed": (driver.RunningTimeout, "anew", _close),
-    "a limit": (driver, "refuse_without_end", _list),
+    "a limit": (driver, "refuse_without_end", _find_one),
+    "a limit that is left out": (driver, "leave_limit_out", _list),
     "no limit": (driver, "lift_limits", _without_end),
     "a stream's next": (driver, "timeout_of_each_next", _watch),
     "a session is started": (sessions, "set_default", _transaction),
