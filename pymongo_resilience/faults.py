@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.unfinished import closes_a_coroutine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 OURS = ("pymongo_resilience", "pymongo_resilience_instrumentation")
 KNOWN = frozenset({*sys.stdlib_module_names, *OURS, "bson", "gridfs", "opentelemetry", "pymongo"})
 """The packages whose exceptions code of ours may raise."""
+OUR_FRAMES = 2
+"""Between who logs and logging."""
 ARGUMENTS = (2, 3, 4)
 """How many a handler takes: the signal and the frame; a trace function and ``self`` are one more
 each."""
@@ -72,7 +75,18 @@ def _package(module: object) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
+def _at_once(function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+    return function(*args, **kwargs)
+
+
 class _Logger(logging.LoggerAdapter[logging.Logger]):
+    within: Callable[..., object] = staticmethod(_at_once)
+    """Calls a function with its arguments: what is logged is handled in there."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        stacklevel = kwargs.pop("stacklevel", 1) + OUR_FRAMES
+        self.within(super().log, level, msg, *args, stacklevel=stacklevel, **kwargs)
+
     def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
         """As a logger's own, in an ``except`` clause; raises again what struck from outside."""
         error = sys.exception()

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry import context
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
 
+from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.changes import ABORT, COMMIT, WRITES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextvars import Token
 
     from opentelemetry.context import Context
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""
+T = TypeVar("T")
 NEVER = float("inf")
 BEGINNING: Any = object()
 """In place of a call until there is one."""
@@ -53,6 +55,8 @@ class Call:
     """The driver calls its own public operations inside; where it does not, an application's
     listener does, and those are calls of their own."""
 
+    reporting = False
+    """Somebody is told of it at this moment, or was of its end: see ``reported``."""
     unknown_concern = False
     """Nobody knows whether its write concern asks for an answer."""
     bound: Policy = NOTHING
@@ -179,6 +183,11 @@ class Call:
         return time.perf_counter() - self.started
 
 
+REPORTING = Call(None, "", ("", None))
+"""In place of a call, while somebody is told something."""
+REPORTING.reporting = REPORTING.ended = True
+REPORTING.public = REPORTING.reads_inside = False
+
 _current: ContextVar[Call | None] = ContextVar("pymongo_resilience_call", default=None)
 
 
@@ -191,6 +200,45 @@ def current() -> Call | None:
     """The call that the caller's thread or task is in."""
     call = _current.get()
     return None if call is None or call.ended else call
+
+
+def reporting() -> bool:
+    """Whether the caller is told something by the library: a listener, a hook, a log handler, what
+    handles spans. What it sends meanwhile is the driver's alone, or it would be told of that, too.
+    """
+    call = _current.get()
+    return call is not None and call.reporting
+
+
+def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call what is not ours, and tell it something. A task that it starts is told nothing more."""
+    before = _current.get()
+    try:
+        try:
+            _current.set(REPORTING)
+            return function(*args, **kwargs)
+        finally:
+            _current.set(before)
+    except BaseException:
+        # Once more: an exception of a signal handler may have struck in there.
+        _current.set(before)
+        raise
+
+
+def tell(call: Call | None, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """As ``reported``, on the way of every command: ``call`` is the one in progress."""
+    if call is None:
+        return reported(function, *args, **kwargs)
+    try:
+        call.reporting = call.ended = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            call.reporting = call.ended = False
+    except BaseException:
+        # As above.
+        call.reporting = call.ended = False
+        raise
 
 
 def inherited() -> Call | None:
@@ -277,3 +325,6 @@ def abandon() -> None:
 def forget() -> None:
     """What was inherited is no longer the caller's."""
     _current.set(None)
+
+
+logger.within = reported

@@ -114,7 +114,9 @@ class CommandSpans:
             attributes = {**attributes, **_of_this_command(command, server_connection_id, call)}
         # A task started inside of a call that has ended still carries its span: not a parent.
         orphan = call is None and calls.inherited() is not None
-        span = self._tracer.start_span(
+        span = calls.tell(
+            call,
+            self._tracer.start_span,
             name,
             context=Context() if orphan else None,
             kind=SpanKind.CLIENT,
@@ -169,11 +171,12 @@ class CommandSpans:
                     self.hooks.response(span, event)
         finally:
             # A Ctrl-C may come while the hook runs.
-            span.end()
+            calls.tell(call, span.end)
 
     def fail(self, event: CommandFailedEvent, tracing: Tracing = DEFAULT) -> None:
         """``tracing``: of the client that sent it."""
-        span, _ = self._taken(event.request_id, calls.current())
+        call = calls.current()
+        span, _ = self._taken(event.request_id, call)
         if span is None:
             return
         try:
@@ -182,7 +185,7 @@ class CommandSpans:
                 if self.hooks.failed is not None:
                     self.hooks.failed(span, event)
         finally:
-            span.end()
+            calls.tell(call, span.end)
 
     def leave_connection(self) -> None:
         """The caller sends no more over its connection: without a call, this is what ends a

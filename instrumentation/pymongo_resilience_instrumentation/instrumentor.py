@@ -48,7 +48,7 @@ from pymongo_resilience_instrumentation.metrics import (
 )
 from pymongo_resilience_instrumentation.other_tracers import OtherTracers
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
-from pymongo_resilience_instrumentation.runtime import CallLog, Runtime
+from pymongo_resilience_instrumentation.runtime import CallLog, Reported, Runtime, Unreported
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.span_hooks import SpanHooks
@@ -349,7 +349,7 @@ def _runtime(
     config, ours = settings.config, switch.Switch()
     operation_spans = command_spans = transaction_spans = None
     operation_metrics = driver_metrics = None
-    hearing: list[Listener] = [CallLog(), DecisionLog(), BreakerLog()]
+    hearing: list[Listener] = [CallLog()]
     if config.traces:
         tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
         operation_spans, command_spans = (
@@ -366,7 +366,15 @@ def _runtime(
         driver_metrics = DriverMetrics(meter, config.metrics_without)
         hearing.append(operation_metrics)
     rules = _rules(config, settings.strategy)
-    clock, listener = MonotonicClock(), Broadcast([*hearing, *settings.listeners])
+    clock, listener = (
+        MonotonicClock(),
+        Broadcast(
+            [
+                *hearing,
+                Reported([DecisionLog(), BreakerLog(), *settings.listeners]),
+            ]
+        ),
+    )
     parts = (
         Orchestrator(
             max_retries=config.max_retries,
@@ -404,6 +412,7 @@ def _runtime(
         knows_timeouts=knows_timeouts,
         light=breakers is None and selectors is None,
         leaves_timeouts=config.timeout_ms is None and not rules.have_timeouts,
+        unreported=Unreported(),
         judges=judges,
     )
 

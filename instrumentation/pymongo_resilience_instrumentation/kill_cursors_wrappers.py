@@ -77,6 +77,8 @@ class _Kills:
         _topology: Any = None,
         session: Any = None,
     ) -> tuple[CloseNow, Any] | None:
+        if calls.reporting():
+            return None
         outer = calls.current()
         if outer is not None and outer.client is not client:
             outer = None

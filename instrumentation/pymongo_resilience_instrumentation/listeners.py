@@ -117,6 +117,8 @@ class Commands(OurListener, monitoring.CommandListener):
     @_harmless
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         call = calls.current()
+        if call is None and calls.reporting():
+            return
         if call is not None:
             call.server = event.connection_id
         if self._drawn_elsewhere is not None and self._drawn_elsewhere():
@@ -175,6 +177,8 @@ class Commands(OurListener, monitoring.CommandListener):
                     self.started(event)
                     return
                 call = calls.current()
+                if call is None and calls.reporting():
+                    return
                 if call is not None:
                     call.server = connection_id
                     if call.struck is not None:
@@ -305,6 +309,8 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         if exception() is not None and not self.switch.acts():
             call = None
         if call is not None:
+            if call.reporting:
+                return
             call.driver_connection_id = connection_id
         if self._waited is None and self._used is None:
             return

@@ -41,6 +41,10 @@ class _Run:
         if not self.switch.acts():
             return None
         around = calls.found()
+        if around is not None and around.reporting:
+            self._runtime.unreported.note()
+            driver.retry_once_at_most(loop)
+            return None
         try:
             return self._runtime.enter_loop(loop)
         except InvalidOperation:
@@ -60,6 +64,7 @@ class _Sync(_Run):
             call = found()
             if (
                 call is None
+                or call.ended
                 or not (call.light and switch.on)
                 or budgets.any
                 or avoided()
@@ -120,6 +125,7 @@ class _Async(_Run):
             call = found()
             if (
                 call is None
+                or call.ended
                 or not (call.light and switch.on)
                 or (exception() is not None and not switch.acts())
                 or budgets.any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ from opentelemetry import context, trace
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience import blocks
-from pymongo_resilience.events import BreakerEvent, RetryScheduled
+from pymongo_resilience.events import BreakerEvent, Broadcast, RetryScheduled
 from pymongo_resilience.faults import logger
 from pymongo_resilience.kinds import CURSOR_LIFETIME
 from pymongo_resilience.policy import shorter
@@ -76,6 +77,31 @@ class CallLog:
             call.declined_by = event.rule
 
 
+class Reported(Broadcast):
+    """Tells the logs and the application's listeners, and nobody of what they send meanwhile."""
+
+    def on_event(self, event: Event, /) -> None:
+        calls.reported(super().on_event, event)
+
+
+class Unreported:
+    """Counts what others send while they are told something; logs the first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self.count = 0
+        """How many runs of the driver's loop there were."""
+
+    def note(self) -> None:
+        self.count = next(self._numbers)
+        if self.count == 1:
+            logger.warning(
+                "a listener, hook, log handler or exporter uses MongoDB while the library tells it "
+                "of an operation: what it sends is left to pymongo, neither repeated nor shown; "
+                "further cases are not logged"
+            )
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Runtime:
     """Nothing of it changes, so it is thread- and task-safe; what does is on the call."""
@@ -107,15 +133,19 @@ class Runtime:
     """Nothing is asked before an attempt: there are no breakers, and nobody counts."""
     leaves_timeouts: bool
     """Nothing that is configured gives an operation a timeout: a block or a binding may."""
+    unreported: Unreported
     judges: bool
     """Whether errors are ours to judge; where the driver's own loop decides, they are its own."""
     collections: dict[int, Collections] = field(default_factory=dict)
     """What is known of them, by the identity of their client."""
 
     def nested(self, client: Any) -> bool:
-        """Whether the caller is inside of a call of the same client: the outermost wins."""
-        call = calls.current()
-        return call is not None and call.client is client and call.has_operations
+        """Whether the caller is inside of a call of the same client: the outermost wins. Or inside
+        of what the library tells of one."""
+        call = calls.found()
+        if call is None or call.ended:
+            return call is not None and call.reporting
+        return call.client is client and call.has_operations
 
     def begin(self, call: Call, session: Any = None) -> None:
         """Enter a call of the public API.
@@ -133,7 +163,12 @@ class Runtime:
     def draw(self, call: Call, transaction: TransactionSpan | None = None) -> None:
         """Start the operation span of a call that was entered."""
         if self.operation_spans is not None:
-            self.operation_spans.start(call, None if transaction is None else transaction.span)
+            calls.tell(
+                call,
+                self.operation_spans.start,
+                call,
+                None if transaction is None else transaction.span,
+            )
 
     def end(self, call: Call, error: BaseException | None = None) -> BaseException | None:
         """Leave it: the spans end, the duration is recorded, whatever happened.
@@ -144,6 +179,7 @@ class Runtime:
             self._end_later(call)
             return error
         try:
+            call.reporting = call.ended = True
             if call.struck is not None:
                 error, call.struck = call.struck, None
             if call.waits:
@@ -154,6 +190,8 @@ class Runtime:
         finally:
             # A Ctrl-C may come while somebody is told.
             calls.leave(call)
+            # A task that was started inside, and goes on, is judged like any other.
+            call.reporting = False
         return error
 
     def _end_later(self, call: Call) -> None:
@@ -318,6 +356,8 @@ class Runtime:
         And whether they are by iteration: the library's configuration gives them, and does not ask
         for a life.
         """
+        if calls.reporting():
+            return None, False
         self.disinherit()
         call = Call(client, "", target)
         call.public = False

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.faults import deliver, logger
+from pymongo_resilience_instrumentation import calls
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -41,7 +42,7 @@ def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | Non
     def call(span: Span, event: Any) -> None:
         nonlocal logged
         try:
-            hook(span, event)
+            calls.reported(hook, span, event)
         except Exception as error:
             deliver(error)
             if not logged:

@@ -19,7 +19,7 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience.faults import logger
 from pymongo_resilience.unfinished import closes_a_coroutine
-from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation import calls, semconv
 from pymongo_resilience_instrumentation.changes import ABORT, COMMIT
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.spans import end_span
@@ -84,7 +84,7 @@ class TransactionSpan:
             vars(session).pop(_SPAN, None)
         quotes = self._quotes and not withholds
         self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
-        end_span(self.span, error, quotes=quotes, ended_ns=ended_ns)
+        calls.reported(end_span, self.span, error, quotes=quotes, ended_ns=ended_ns)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -111,7 +111,8 @@ class TransactionSpans:
         tracing = tracing_of(session.client)
         if not tracing.enabled or is_suppressed():
             return
-        span = self._tracer.start_span(
+        span = calls.reported(
+            self._tracer.start_span,
             "transaction",
             kind=SpanKind.CLIENT,
             attributes={semconv.DB_SYSTEM_NAME: semconv.MONGODB},

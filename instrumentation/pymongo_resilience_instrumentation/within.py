@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.faults import logger
+from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.methods import Method
 
@@ -27,6 +28,8 @@ def within(
     switch = runtime.switch
 
     def enter(instance: Any) -> AbstractContextManager[None]:
+        if calls.reporting():
+            return NO_DEADLINE
         try:
             return begin(instance)
         except ConfigurationError:

@@ -141,7 +141,7 @@ def call_around(  # noqa: PLR0915 - one method, as a coroutine function and as a
 
     def over(call: Call, error: BaseException) -> None:
         call.deadline.__exit__(None, error, None)
-        if call.client is None:
+        if call.reporting or call.client is None:
             # It was left already, or half-way.
             calls.leave(call)
         else:

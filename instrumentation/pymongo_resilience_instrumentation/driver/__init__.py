@@ -80,6 +80,7 @@ from pymongo_resilience_instrumentation.driver.repetition import (
     deprioritize,
     pin_again,
     prepare_retry,
+    retry_once_at_most,
     stays_pinned,
     unpin,
 )
@@ -282,6 +283,7 @@ __all__ = [
     "replace_func",
     "retargets_on_overload",
     "retries_enabled",
+    "retry_once_at_most",
     "run_operation_arguments",
     "runs_already",
     "seeds",

@@ -55,6 +55,13 @@ def pin_again(loop: Any) -> None:
         transaction.pinned_address = loop._server.description.address
 
 
+def retry_once_at_most(loop: Any) -> None:
+    """Of a loop that pymongo runs by itself, under a deadline of another operation's: it would
+    repeat without a pause until that is over."""
+    if hasattr(loop, "_max_retries"):
+        loop._max_retries = 1
+
+
 def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) -> None:
     """Bring the loop's state to what its own code has before it repeats an attempt."""
     loop._attempt_number = attempts
