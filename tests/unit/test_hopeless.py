@@ -219,7 +219,7 @@ def test_the_name_of_another_set_that_stands_while_no_check_comes_back() -> None
     again = Patience(applies=True)
     assert [again.look(each, 10.0, never) for each in (first, second)] == [None, Cause.SET_NAME]
     certificate, patience = topology(down(A, UNTRUSTED)), Patience(applies=True)
-    assert {patience.look(certificate, now) for now in (0.0, 60.0)} == {None}
+    assert {patience.look(certificate, now, never) for now in (0.0, 60.0)} == {None}
 
 
 def test_a_set_without_a_server_is_another_set() -> None:
