@@ -117,7 +117,7 @@ def _why(rule: SelectionRule, server: ServerDescription, decision: Decision) -> 
 
 def _last_error(server: ServerDescription) -> str:
     if server.error is None:
-        return "not checked yet"
+        return server.check or "not checked yet"
     if server.error_age is None:
         return server.error
     return f"{server.error} {server.error_age:.1f} s ago"

@@ -68,6 +68,8 @@ class ServerDescription(NamedTuple):
     """Why its last check failed, as it may be shown; no value of a document is taken out here."""
     error_age: float | None = None
     """How long ago that was."""
+    check: str | None = None
+    """What the check in progress waits for, where none before has had a result."""
 
 
 class TopologyDescription(NamedTuple):

@@ -32,11 +32,20 @@ NUMBER = re.compile(r"^\[Errno (-?\d+)\] ")
 """Of the operating system's errors; name resolution has negative ones."""
 
 
-def topology(described: Any) -> TopologyDescription:
-    """Everything but whether the driver is compatible: it asks that itself."""
+def topology(described: Any, of: Any = None) -> TopologyDescription:
+    """Everything but whether the driver is compatible: it asks that itself.
+
+    ``of``: the driver's topology, where a server that was never reached is to be explained.
+    """
+    servers = [server(each) for each in servers_of(described)]
+    if of is not None:
+        servers = [
+            made._replace(check=_check(of, each.address)) if made.error is None else made
+            for made, each in zip(servers, servers_of(described), strict=True)
+        ]
     return TopologyDescription(
         type=TopologyType(described.topology_type_name),
-        servers=tuple(map(server, servers_of(described))),
+        servers=tuple(servers),
         heartbeat_frequency=described.heartbeat_frequency,
     )
 
@@ -61,6 +70,18 @@ def server(described: Any) -> ServerDescription:
         error=None if error is None else error_text(error, described.address),
         error_age=None if error is None else max(0.0, driver.now() - updated),
     )
+
+
+def _check(topology: Any, address: Address) -> str | None:
+    check = driver.check_in_progress(topology, address)
+    if check is None:
+        return None
+    seconds = f"for {check.seconds:.1f} s".replace(".0 s", " s")
+    if check.connecting:
+        return f"no answer to a connection attempt {seconds} (firewall, wrong address?)"
+    if check.shaking_hands:
+        return f"TLS handshake unanswered {seconds}"
+    return f"no answer to hello {seconds}"
 
 
 def read_preference(preference: Any) -> ReadPreference:

@@ -49,7 +49,7 @@ def explain_selection(
         open_breakers={} if runtime is None else _open_breakers(runtime.breakers_of(client)),
         local_threshold=client.options.local_threshold_ms / 1000,
     )
-    return explain(descriptions.topology(described), criteria)
+    return explain(descriptions.topology(described, driver.topology_of(client)), criteria)
 
 
 def _open_breakers(breakers: Mapping[Address, Snapshot]) -> dict[str, float]:
@@ -66,7 +66,7 @@ def why_not(topology: Any, selector: Any) -> str:
     if applications_own(driver.selector_of(topology)) is not None:
         # It is not asked once more. What the rules have left is what it has refused.
         criteria = criteria._replace(server_selector=lambda _: ())
-    verdicts = explain(descriptions.topology(topology.description), criteria)
+    verdicts = explain(descriptions.topology(topology.description, topology), criteria)
     return "; ".join(map(str, verdicts)) or "no server is known"
 
 

@@ -267,7 +267,7 @@ def _verdict(
         )
     )
     if error is not None:
-        driver.log_failed_selection(str(error))
+        driver.log_failed_selection(hopeless.log_text(cause, topology.replica_set_name))
     return error
 
 

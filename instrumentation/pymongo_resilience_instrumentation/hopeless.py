@@ -106,15 +106,22 @@ def selection_error(
     ``found``: the servers and what they were found with, of one that is reached what it is;
     ``asked_for``: the replica set's name.
     """
-    row = TABLE[cause]
     servers = "; ".join(address_text(address) + _said(what) for address, what in found.items())
-    name = f' (replicaSet="{asked_for}")' if cause is Cause.SET_NAME else ""
     error = ServerSelectionTimeoutError(
-        f"no server can be used, and waiting would not help: {row.says}{name}. "
-        f"Found on {servers}. Check {row.check}"
+        f"{_begins(cause, asked_for)}. Found on {servers}. Check {TABLE[cause].check}"
     )
     vars(error)["hopeless"] = cause.value
     return error
+
+
+def log_text(cause: Cause, asked_for: str | None) -> str:
+    """As the error's, without the servers: the driver's log has them beside it."""
+    return f"{_begins(cause, asked_for)}. Check {TABLE[cause].check}"
+
+
+def _begins(cause: Cause, asked_for: str | None) -> str:
+    name = f' (replicaSet="{asked_for}")' if cause is Cause.SET_NAME else ""
+    return f"no server can be used, and waiting would not help: {TABLE[cause].says}{name}"
 
 
 def _said(what: Exception | str | None) -> str:

@@ -25,6 +25,23 @@ TOPOLOGY = ", Topology Description: "
 """What pymongo puts between the text of a failed selection and all servers once more."""
 
 
+class _Explained(str):
+    """What pymongo's log shows as it is, beside the topology; in the text of an error, which
+    pymongo formats, each server is explained."""
+
+    __slots__ = ("_formatted",)
+    _formatted: str
+
+    @classmethod
+    def made(cls, text: str, formatted: str) -> _Explained:
+        made = cls(text)
+        made._formatted = formatted
+        return made
+
+    def __format__(self, _: str) -> str:
+        return self._formatted
+
+
 def _only_lists_servers(text: str, topology: Any) -> bool:
     """Whether pymongo's words are the errors of servers that cannot be reached: ours have those."""
     found = topology.description.server_descriptions().values()
@@ -63,7 +80,7 @@ def error_message(runtime: Runtime) -> Wrapper:
             )
 
             words = UNREACHABLE if _only_lists_servers(text, topology) else text
-            said = f"{words} ({why_not(topology, *args)})"
+            said = _Explained.made(words, f"{words} ({why_not(topology, *args)})")
             call = calls.current()
             if call is not None:
                 call.explained = True

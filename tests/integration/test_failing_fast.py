@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 import logging
 import ssl
 import time
@@ -371,7 +372,10 @@ def test_pymongos_own_log_has_the_end_of_the_selection(
         error, _ = _fails(side, untrusted.coll(side))
     ends = [each for each in caplog.messages if "Server selection failed" in each]
     assert len(ends) == 1
-    assert str(error).partition(" Found on")[0] in ends[0]
+    begins, _, found = str(error).partition(". Found on ")
+    assert begins in ends[0]
+    failure = json.loads(ends[0])["failure"]
+    assert found.partition(" ")[0] not in failure, "the topology is beside it"
 
 
 def test_a_fault_of_ours_waits_as_ever(

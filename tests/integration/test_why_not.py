@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import logging
 import pickle
 import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pymongo
@@ -263,6 +268,77 @@ def test_a_client_that_has_not_looked_for_its_servers_yet(side: Side) -> None:
     client = side.client("mongodb://db1,db2/", connect=False)
     said = sorted(str(each) for each in explain_selection(client))
     assert said == [f"db{n}:27017 unknown: not checked yet" for n in (1, 2)]
+
+
+def test_the_drivers_log_does_not_repeat_the_topology(
+    side: Side,
+    replica_set: ReplicaSet,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instrument()
+    client = known(side, replica_set, **SOON)
+    coll = client.db.get_collection("coll", read_preference=NOWHERE)
+    with (
+        caplog.at_level(logging.DEBUG, "pymongo.serverSelection"),
+        pytest.raises(ServerSelectionTimeoutError) as caught,
+    ):
+        side.do(coll.find_one)
+    (failed,) = [each for each in caplog.messages if "Server selection failed" in each]
+    failure = json.loads(failed)["failure"]
+    assert "No replica set members match selector" in failure
+    for name in names(replica_set):
+        assert name in str(caught.value)
+        assert name not in failure
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A port that accepts connections, and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.mark.parametrize(
+    ("options", "waits_for"),
+    [
+        ({}, "no answer to hello"),
+        ({"tls": True, "tlsAllowInvalidCertificates": True}, "TLS handshake unanswered"),
+    ],
+)
+def test_a_server_that_has_not_answered_yet_says_what_is_under_way(
+    options: dict[str, Any],
+    waits_for: str,
+    side: Side,
+    silent: socket.socket,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=300)
+    host, port = silent.getsockname()
+    client = side.client(f"mongodb://{host}:{port}/", **options)
+    with pytest.raises(OperationTimeoutError, match=rf"{waits_for} for \d") as caught:
+        side.do(client.db.coll.find_one)
+    assert "not checked yet" not in str(caught.value)
+    assert waits_for in str(explain_selection(client)[0])
+
+
+def test_a_server_behind_a_firewall_is_one_that_does_not_answer(
+    side: Side, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=300)
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        host, port = full.getsockname()
+        client = side.client(f"mongodb://{host}:{port}/")
+        with pytest.raises(
+            OperationTimeoutError,
+            match=r"no answer to a connection attempt for \d.* \(firewall, wrong address\?\)",
+        ):
+            side.do(client.db.coll.find_one)
 
 
 def test_what_it_does_not_take(side: Side) -> None:

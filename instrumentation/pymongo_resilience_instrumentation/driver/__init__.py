@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pymongo_resilience_instrumentation.driver.checks import (
+    check_in_progress,
+    topology_of,
+)
 from pymongo_resilience_instrumentation.driver.clients import (
     RESOLVE,
     cursor_namespace,
@@ -207,6 +211,7 @@ __all__ = [
     "bulk_progress",
     "cancel_checks",
     "carries_txn_number",
+    "check_in_progress",
     "choices",
     "client",
     "client_of_collection",
@@ -313,6 +318,7 @@ __all__ = [
     "timeout_of_each_next",
     "topology_classes",
     "topology_description",
+    "topology_of",
     "topology_owners",
     "topology_type",
     "unpin",

@@ -80,7 +80,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.END_SESSION, f"{session}:{prefix}ClientSession", (END_SESSION,))
         yield Part(Feature.WHOLE_TIMEOUTS, session, ("_within_time_limit", "_SESSION"))
         topology = f"pymongo.{half}.topology"
-        yield Part(Feature.WHY_NOT, f"{topology}:Topology", (ERROR_MESSAGE, "_settings"))
+        yield from _of_why_not(half, prefix)
         yield Part(Feature.IN_FLIGHT, f"{client}:{prefix}MongoClient", ("_topology",))
         yield Part(Feature.IN_FLIGHT, f"{topology}:Topology", ("get_server_by_address",))
         yield Part(Feature.IN_FLIGHT, f"pymongo.{half}.pool:Pool", ("operation_count",))
@@ -124,6 +124,15 @@ def parts() -> Iterator[Part]:
     for connection in CONNECTIONS:
         yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))
         yield Part(Feature.COMMENTS, connection, (PASSED, "max_wire_version"))
+
+
+def _of_why_not(half: str, prefix: str) -> Iterator[Part]:
+    names = (ERROR_MESSAGE, "_servers", "_settings")
+    yield Part(Feature.WHY_NOT, f"pymongo.{half}.topology:Topology", names)
+    yield Part(Feature.WHY_NOT, f"pymongo.{half}.server:Server", ("_monitor",))
+    yield Part(Feature.WHY_NOT, f"pymongo.{half}.monitor:MonitorBase", ("_executor",))
+    executor = f"pymongo.periodic_executor:{prefix}PeriodicExecutor"
+    yield Part(Feature.WHY_NOT, executor, ("_task" if prefix else "_thread",))
 
 
 def parts_of_gridfs() -> Iterator[Part]:
