@@ -282,7 +282,8 @@ class Attempts:
                 self._tell_breaker(Evidence.NONE)
                 return replace(before, carried_txn_number=False)
             error = AutoReconnect(str(error))
-        if self.call.explained and isinstance(error, ServerSelectionTimeoutError):
+        unselected = isinstance(error, ServerSelectionTimeoutError) and not self.reached_connection
+        if unselected and self.call.explained:
             name_servers_once(error)
         if hopeless_cause(error) is not None:
             driver.forget_transient(error)
@@ -291,7 +292,8 @@ class Attempts:
             failures.Attempt(
                 reached_connection=self.reached_connection,
                 carried_txn_number=driver.carries_txn_number(self._loop),
-                server=driver.server_address(self._loop),
+                # The loop still has that of the attempt before.
+                server=None if unselected else driver.server_address(self._loop),
                 min_rtt=driver.min_rtt(),
             ),
         )
