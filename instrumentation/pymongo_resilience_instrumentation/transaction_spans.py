@@ -39,6 +39,10 @@ _SPAN = "_pymongo_resilience_transaction_span"
 UNKNOWN_RESULT = "UnknownTransactionCommitResult"
 
 
+def _no_session() -> None:
+    return None
+
+
 class TransactionSpan:
     """One transaction's. Ended once, whoever comes first; kept alive by being open."""
 
@@ -48,7 +52,7 @@ class TransactionSpan:
         self, span: Span, session: Any, quotes: bool, still_open: set[TransactionSpan]
     ) -> None:
         self.span = span
-        self._session = weakref.ref(
+        self._session: Callable[[], Any] = weakref.ref(
             session, lambda _: defer(partial(self.end, ended_ns=time.time_ns()))
         )
         self._quotes = quotes
@@ -56,9 +60,6 @@ class TransactionSpan:
         self._open = still_open
         still_open.add(self)
         vars(session)[_SPAN] = self
-
-    def _end_later(self) -> None:
-        defer(partial(self.end, ended_ns=time.time_ns()))
 
     def end(
         self,
@@ -80,6 +81,8 @@ class TransactionSpan:
             return
         self._open.discard(self)
         session = self._session()
+        # Without its reference, nothing is left for later once the session is collected.
+        self._session = _no_session
         if session is not None:
             vars(session).pop(_SPAN, None)
         quotes = self._quotes and not withholds

@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from conftest import Instrument, Side, Telemetry
 from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo_resilience_instrumentation import deferred, transaction_spans
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Fail
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
@@ -283,3 +285,23 @@ def _check_each(telemetry: Telemetry, database: str, count: int) -> None:
     assert sorted(below) == sorted(expected)
     alone = [name for name, _, _ in drawn if name != "transaction"]
     assert sorted(alone) == ["endSessions admin"] + [f"find {database}.other"] * count
+
+
+def test_an_ended_transaction_leaves_nothing_to_a_collection(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri)
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(client[database].coll.insert_one, {}, session=session)
+    # As the traceback of an error would keep it.
+    kept = transaction_spans.span_of(session)
+    side.do(session.commit_transaction)
+    side.do(session.end_session)
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert kept is not None
+    assert gone() is None
+    assert not deferred.pending
