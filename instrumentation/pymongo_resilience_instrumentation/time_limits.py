@@ -60,14 +60,15 @@ def _limit(connection: Any, command: Any, own: int | None) -> None:
 
 
 def _lift_or_refuse(connection: Any, command: Any, own: int | None) -> None:
+    timeout = driver.TIMEOUT.get()
+    if timeout and command is None:
+        return
     call = calls.current()
     # What is in a document for command() is the application's affair.
     document = call is not None and call.operation == "runCommand"
-    if not driver.TIMEOUT.get():
+    if not timeout:
         if not document:
             driver.lift_limits(connection, command)
-    elif command is None:
-        return
     elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
         driver.leave_limit_out(command, own if document else None)
     else:

@@ -194,8 +194,22 @@ def test_a_tailable_cursor_waits_for_news(
         (error,) = rest(side, cursor)
     assert isinstance(error, OperationTimeoutError)
     assert error.timeout_s == pytest.approx(3 * SHORT / 1000)
-    cursor = db.coll.find(cursor_type=CursorType.TAILABLE_AWAIT)
-    assert [each["_id"] for each in rest(side, cursor)] == [0, 1], "the server waits for 1 s"
+
+
+def test_a_tailable_cursor_waits_as_long_as_the_server_does(
+    side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
+) -> None:
+    """For a second, where the application does not say."""
+    instrument(timeout_ms=SHORT)
+    with set_active(False):
+        control[database].create_collection("coll", capped=True, size=100_000)
+    write(control, database, 0)
+    client = side.client(server.uri)
+    wait_for_server(side, client)
+    cursor = client[database].coll.find(cursor_type=CursorType.TAILABLE_AWAIT)
+    started = time.monotonic()
+    assert [each["_id"] for each in rest(side, cursor)] == [0]
+    assert time.monotonic() - started > SHORT / 1000
 
 
 def test_a_stream_of_gridfs_lives_on_and_each_of_its_methods_has_the_time(
