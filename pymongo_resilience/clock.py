@@ -20,6 +20,10 @@ class Clock(Protocol):
         """Suspend the calling task; cancellation ends the wait at once."""
 
 
+class Postponed(BaseException):
+    """Raised by a clock that nobody may wait on: the attempt is made later, by somebody else."""
+
+
 class MonotonicClock:
     """The process's monotonic clock. Stateless, so thread- and task-safe."""
 

@@ -10,6 +10,7 @@ import inspect
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from pymongo_resilience.clock import Postponed
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator
@@ -170,8 +171,15 @@ class Executor(_Loop):
                 end = self._conclude(work, operation, failure, verdict)
             if isinstance(end, Exception):
                 raise end
-            if end > 0:
-                self.clock.sleep(end)
+            try:
+                if end > 0:
+                    self.clock.sleep(end)
+            except Postponed:
+                raise
+            except BaseException:
+                operation.never_repeated(failure)
+                raise
+            operation.waited(end, self.clock.now())
             try:
                 result = work.attempt()
             except Exception as again:  # noqa: BLE001 - as above
@@ -240,8 +248,15 @@ class AsyncExecutor(_Loop):
                 end = self._conclude(work, operation, failure, verdict)
             if isinstance(end, Exception):
                 raise end
-            if end > 0:
-                await self.clock.sleep_async(end)
+            try:
+                if end > 0:
+                    await self.clock.sleep_async(end)
+            except Postponed:
+                raise
+            except BaseException:
+                operation.never_repeated(failure)
+                raise
+            operation.waited(end, self.clock.now())
             try:
                 result = await work.attempt()
             except Exception as again:  # noqa: BLE001 - as above

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from pymongo_resilience.budget import RETRY
+from pymongo_resilience.clock import Postponed
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
@@ -84,10 +85,6 @@ class CloseInBackground(CloseNow):
 
 def _requeues(cursor_id: int) -> int:
     return cursor_id.requeues if isinstance(cursor_id, RequeuedId) else 0
-
-
-class Postponed(BaseException):
-    """Ends the executor's run where it would wait; an Exception it would judge."""
 
 
 class Dropped(Exception):  # noqa: N818 - a signal

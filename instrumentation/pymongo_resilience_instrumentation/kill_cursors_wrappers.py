@@ -10,6 +10,7 @@ from opentelemetry import context
 from opentelemetry.context import Context
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.clock import Postponed
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.orchestrator import Orchestrator
@@ -22,7 +23,6 @@ from pymongo_resilience_instrumentation.cleanup_in_background import (
     CloseInBackground,
     Dropped,
     NeverWaits,
-    Postponed,
 )
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.sessions import transaction_of
