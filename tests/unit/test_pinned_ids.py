@@ -13,8 +13,8 @@ from bson import SON, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, 
 from bson.raw_bson import RawBSONDocument
 from pymongo_resilience_instrumentation.pinned_ids import pins_id
 
-ID = ObjectId()
-NOW = dt.datetime.now(dt.UTC)
+ID = ObjectId("6b02f1f90396ad67fa76ec1e")
+NOW = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)
 
 
 class OwnStr(str):
@@ -35,7 +35,7 @@ class OwnStr(str):
         {"_id": True},
         {"_id": b"bytes"},
         {"_id": Decimal128("1")},
-        {"_id": uuid.uuid4()},
+        {"_id": uuid.UUID(int=7)},
         {"_id": NOW},
         {"_id": {"a": 1, "b": 2}},
         {"_id": SON([("a", 1)])},
