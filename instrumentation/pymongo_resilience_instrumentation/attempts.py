@@ -145,7 +145,10 @@ class Attempts:
         unfinished = error is not None and closes_a_coroutine(error)
         if self.count is not None:
             try:
-                self.count.release()
+                if unfinished:
+                    defer(self.count.release)
+                else:
+                    self.count.release()
             except Exception:
                 logger.exception("a fault of pymongo-resilience after an attempt")
         if self.permit is not None:

@@ -15,6 +15,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.faults import logger
+from pymongo_resilience_instrumentation import calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,14 +29,15 @@ defer = pending.append
 
 
 def run_deferred() -> None:
-    """Everything that is pending, in a context of its own. Never raises."""
+    """Everything that is pending, in a context of its own: what is sent meanwhile is the driver's
+    alone. Raises what a signal handler does."""
     while pending:
         try:
             work = pending.popleft()
         except IndexError:  # another thread was faster
             return
         try:
-            Context().run(work)
+            Context().run(calls.reported, work)
         except Exception:
             logger.exception("internal error in pymongo-resilience in deferred work")
 

@@ -31,7 +31,7 @@ from opentelemetry.sdk.metrics._internal.measurement_consumer import (
     SynchronousMeasurementConsumer,
 )
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo import _csot as pymongo_csot
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
@@ -441,7 +441,7 @@ def test_a_coroutine_collected_before_the_end_of_the_process_has_its_span(
 EXITING = """
 import asyncio, sys, pymongo, pymongo_resilience
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
 pymongo_resilience.instrument()
@@ -459,3 +459,29 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.oldest
+def test_what_a_processor_sends_while_the_deferred_ends_is_the_drivers_alone(
+    proxy: ReplicaSet, database: str, watcher: Watcher
+) -> None:
+    class Storing(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            if span.name == f"find {database}.coll":
+                client[database].spans.insert_one({"name": span.name})
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri, **POLLING) as reading:
+            begun = await _suspended(reading, database, 1)
+            with watcher.collecting():
+                begun.clear()
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(watcher)
+    provider.add_span_processor(Storing())
+    pymongo_resilience.instrument(tracer_provider=provider)
+    with pymongo.MongoClient[Any](proxy.uri, **POLLING) as client:
+        asyncio.run(main())
+        client.admin.command("ping")
+        assert client[database].spans.count_documents({}) == 1
+    assert not any(span.name == f"insert {database}.spans" for span in watcher.ended)
