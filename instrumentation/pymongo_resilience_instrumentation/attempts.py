@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pymongo.errors import (
     AutoReconnect,
     ConnectionFailure,
+    InvalidOperation,
     OperationFailure,
     ProtocolError,
     PyMongoError,
@@ -40,6 +41,7 @@ from pymongo_resilience_instrumentation import (
     seen_waits,
 )
 from pymongo_resilience_instrumentation.deferred import defer
+from pymongo_resilience_instrumentation.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.origins import state_origin
 from pymongo_resilience_instrumentation.selection_errors import name_servers_once
@@ -339,6 +341,8 @@ class Attempts:
         return not driver.prefers_members(self._loop) if asked is None else asked
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
+        if failure.stage is Stage.NOT_SENT and self.runtime.closings.closed(self.call.client):
+            return GaveUp(_closed(failure.error))
         raised = self._chosen(failure)
         error = raised.error
         if not isinstance(error, PyMongoError):
@@ -406,6 +410,15 @@ def refuse_lost_txn_number(loop: Any, connection: Any) -> None:
         raise TxnNumberLostError(
             "the server ceased to be a known primary before the write was sent"
         )
+
+
+def _closed(error: Exception) -> Exception:
+    """As the driver tells it, whatever the wait was for that its client's ``close()`` ended."""
+    if isinstance(error, InvalidOperation):
+        return error
+    told = InvalidOperation(CLOSED)
+    told.__cause__ = error
+    return told
 
 
 def _refused(failure: Failure) -> bool:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+CLOSED = "Cannot use MongoClient after close"
+"""As the driver puts it."""
+
 
 def end_with(leave: Callable[[Any, Any], Any], what: Any, error: BaseException) -> None:
     """Leave what ended with ``error``; raises, where the application is to get another one."""

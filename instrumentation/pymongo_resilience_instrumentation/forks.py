@@ -51,6 +51,7 @@ def _in_child() -> None:
     steps = [
         runtime.clients.start_afresh,
         runtime.budgets.start_afresh,
+        runtime.closings.start_afresh,
         deferred.forget_deferred,
         calls.abandon,
         runtime.disinherit,

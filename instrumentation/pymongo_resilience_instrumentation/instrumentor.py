@@ -16,7 +16,6 @@ from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-de
 
 from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
-from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
@@ -37,6 +36,7 @@ from pymongo_resilience_instrumentation import (
 )
 from pymongo_resilience_instrumentation.budgets import Budgets
 from pymongo_resilience_instrumentation.clients import Clients
+from pymongo_resilience_instrumentation.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
 from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
@@ -366,8 +366,9 @@ def _runtime(
         driver_metrics = DriverMetrics(meter, config.metrics_without)
         hearing.append(operation_metrics)
     rules = _rules(config, settings.strategy)
+    closings = Closings() if earlier is None else earlier.closings
     clock, listener = (
-        MonotonicClock(),
+        ClientClock(closings),
         Broadcast(
             [
                 *hearing,
@@ -412,6 +413,7 @@ def _runtime(
         knows_timeouts=knows_timeouts,
         light=breakers is None and selectors is None,
         leaves_timeouts=config.timeout_ms is None and not rules.have_timeouts,
+        closings=closings,
         unreported=Unreported(),
         judges=judges,
     )

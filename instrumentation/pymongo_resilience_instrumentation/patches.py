@@ -17,6 +17,7 @@ from pymongo.synchronous.database import Database
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import (
     attempt_wrappers,
+    closings,
     cursor_makers,
     cursor_wrappers,
     deprioritized,
@@ -204,6 +205,12 @@ def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
                 yield owner, name, wrapper
 
 
+def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in CLIENTS:
+        for name, method in closings.of_a_client(runtime, owner, _is_async(owner, "close")):
+            yield owner, name, method
+
+
 def _of_selection(_: Runtime) -> Iterator[Wrapped]:
     yield driver.topology_description(), "apply_selector", deprioritized.select
 
@@ -264,6 +271,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.CURSORS,), _of_cursors),
     ((Feature.CURSORS,), _of_change_streams),
     ((Feature.RETRIES,), _of_the_loops),
+    ((Feature.RETRIES, Feature.FAST_FAIL), _of_closed_clients),
     ((Feature.RETRIES, Feature.RETARGETING), _of_selection),
     ((Feature.RETRIES,), _of_selected_servers),
     ((Feature.WHY_NOT,), _of_failed_selections),

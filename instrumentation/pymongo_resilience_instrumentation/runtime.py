@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.breakers import Breakers
     from pymongo_resilience_instrumentation.budgets import Budgets
     from pymongo_resilience_instrumentation.clients import Clients
+    from pymongo_resilience_instrumentation.closings import Closings
     from pymongo_resilience_instrumentation.collection_kinds import Collections
     from pymongo_resilience_instrumentation.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
@@ -133,6 +134,7 @@ class Runtime:
     """Nothing is asked before an attempt: there are no breakers, and nobody counts."""
     leaves_timeouts: bool
     """Nothing that is configured gives an operation a timeout: a block or a binding may."""
+    closings: Closings
     unreported: Unreported
     judges: bool
     """Whether errors are ours to judge; where the driver's own loop decides, they are its own."""

@@ -104,6 +104,7 @@ def test_a_command_in_flight_without_a_call_is_the_parents_to_end(
 STEPS = [
     "clients",
     "budgets",
+    "closings",
     "breakers",
     "selectors",
     "calls",
@@ -131,6 +132,7 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
     runtime = SimpleNamespace(
         clients=SimpleNamespace(start_afresh=step("clients")),
         budgets=SimpleNamespace(start_afresh=step("budgets")),
+        closings=SimpleNamespace(start_afresh=step("closings")),
         breakers=SimpleNamespace(start_afresh=step("breakers")),
         selectors=SimpleNamespace(start_afresh=step("selectors")),
         disinherit=step("runtime"),

@@ -161,6 +161,8 @@ from pymongo_resilience_instrumentation.driver.waiting import (
     log_failed_selection,
     seeds,
     waits_for_server,
+    wake_selections,
+    wake_selections_async,
 )
 from pymongo_resilience_instrumentation.driver.waits import (
     ASYNC_HALF,
@@ -323,5 +325,7 @@ __all__ = [
     "topology_type",
     "unpin",
     "waits_for_server",
+    "wake_selections",
+    "wake_selections_async",
     "within_wait",
 ]

@@ -17,6 +17,22 @@ def waits_for_server(client: Any, condition: Any) -> bool:
     return topology is not None and topology._condition is condition
 
 
+def wake_selections(client: Any) -> None:
+    """Of a client that was closed: each finds that out at once, and not with its next look."""
+    topology = client._topology
+    if topology is not None:
+        with topology._condition:
+            topology._condition.notify_all()
+
+
+async def wake_selections_async(client: Any) -> None:
+    """As ``wake_selections``."""
+    topology = client._topology
+    if topology is not None:
+        async with topology._condition:
+            topology._condition.notify_all()
+
+
 def seeds(client: Any) -> list[Any]:
     """The addresses that the client was made with: what is left where no server is."""
     return list(client._topology._seed_addresses)
