@@ -32,6 +32,12 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 WORKERS = {"newest": 5, "oldest": 2}
 """More than cores: most tests wait."""
 
+OLDEST_TESTS = ("tests/integration", "tests/unit")
+"""All that are marked so are there."""
+CORE = ("--part=core", *OLDEST_TESTS)
+QUICK = ("--ignore=tests/chaos", "--ignore=tests/conformance")
+"""Not even collected, for they are no part of it."""
+
 MAIN = "environment: newest pymongo"
 OLDEST = "environment: oldest pymongo"
 WHEEL = "environment: built wheel"
@@ -77,13 +83,13 @@ def of_test(folder: Path) -> list[Step]:
         Step("import contract", tool("lint-imports"), (MAIN,), ("mypy --strict",)),
         Step(
             "tests, newest pymongo",
-            pytest(folder, "newest", ".venv", "--part=quick", *parallel(WORKERS["newest"])),
+            pytest(folder, "newest", ".venv", "--part=quick", *QUICK, *parallel(WORKERS["newest"])),
             ("tests can be collected",),
         ),
         Step(OLDEST, make(".venv-oldest/stamp"), (MAIN,), ("import contract",)),
         Step(
             "core of the tests, oldest pymongo",
-            pytest(folder, "oldest", ".venv-oldest", "--part=core", *parallel(WORKERS["oldest"])),
+            pytest(folder, "oldest", ".venv-oldest", *CORE, *parallel(WORKERS["oldest"])),
             (OLDEST, "tests can be collected"),
         ),
         Step(WHEEL, make(".venv-wheel/stamp"), (OLDEST,)),
@@ -94,7 +100,7 @@ def of_test(folder: Path) -> list[Step]:
 def of_rest(folder: Path) -> list[Step]:
     newest = (*pytest(folder, "newest", ".venv", "--part=thorough"), *parallel(WORKERS["newest"]))
     oldest = (
-        *pytest(folder, "oldest", ".venv-oldest", "--part=beyond-core"),
+        *pytest(folder, "oldest", ".venv-oldest", "--part=beyond-core", *OLDEST_TESTS),
         *parallel(WORKERS["oldest"]),
     )
     others, last = other_pythons(folder)
@@ -131,7 +137,7 @@ def other_pythons(folder: Path) -> tuple[list[Step], tuple[str, ...]]:
             Step(name, make(f"{venv}/stamp", f"PYTHON={executable}"), (), last),
             Step(
                 f"core of the tests, Python {version}",
-                pytest(folder, report, venv, "--part=core", *parallel(WORKERS["oldest"])),
+                pytest(folder, report, venv, *CORE, *parallel(WORKERS["oldest"])),
                 (name,),
             ),
         ]

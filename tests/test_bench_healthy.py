@@ -154,6 +154,7 @@ def test_what_is_not_known_is_named_beside_what_is(
         "retry_storm.py",
     ],
 )
+@pytest.mark.thorough("a process for each script")
 def test_help_shows_how_a_script_is_called(script: str) -> None:
     done = run(script, "--help")
 
