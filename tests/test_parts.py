@@ -51,7 +51,7 @@ def test_rows_of_a_table_take_turns_between_sync_and_async() -> None:
 
 
 def test_the_core_is_one_case_of_each_function() -> None:
-    assert ids(Part.CORE) == ["test_table[cut-sync]", "test_both[async]", "test_plays[sync]"]
+    assert ids(Part.CORE) == ["test_table[cut-sync]", "test_both[async]"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from striking import Line, SoftTimeLimitExceeded, moments, run
 from pymongo_resilience import Policy, RetryAction, bind, override
 from pymongo_resilience.breaker_states import HalfOpen
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.oldest, pytest.mark.thorough("each line of a call is struck")]
 NO_CHANGE: Callable[[], Any] = nullcontext
 
 
@@ -227,7 +227,7 @@ def test_no_connection_keeps_what_was_put_on_it(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=20_000, timeout_mode="iteration")
-    client = side.client(proxy.uri, maxPoolSize=1)
+    client = side.client(proxy.uri)
     coll = client[database].coll
     side.do(coll.insert_many, [{} for _ in range(5)])
 

@@ -9,7 +9,7 @@
   other half is thorough.
 
 On the oldest pymongo, and on every other Python, it takes the ``core``: of each test function that
-is marked ``oldest``, one case.
+is marked ``oldest`` and not ``thorough``, one case.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def chosen(items: list[pytest.Item], part: Part) -> list[pytest.Item]:
         quick = in_turn([item for item in items if not is_thorough(item)])
         return [item for item in items if (item in quick) == (part == Part.QUICK)]
     oldest = [item for item in items if item.get_closest_marker("oldest")]
-    core = one_each(oldest)
+    core = one_each([item for item in oldest if not is_thorough(item)])
     return [item for item in oldest if (item in core) == (part == Part.CORE)]
 
 
