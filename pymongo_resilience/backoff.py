@@ -31,11 +31,11 @@ def exponential(attempt: int, random: Random) -> float:
 def overload(
     attempt: int, random: Random, base: float = OVERLOAD_BASE, limit: float = OVERLOAD_LIMIT
 ) -> float:
-    """``jitter * min(limit, base * 2^(attempt - 1))``.
+    """``jitter * min(limit, base * 2^attempt)``: the first retry waits for up to twice the base.
 
     Source: Client Backpressure, "Overload retry policy", rule 3.
     """
-    return random() * max(0.0, min(limit, _doubled(base, attempt - 1)))
+    return random() * max(0.0, min(limit, _doubled(base, attempt)))
 
 
 def controlled(attempt: int) -> float:

@@ -118,8 +118,7 @@ class Orchestrator:
             if isinstance(verdict, GiveUp) or failure.next_probe_in is None or failure.elsewhere:
                 return verdict
             return self._wait_for_probe(operation, failure, failure.next_probe_in, verdict)
-        own = None if _follows_texts(operation) else failure.base_backoff
-        base = self.base_backoff if own is None else own
+        base = self.base_backoff if failure.base_backoff is None else failure.base_backoff
         delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
         if operation.time_limit is not None and not operation.time_limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)

@@ -72,7 +72,7 @@ def test_the_defaults_are_the_constants_of_the_text() -> None:
     assert (config.retry_token_capacity, config.adaptive_retries) == (1000, False)
     assert (budget.RETURN_RATE, budget.RETRY, budget.CAPACITY) == (0.1, 1.0, 1000.0)
     longest = [backoff.overload(attempt, lambda: 1.0) for attempt in range(1, 6)]
-    assert longest == [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert longest == [0.2, 0.4, 0.8, 1.6, 3.2]
 
 
 PARTS = ("Text", "Here", "Why", "Switch", "Tests")

@@ -91,9 +91,9 @@ NOT_PRIMARY = Row(
 OVERLOADED = Row(
     RetryReason.OVERLOADED,
     "`SEARCH_TOO_MANY_REQUESTS`: rejected at the door, before anything was executed",
-    when="whatever the code, where the reply does not show that the command ran; 462 has them, and "
-    "pymongo gives them to connections that it cannot make, but for names that do not resolve and "
-    "for TLS",
+    when="whatever the code, where the reply does not show that the command ran; 462 and 463 have "
+    "them, 473 has the second alone and is not retried; pymongo gives them to connections that it "
+    "cannot make, but for names that do not resolve and for TLS",
     labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
 )
 TEMPORARILY_UNAVAILABLE = Row(

@@ -102,7 +102,7 @@ def test_an_overloaded_server_is_asked_again_until_the_cursor_is_gone(
     assert not is_open(control, documents, cursor_id)
     assert not client._kill_cursors_queue
     events = telemetry.decisions.events
-    assert [event.delay for event in events] == [0.001, 0.002, 0.004]
+    assert [event.delay for event in events] == [0.002, 0.004, 0.008]
     assert {(e.operation, e.namespace, e.reason) for e in events} == {
         ("killCursors", f"{documents}.coll", RetryReason.OVERLOADED)
     }
@@ -238,7 +238,7 @@ def test_a_cursor_is_closed_although_the_time_is_up(
 def test_no_wait_passes_the_refreshed_deadline(
     side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument, no_jitter: None
 ) -> None:
-    telemetry = instrument(base_backoff_ms=900, max_backoff_ms=600_000)
+    telemetry = instrument(base_backoff_ms=450, max_backoff_ms=600_000)
     client = side.client(proxy.uri)
     cursor = half_read(side, client, documents)
     overload = Overload("killCursors", times=50)

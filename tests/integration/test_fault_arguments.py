@@ -199,6 +199,7 @@ def test_the_least_and_the_greatest_that_are_allowed() -> None:
     Refuse(1)
     RateLimit(0.001, 1)
     Overload(base_backoff=1e-9)
+    Overload(code=473)
     SkewedClock(-86_400.5)
     SkewedClock(0)
     ReplicaSet(members=1, port=65_535)

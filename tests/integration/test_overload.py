@@ -24,6 +24,7 @@ from reads import READS, fill
 
 from pymongo_resilience import OperationTimeoutError, RetryScheduled
 from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.strategy import NAMED
 
 INC = {"$inc": {"n": 1}}
 NUMBERS = itertools.count()
@@ -205,7 +206,7 @@ def test_the_delays_grow_from_the_base_that_the_error_names(
     side.do(side.client(proxy.uri)[filled].coll.insert_one, {})
     made = delays(telemetry)
     assert len(made) == 5
-    assert all(0 <= delay < 0.002 * 2**number for number, delay in enumerate(made))
+    assert all(0 <= delay < 0.002 * 2**number for number, delay in enumerate(made, 1))
 
 
 def test_a_delay_that_passes_the_deadline_is_not_begun(
@@ -251,6 +252,39 @@ def test_five_retries_in_all_however_overload_mixes_with_other_errors(
         side.do(coll.find_one)
     assert [fault.injected for fault in (*overloads, *cuts)] == [1, 1, 1, 0, 1, 1, 1, 0]
     assert telemetry.decisions.events[-1].rule is Rule.ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("code", "decided"),
+    [(462, "again"), (463, "again"), (473, Rule.UNKNOWN_REASON)],
+)
+def test_of_the_servers_overload_errors_those_with_both_labels_are_repeated(
+    code: int, decided: Any, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1)
+    coll = side.client(proxy.uri)[filled].coll
+    proxy.inject(Overload("find", code=code))
+    if decided == "again":
+        side.do(coll.find_one)
+        assert len(delays(telemetry)) == 1
+    else:
+        with pytest.raises(OperationFailure) as caught:
+            side.do(coll.find_one)
+        assert caught.value.code == code
+        assert [event.rule for event in telemetry.decisions.events] == [decided]
+
+
+@pytest.mark.parametrize("strategy", ["fast_fail", "best_effort", "mongodb"])
+def test_every_strategy_takes_the_base_that_the_error_names(
+    strategy: str, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(strategy=NAMED[strategy], base_backoff_ms=60_000, timeout_ms=20_000)
+    coll = side.client(proxy.uri)[filled].coll
+    proxy.inject(Overload("find", times=2, base_backoff=0.002))
+    side.do(coll.find_one)
+    made = delays(telemetry)
+    assert len(made) == 2
+    assert max(made) < 0.008
 
 
 @pytest.mark.parametrize("label", ["SystemOverloadedError", "RetryableError"])

@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSe
 from real_bed import SHORT_MS, Bed
 from real_calls import DOCUMENTS, Maker, RealCall
 from real_faults import FaultsInOrder, as_stated, is_refusal
-from unit.answers import half
+from unit.answers import quarter
 from unit.scenarios import SCENARIOS, Scenario
 from unit.work import START
 
@@ -130,7 +130,7 @@ def turn_time_by_hand(
     Whether there is a deadline at all is still the driver's to say.
     """
     patch.setattr(instrumentor, "MonotonicClock", lambda: clock)
-    patch.setattr(instrumentor, "Orchestrator", functools.partial(Orchestrator, random=half))
+    patch.setattr(instrumentor, "Orchestrator", functools.partial(Orchestrator, random=quarter))
     really_left = driver.remaining
 
     def left() -> float | None:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pymongo_resilience.operation import Operation
 
 
+def quarter() -> float:
+    return 0.25
+
+
 def half() -> float:
     """Dice without surprises."""
     return 0.5

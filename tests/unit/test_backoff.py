@@ -53,9 +53,9 @@ def test_exponential_stays_within_its_bounds(attempt: int, dice: float) -> None:
 
 @pytest.mark.parametrize(
     ("attempt", "full"),
-    [(1, 0.1), (2, 0.2), (3, 0.4), (4, 0.8), (5, 1.6), (7, 6.4), (8, 10.0), (9, 10.0), (99, 10.0)],
+    [(1, 0.2), (2, 0.4), (3, 0.8), (4, 1.6), (5, 3.2), (6, 6.4), (7, 10.0), (8, 10.0), (99, 10.0)],
 )
-def test_overload_doubles_from_100_ms_to_10_s(attempt: int, full: float) -> None:
+def test_overload_doubles_from_200_ms_to_10_s(attempt: int, full: float) -> None:
     assert backoff.overload(attempt, highest) == pytest.approx(full)
     assert backoff.overload(attempt, half) == pytest.approx(full / 2)
     assert backoff.overload(attempt, lowest) == 0.0
@@ -73,7 +73,7 @@ def test_overload_stays_within_its_bounds(
     delay = backoff.overload(attempt, lambda: dice, base, limit)
     assert 0.0 <= delay <= limit
     if attempt == 1:
-        assert delay == pytest.approx(dice * min(base, limit))
+        assert delay == pytest.approx(dice * min(2 * base, limit))
 
 
 def test_controlled_has_its_six_steps_and_stays_at_the_last() -> None:

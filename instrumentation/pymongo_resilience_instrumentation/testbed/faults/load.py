@@ -20,25 +20,37 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.testbed.wire import Message
 
 _MILLISECONDS: Final = 1000
+_BOTH: Final = ("SystemOverloadedError", "RetryableError")
+_LABELS: Final = {462: _BOTH, 463: _BOTH, 473: _BOTH[:1]}
+"""By the code of the error. One without RetryableError is not to be repeated."""
+_NAMES: Final = {462: "IngressRequestRateLimitExceeded"}
 
 
 class Overload(Fail):
-    """Sheds the command with both overload labels; nothing of it is executed.
+    """Sheds the command with the overload labels of its code; nothing of it is executed.
 
     :param base_backoff: what the server asks clients to wait at first (seconds), if anything.
+    :param code: 462 or 463 with both labels; 473 with SystemOverloadedError alone.
     """
 
     def __init__(
-        self, command: str | None = None, times: int = 1, base_backoff: float | None = None
+        self,
+        command: str | None = None,
+        times: int = 1,
+        base_backoff: float | None = None,
+        *,
+        code: int = 462,
     ) -> None:
+        if code not in _LABELS:
+            raise refused("code", code, "462, 463 or 473")
         hint = {} if base_backoff is None else {"baseBackoffMS": _whole_ms(base_backoff)}
         super().__init__(
             command,
             times,
-            code=462,
-            name="IngressRequestRateLimitExceeded",
+            code=code,
+            name=_NAMES.get(code, ""),
             text="the server is overloaded: too many requests",
-            labels=["SystemOverloadedError", "RetryableError"],
+            labels=_LABELS[code],
             more=hint,
         )
 
