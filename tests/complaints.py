@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pymongo_resilience_instrumentation import listeners
+from pymongo_resilience_instrumentation.telemetry import listeners
 
 LISTENED_TO = {"pymongo_resilience": logging.ERROR, "opentelemetry": logging.WARNING}
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation import cli, semconv
+from pymongo_resilience_instrumentation import cli
 from pymongo_resilience_instrumentation.dashboards import DASHBOARD, FILES, RULES, content, grafana
 from pymongo_resilience_instrumentation.dashboards.panels import ROWS
+from pymongo_resilience_instrumentation.telemetry import semconv
 
 PROMTOOL = shutil.which("promtool")
 RULE_TESTS = Path(__file__).parent / "prometheus" / "rules_test.yml"

@@ -19,13 +19,13 @@ from deadline_rows import document_tables
 from metrics_table import metrics_table
 from opentelemetry.metrics import NoOpMeter
 from otlp_collector import collecting
-from pymongo_resilience_instrumentation import semconv
-from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.hopeless import TABLE as CAUSES
-from pymongo_resilience_instrumentation.hopeless import Cause
-from pymongo_resilience_instrumentation.metrics import OperationMetrics, ServerMetrics
-from pymongo_resilience_instrumentation.outcomes import outcome_of
-from pymongo_resilience_instrumentation.reasons import ROWS
+from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
+from pymongo_resilience_instrumentation.failures.reasons import ROWS
+from pymongo_resilience_instrumentation.selection.hopeless import TABLE as CAUSES
+from pymongo_resilience_instrumentation.selection.hopeless import Cause
+from pymongo_resilience_instrumentation.telemetry import semconv
+from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics import OperationMetrics, ServerMetrics
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS
@@ -34,7 +34,7 @@ from pymongo_resilience.orchestrator import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pymongo_resilience_instrumentation.reasons import Row
+    from pymongo_resilience_instrumentation.failures.reasons import Row
 
     from pymongo_resilience.config import Option
 

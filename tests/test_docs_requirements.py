@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from operations_table import documented, rows, section
-from pymongo_resilience_instrumentation.read_commands import ALLOWED
-from pymongo_resilience_instrumentation.reasons import ROWS
+from pymongo_resilience_instrumentation.failures.reasons import ROWS
+from pymongo_resilience_instrumentation.operations.read_commands import ALLOWED
 
 from pymongo_resilience import Config, RetryReason, backoff, budget
 from pymongo_resilience.config import STRATEGIES

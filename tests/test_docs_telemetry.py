@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from operations_table import rows, section
-from pymongo_resilience_instrumentation import operations, semconv
-from pymongo_resilience_instrumentation.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
+from pymongo_resilience_instrumentation.operations import public as operations
+from pymongo_resilience_instrumentation.telemetry import semconv
+from pymongo_resilience_instrumentation.telemetry.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "telemetry.md").read_text()
 WITHOUT_A_METHOD = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation.telemetry import semconv
 
 Address = tuple[str, int | None]
 """Host and port; the path and None for a Unix socket."""

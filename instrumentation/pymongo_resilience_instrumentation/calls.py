@@ -15,7 +15,7 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.changes import ABORT, COMMIT, WRITES
+from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import RetryReason
     from pymongo_resilience.orchestrator import Rule
     from pymongo_resilience.policy import Policy
-    from pymongo_resilience_instrumentation.cursor_timeouts import CursorTimeout
-    from pymongo_resilience_instrumentation.fast_fail import Patience
-    from pymongo_resilience_instrumentation.operation_counts import AttemptCount
-    from pymongo_resilience_instrumentation.operations import PublicOperation, Target
-    from pymongo_resilience_instrumentation.seen_waits import Wait
-    from pymongo_resilience_instrumentation.sessions import TransactionDeadline
-    from pymongo_resilience_instrumentation.transaction_spans import TransactionSpan
+    from pymongo_resilience_instrumentation.cursors.cursor_timeouts import CursorTimeout
+    from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
+    from pymongo_resilience_instrumentation.selection.fast_fail import Patience
+    from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
+    from pymongo_resilience_instrumentation.timeouts.seen_waits import Wait
+    from pymongo_resilience_instrumentation.transactions.sessions import TransactionDeadline
+    from pymongo_resilience_instrumentation.transactions.transaction_spans import TransactionSpan
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""

@@ -15,7 +15,8 @@ import pymongo_resilience
 from pymongo_resilience.config import OPTIONS, load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.strategy import NAMED
-from pymongo_resilience_instrumentation import dashboards
+
+from . import dashboards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,8 @@ from contextvars import Context
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.faults import logger
-from pymongo_resilience_instrumentation import calls
+
+from . import calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,8 @@ import os
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.faults import logger
-from pymongo_resilience_instrumentation import calls, deferred
+
+from . import calls, deferred
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime

@@ -24,36 +24,41 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import NAMED
-from pymongo_resilience_instrumentation import (
-    deferred,
-    driver,
-    forks,
-    monkey_patching,
-    new_clients,
-    self_check,
+from pymongo_resilience_instrumentation.clients import (
+    setup as new_clients,
+)
+from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
+from pymongo_resilience_instrumentation.clients.registry import Clients
+from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
+from pymongo_resilience_instrumentation.retries.budgets import Budgets
+from pymongo_resilience_instrumentation.retries.coroutine_strategies import CoroutineStrategies
+from pymongo_resilience_instrumentation.runtime import CallLog, Reported, Runtime, Unreported
+from pymongo_resilience_instrumentation.self_check import Feature
+from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
+from pymongo_resilience_instrumentation.telemetry import (
     semconv,
     tracing,
 )
-from pymongo_resilience_instrumentation.budgets import Budgets
-from pymongo_resilience_instrumentation.clients import Clients
-from pymongo_resilience_instrumentation.closings import ClientClock, Closings
-from pymongo_resilience_instrumentation.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
-from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
-from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.metrics import (
+from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics import (
     OperationMetrics,
     ServerMetrics,
     server_metrics,
 )
-from pymongo_resilience_instrumentation.other_tracers import OtherTracers
-from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
-from pymongo_resilience_instrumentation.runtime import CallLog, Reported, Runtime, Unreported
-from pymongo_resilience_instrumentation.self_check import Feature
-from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
-from pymongo_resilience_instrumentation.span_hooks import SpanHooks
-from pymongo_resilience_instrumentation.spans import OperationSpans
-from pymongo_resilience_instrumentation.transaction_spans import TransactionSpans
+from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
+from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
+from pymongo_resilience_instrumentation.telemetry.span_hooks import SpanHooks
+from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
+from pymongo_resilience_instrumentation.transactions.transaction_spans import TransactionSpans
+
+from . import (
+    deferred,
+    driver,
+    forks,
+    monkey_patching,
+    self_check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -64,8 +69,8 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Listener
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience.strategy import RetryStrategy
-    from pymongo_resilience_instrumentation.breakers import Breakers
-    from pymongo_resilience_instrumentation.selector import Selectors
+    from pymongo_resilience_instrumentation.selection.breakers import Breakers
+    from pymongo_resilience_instrumentation.selection.selector import Selectors
 
 SCOPE = "pymongo_resilience"
 SUPPORTED = ("pymongo >= 4.17, < 5",)
@@ -212,7 +217,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def status(self, client: Any) -> ClientStatus:
         """As :func:`pymongo_resilience.status`."""
-        from pymongo_resilience_instrumentation import statuses  # noqa: PLC0415 - for who asks
+        from pymongo_resilience_instrumentation.selection import statuses  # noqa: PLC0415 - for who asks
 
         _check_client(client, "status")
         return statuses.status(client, self._runtime)
@@ -221,7 +226,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self, client: Any, read_preference: Any, *, writes: bool
     ) -> tuple[ServerVerdict, ...]:
         """As :func:`pymongo_resilience.explain_selection`."""
-        from pymongo_resilience_instrumentation import explanations  # noqa: PLC0415 - for who asks
+        from pymongo_resilience_instrumentation.selection import explanations  # noqa: PLC0415 - for who asks
 
         _check_client(client, "explain_selection")
         return explanations.explain_selection(client, read_preference, self._runtime, writes=writes)
@@ -429,7 +434,7 @@ def _breakers(
     if config.circuit_breaker == "off":
         return None
     from pymongo_resilience.breaker import BreakerSettings  # noqa: PLC0415 - off by default
-    from pymongo_resilience_instrumentation.breakers import Breakers  # noqa: PLC0415 - the same
+    from pymongo_resilience_instrumentation.selection.breakers import Breakers  # noqa: PLC0415 - the same
 
     settings = BreakerSettings(
         failure_rate=config.circuit_breaker_failure_rate,
@@ -447,7 +452,7 @@ def _selectors(
     counting = counts and config.server_selection != "driver"
     if not counting and breakers is None:
         return None
-    from pymongo_resilience_instrumentation.selector import (  # noqa: PLC0415 - pymongo mostly selects
+    from pymongo_resilience_instrumentation.selection.selector import (  # noqa: PLC0415 - pymongo mostly selects
         Selectors,
     )
 

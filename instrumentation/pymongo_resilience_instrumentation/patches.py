@@ -15,39 +15,70 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.faults import logger
-from pymongo_resilience_instrumentation import (
-    attempt_wrappers,
+from pymongo_resilience_instrumentation.cleanup import (
+    end_sessions as end_sessions_wrappers,
+)
+from pymongo_resilience_instrumentation.cleanup import (
+    kill_cursors as kill_cursors_wrappers,
+)
+from pymongo_resilience_instrumentation.clients import (
     closings,
-    cursor_makers,
-    cursor_wrappers,
-    deprioritized,
-    driver,
-    end_sessions_wrappers,
-    fast_fail,
-    kill_cursors_wrappers,
-    late_gridfs,
-    loop_wrappers,
-    operations,
-    selection_errors,
-    selection_wrappers,
-    session_wrappers,
-    sessions,
-    single_documents,
-    time_limits,
-    transaction_spans,
-    waits,
+)
+from pymongo_resilience_instrumentation.cursors import (
+    creation as cursor_makers,
+)
+from pymongo_resilience_instrumentation.cursors import (
+    wrappers as cursor_wrappers,
+)
+from pymongo_resilience_instrumentation.gridfs import (
+    import_hook as late_gridfs,
+)
+from pymongo_resilience_instrumentation.interception.methods import Method, by_position
+from pymongo_resilience_instrumentation.operations import (
+    public as operations,
+)
+from pymongo_resilience_instrumentation.public_api import (
     wrappers,
 )
-from pymongo_resilience_instrumentation.methods import Method, by_position
+from pymongo_resilience_instrumentation.retries import (
+    attempt_wrappers,
+    deprioritized,
+    loop_wrappers,
+)
+from pymongo_resilience_instrumentation.selection import (
+    fast_fail,
+    selection_errors,
+)
+from pymongo_resilience_instrumentation.selection import (
+    selected_servers as selection_wrappers,
+)
 from pymongo_resilience_instrumentation.self_check import Feature
+from pymongo_resilience_instrumentation.single_documents import (
+    rewrite as single_documents,
+)
+from pymongo_resilience_instrumentation.timeouts import (
+    time_limits,
+    waits,
+)
+from pymongo_resilience_instrumentation.transactions import (
+    sessions,
+    transaction_spans,
+)
+from pymongo_resilience_instrumentation.transactions import (
+    wrappers as session_wrappers,
+)
+
+from . import (
+    driver,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from collections.abc import Collection as Container
 
-    from pymongo_resilience_instrumentation.operations import PublicOperation
+    from pymongo_resilience_instrumentation.operations.public import PublicOperation
+    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.wrappers import Wrapper
 
 
 PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
@@ -233,7 +264,7 @@ def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.config.command_comment:
-        from pymongo_resilience_instrumentation import command_comments  # noqa: PLC0415 - off by default
+        from pymongo_resilience_instrumentation.telemetry import command_comments  # noqa: PLC0415 - off by default
 
         for owner in driver.commanded_connections():
             yield owner, driver.PASSED, command_comments.comment(runtime)

@@ -17,19 +17,24 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.kinds import CURSOR_LIFETIME
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.unfinished import closes_a_coroutine
-from pymongo_resilience_instrumentation import (
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
+from pymongo_resilience_instrumentation.failures.origins import state_origin
+from pymongo_resilience_instrumentation.retries.attempts import Attempts
+from pymongo_resilience_instrumentation.timeouts import (
+    errors as timeouts,
+)
+from pymongo_resilience_instrumentation.timeouts import (
+    seen_waits,
+)
+from pymongo_resilience_instrumentation.transactions.sessions import transaction_of
+from pymongo_resilience_instrumentation.transactions.transaction_spans import parent_of
+
+from . import (
     calls,
     driver,
-    seen_waits,
-    timeouts,
 )
-from pymongo_resilience_instrumentation.attempts import Attempts
-from pymongo_resilience_instrumentation.by_client import keep
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
-from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
-from pymongo_resilience_instrumentation.origins import state_origin
-from pymongo_resilience_instrumentation.sessions import transaction_of
-from pymongo_resilience_instrumentation.transaction_spans import parent_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,22 +48,25 @@ if TYPE_CHECKING:
     from pymongo_resilience.policy import Policy
     from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.breakers import Breakers
-    from pymongo_resilience_instrumentation.budgets import Budgets
-    from pymongo_resilience_instrumentation.clients import Clients
-    from pymongo_resilience_instrumentation.closings import Closings
-    from pymongo_resilience_instrumentation.collection_kinds import Collections
-    from pymongo_resilience_instrumentation.command_spans import CommandSpans
-    from pymongo_resilience_instrumentation.coroutine_strategies import CoroutineStrategies
-    from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
-    from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
-    from pymongo_resilience_instrumentation.metrics import OperationMetrics
-    from pymongo_resilience_instrumentation.operation_counts import AttemptCount, OperationCounts
-    from pymongo_resilience_instrumentation.operations import Target
-    from pymongo_resilience_instrumentation.other_tracers import OtherTracers
-    from pymongo_resilience_instrumentation.selector import Selectors
-    from pymongo_resilience_instrumentation.spans import OperationSpans
-    from pymongo_resilience_instrumentation.transaction_spans import (
+    from pymongo_resilience_instrumentation.clients.closings import Closings
+    from pymongo_resilience_instrumentation.clients.registry import Clients
+    from pymongo_resilience_instrumentation.operations.public import Target
+    from pymongo_resilience_instrumentation.retries.budgets import Budgets
+    from pymongo_resilience_instrumentation.retries.coroutine_strategies import CoroutineStrategies
+    from pymongo_resilience_instrumentation.selection.breakers import Breakers
+    from pymongo_resilience_instrumentation.selection.operation_counts import (
+        AttemptCount,
+        OperationCounts,
+    )
+    from pymongo_resilience_instrumentation.selection.selector import Selectors
+    from pymongo_resilience_instrumentation.single_documents.collection_kinds import Collections
+    from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
+    from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
+    from pymongo_resilience_instrumentation.telemetry.metrics import OperationMetrics
+    from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
+    from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
+    from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
+    from pymongo_resilience_instrumentation.transactions.transaction_spans import (
         TransactionSpan,
         TransactionSpans,
     )

@@ -17,7 +17,7 @@ from complaints import no_complaints
 from conftest import Instrument, Side, Telemetry
 from operations_under_attack import Operation
 from origin_text import text_without_origin
-from pymongo_resilience_instrumentation.hopeless import hopeless_cause
+from pymongo_resilience_instrumentation.selection.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import Delay, Rewrite
 

@@ -20,7 +20,9 @@ from opentelemetry import context
 from opentelemetry.sdk.trace import TracerProvider
 from pymongo import message, monitoring
 from pymongo.collection import Collection
-from pymongo_resilience_instrumentation import calls, clients, command_spans, listeners
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.clients import registry
+from pymongo_resilience_instrumentation.telemetry import command_spans, listeners
 from residue import OpenSpans, ResidueError, no_residue, no_residue_async
 
 from pymongo_resilience import override
@@ -108,7 +110,7 @@ def _call(undo: Undo, spans: OpenSpans) -> Any:
 
 
 def _registered_client(undo: Undo, spans: OpenSpans) -> Any:
-    known = clients.Clients()
+    known = registry.Clients()
     return known, known.add(known)
 
 
@@ -123,14 +125,14 @@ def _span_by_request_id(undo: Undo, spans: OpenSpans) -> Any:
 
 
 def _module_entry(undo: Undo, spans: OpenSpans) -> None:
-    clients.forgotten = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
-    undo.callback(delattr, clients, "forgotten")
+    registry.forgotten = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
+    undo.callback(delattr, registry, "forgotten")
 
 
 def _cache_without_bound(undo: Undo, spans: OpenSpans) -> None:
-    clients.remembered = functools.cache(str)  # type: ignore[attr-defined]  # as above
-    clients.remembered(1)
-    undo.callback(delattr, clients, "remembered")
+    registry.remembered = functools.cache(str)  # type: ignore[attr-defined]  # as above
+    registry.remembered(1)
+    undo.callback(delattr, registry, "remembered")
 
 
 OURS = "pymongo_resilience_instrumentation"
@@ -148,12 +150,12 @@ LEAKS: dict[str, Leak] = {
     "1 x context variable: current_context": _otel_context,
     "1 x context variable: TIMEOUT": _driver_timeout,
     "1 x call in progress: forgotten db.coll": _call,
-    f"1 x object: {OURS}.clients.ClientState": _registered_client,
-    f"1 x entry: {OURS}.clients.Clients._clients": _registered_client,
-    f"1 x object: {OURS}.listeners.Commands": _listener_of_a_client,
-    f"1 x entry: {OURS}.command_spans.CommandSpans.without_call": _span_by_request_id,
-    f"1 x entry: {OURS}.clients.forgotten": _module_entry,
-    f"1 x entry: {OURS}.clients.remembered": _cache_without_bound,
+    f"1 x object: {OURS}.clients.registry.ClientState": _registered_client,
+    f"1 x entry: {OURS}.clients.registry.Clients._clients": _registered_client,
+    f"1 x object: {OURS}.telemetry.listeners.Commands": _listener_of_a_client,
+    f"1 x entry: {OURS}.telemetry.command_spans.CommandSpans.without_call": _span_by_request_id,
+    f"1 x entry: {OURS}.clients.registry.forgotten": _module_entry,
+    f"1 x entry: {OURS}.clients.registry.remembered": _cache_without_bound,
 }
 
 

@@ -15,7 +15,7 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 from operations_under_attack import SEEDS
 from pymongo.errors import ServerSelectionTimeoutError
-from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.testbed import Interception, Reset
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Rewrite
 from strategies import bson_values, cluster_times, examples, topology_versions

@@ -20,7 +20,7 @@ from pymongo.server_description import ServerDescription as DriverServer
 from pymongo.synchronous.settings import TopologySettings
 from pymongo.topology_description import TOPOLOGY_TYPE
 from pymongo.topology_description import TopologyDescription as DriverTopology
-from pymongo_resilience_instrumentation import deprioritized
+from pymongo_resilience_instrumentation.retries import deprioritized
 from strategies import examples
 from unit.servers import ALONE, any_criteria, topologies
 

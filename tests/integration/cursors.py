@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conftest import SentCommands, Side
-from pymongo_resilience_instrumentation.cursor_timeouts import kept_by
+from pymongo_resilience_instrumentation.cursors.cursor_timeouts import kept_by
 
 MINUTE = 60_000
 """Milliseconds; no operation of a test takes as long."""

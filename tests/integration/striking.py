@@ -15,7 +15,8 @@ import pymongo_resilience_instrumentation
 from conftest import Side
 from opentelemetry import context
 from pymongo import _csot
-from pymongo_resilience_instrumentation import calls, deprioritized
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.retries import deprioritized
 
 import pymongo_resilience
 from pymongo_resilience import blocks

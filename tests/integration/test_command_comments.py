@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.command_comments import COMMENTED
+from pymongo_resilience_instrumentation.telemetry.command_comments import COMMENTED
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 
 APPLICATIONS = trace.SpanContext(trace_id=1, span_id=2, is_remote=False)

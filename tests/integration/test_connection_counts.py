@@ -13,7 +13,7 @@ import pytest
 from conftest import Instrument, Side, Telemetry, wait_until
 from own_sockets import inodes_to
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.pools import Pool
+from pymongo_resilience_instrumentation.clients.pools import Pool
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet, Reset
 
 from pymongo_resilience.testing import set_active

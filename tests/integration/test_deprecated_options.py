@@ -13,8 +13,8 @@ import pymongo
 import pytest
 from conftest import Instrument, Side
 from pymongo import WriteConcern
-from pymongo_resilience_instrumentation.deprecated_options import DeprecatedOptions
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
 
 from pymongo_resilience import override
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import Instrument, Side, wait_until
 from pymongo import ReadPreference
 from pymongo.read_preferences import PrimaryPreferred, Secondary, make_read_preference
-from pymongo_resilience_instrumentation import deprioritized
+from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload, SkewedClock
 

@@ -11,7 +11,7 @@ from conftest import Instrument, SentCommands, Side
 from every_operation import BY_CLASS, Operation, Scene
 from operations_table import NEVER, READ, UNSENT, WRITE, documented
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import operations
+from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore
 

@@ -10,7 +10,7 @@ import pymongo
 import pytest
 from closing import no_jitter, until
 from conftest import Instrument, SentCommands, Side
-from pymongo_resilience_instrumentation.cleanup import CleanupCall, EndSessions
+from pymongo_resilience_instrumentation.cleanup.work import CleanupCall, EndSessions
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
 from pymongo_resilience_instrumentation.testbed.interception import (

@@ -22,8 +22,9 @@ import trustme
 from conftest import Instrument, Side, wait_until
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo.synchronous.topology import Topology
-from pymongo_resilience_instrumentation import calls, hopeless
-from pymongo_resilience_instrumentation.fast_fail import Patience
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.selection import hopeless
+from pymongo_resilience_instrumentation.selection.fast_fail import Patience
 from pymongo_resilience_instrumentation.testbed import (
     CutBefore,
     EmbeddedServer,

@@ -12,15 +12,27 @@ from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import (
     calls,
-    cursor_makers,
-    cursor_wrappers,
     driver,
-    gridfs_errors,
-    gridfs_wrappers,
-    session_wrappers,
-    sessions,
+)
+from pymongo_resilience_instrumentation.cursors import (
+    creation as cursor_makers,
+)
+from pymongo_resilience_instrumentation.cursors import (
+    wrappers as cursor_wrappers,
+)
+from pymongo_resilience_instrumentation.gridfs import (
+    errors as gridfs_errors,
+)
+from pymongo_resilience_instrumentation.gridfs import (
+    wrappers as gridfs_wrappers,
 )
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.transactions import (
+    sessions,
+)
+from pymongo_resilience_instrumentation.transactions import (
+    wrappers as session_wrappers,
+)
 from transactions import LONG, LOW, DriversTime, drivers_time, run, session_of
 
 from pymongo_resilience import override

@@ -14,7 +14,7 @@ import wrapt
 from conftest import Instrument, SentCommands, Side, fail_command, wait_until
 from pymongo import monitoring
 from pymongo_resilience_instrumentation import driver, patches
-from pymongo_resilience_instrumentation.listeners import OurListener
+from pymongo_resilience_instrumentation.telemetry.listeners import OurListener
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience
@@ -340,12 +340,12 @@ def test_a_fault_of_ours_never_reaches_the_application(
 
     for place in (
         "pymongo_resilience_instrumentation.runtime.Runtime.begin",
-        "pymongo_resilience_instrumentation.failures.describe",
-        "pymongo_resilience_instrumentation.spans.OperationSpans.end",
-        "pymongo_resilience_instrumentation.metrics.OperationMetrics.record",
-        "pymongo_resilience_instrumentation.command_spans.CommandSpans.start",
-        "pymongo_resilience_instrumentation.pools.Pool.checked_out",
-        "pymongo_resilience_instrumentation.driver_metrics.DriverMetrics.used",
+        "pymongo_resilience_instrumentation.failures.classify.describe",
+        "pymongo_resilience_instrumentation.telemetry.operation_spans.OperationSpans.end",
+        "pymongo_resilience_instrumentation.telemetry.metrics.OperationMetrics.record",
+        "pymongo_resilience_instrumentation.telemetry.command_spans.CommandSpans.start",
+        "pymongo_resilience_instrumentation.clients.pools.Pool.checked_out",
+        "pymongo_resilience_instrumentation.telemetry.driver_metrics.DriverMetrics.used",
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, broken)

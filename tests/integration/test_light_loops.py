@@ -16,8 +16,9 @@ from pymongo.monitoring import (
     CommandStartedEvent,
     CommandSucceededEvent,
 )
-from pymongo_resilience_instrumentation import attempts, calls, deprioritized, driver, runtime
-from pymongo_resilience_instrumentation.spans import OperationSpans
+from pymongo_resilience_instrumentation import calls, driver, runtime
+from pymongo_resilience_instrumentation.retries import attempts, deprioritized
+from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
 
 from pymongo_resilience import override

@@ -10,8 +10,8 @@ from conftest import Instrument, Side, Telemetry, fail_command
 from metrics_table import metrics_table
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from pymongo_resilience_instrumentation.clients import Clients
-from pymongo_resilience_instrumentation.metrics import server_metrics
+from pymongo_resilience_instrumentation.clients.registry import Clients
+from pymongo_resilience_instrumentation.telemetry.metrics import server_metrics
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 from pymongo_resilience.metric_names import METRICS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from child_programs import run
-from pymongo_resilience_instrumentation import semconv
+from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 
 STEPS = ("pymongo", "instrument", "sdk")

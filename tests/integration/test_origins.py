@@ -17,7 +17,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.origins import state_origin
+from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
 from waiting import wait_for_server

@@ -12,8 +12,8 @@ from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from pymongo import common
+from pymongo_resilience_instrumentation.telemetry.tracing import ENABLED_VARIABLE
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from pymongo_resilience_instrumentation.tracing import ENABLED_VARIABLE
 
 
 def _warnings(caplog: pytest.LogCaptureFixture, text: str) -> int:

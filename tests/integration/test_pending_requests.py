@@ -13,8 +13,8 @@ import pymongo
 import pytest
 from busy_pools import the_only_connection_taken
 from conftest import POLLING, Instrument, Side, Telemetry, wait_until
-from pymongo_resilience_instrumentation import seen_waits
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.timeouts import seen_waits
 
 
 def pending(telemetry: Telemetry) -> list[int]:

@@ -10,7 +10,7 @@ from conftest import POLLING, Instrument, SentCommands, Side
 from inside import Inside
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.read_commands import only_reads
+from pymongo_resilience_instrumentation.operations.read_commands import only_reads
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore
 

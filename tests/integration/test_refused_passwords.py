@@ -16,7 +16,7 @@ import pymongo
 import pytest
 from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo.errors import OperationFailure
-from pymongo_resilience_instrumentation import fast_fail
+from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Slow
 from pymongo_resilience_instrumentation.testbed.faults import Fail
 

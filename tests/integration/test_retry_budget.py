@@ -10,8 +10,8 @@ import pymongo
 import pytest
 from conftest import Instrument, Side
 from pymongo.errors import ConfigurationError, OperationFailure
-from pymongo_resilience_instrumentation import client_options
-from pymongo_resilience_instrumentation.budgets import Budgets
+from pymongo_resilience_instrumentation.clients import options as client_options
+from pymongo_resilience_instrumentation.retries.budgets import Budgets
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
 

@@ -20,7 +20,8 @@ import pymongo
 import pytest
 from conftest import Instrument, Side
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import budgets, driver, instrumentor
+from pymongo_resilience_instrumentation import driver, instrumentor
+from pymongo_resilience_instrumentation.retries import budgets
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from real_bed import SHORT_MS, Bed
 from real_calls import DOCUMENTS, Maker, RealCall

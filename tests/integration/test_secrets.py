@@ -24,7 +24,7 @@ from canaries import MARK, PASSWORD, USER, leaks, matching
 from canary_operations import BESIDE, NOT_ON_THIS_SERVER, Place
 from canary_outputs import Outputs, instrumented, shows_itself
 from conftest import SentCommands, Side, fail_command
-from pymongo_resilience_instrumentation import operations
+from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 
 import pymongo_resilience

@@ -12,9 +12,9 @@ import pytest
 from conftest import Instrument, SentCommands, Side, wait_until
 from interrupting import interrupt
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
-from pymongo_resilience_instrumentation import seen_waits
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
+from pymongo_resilience_instrumentation.timeouts import seen_waits
 from waiting import NOBODY, wait_for_server
 
 import pymongo_resilience

@@ -16,8 +16,9 @@ from busy_pools import Silent
 from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, OperationFailure
-from pymongo_resilience_instrumentation import driver, selector
-from pymongo_resilience_instrumentation.operation_counts import AttemptCount
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.selection import selector
+from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster, Standalone
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Latency, Reset
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 from pymongo import DeleteOne, InsertOne, UpdateOne
-from pymongo_resilience_instrumentation.spans import OperationSpans
+from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer

@@ -43,7 +43,7 @@ def test_the_driver_is_imported_no_further(by_default: set[str]) -> None:
 def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) -> None:
     tools = {f"{OTHER_HALF}.{name}" for name in ("cli", "dashboards", "demo", "testbed")}
     questions = {f"{ENGINE}.{name}" for name in ("client_status", "eligibility", "explanation")}
-    of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs_wrappers", "driver.gridfs")}
+    of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs.wrappers", "driver.gridfs")}
     of_a_file = {f"{ENGINE}.policy_file"}
     assert by_default & (tools | questions | of_gridfs | of_a_file) == set()
 
@@ -52,9 +52,9 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
     ("module", "variable", "value"),
     [
         (f"{ENGINE}.breaker", "CIRCUIT_BREAKER", "on"),
-        (f"{OTHER_HALF}.selector", "SERVER_SELECTION", "least_loaded"),
-        (f"{OTHER_HALF}.operation_counts", "SERVER_SELECTION", "least_loaded"),
-        (f"{OTHER_HALF}.command_comments", "COMMAND_COMMENT", "on"),
+        (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
+        (f"{OTHER_HALF}.selection.operation_counts", "SERVER_SELECTION", "least_loaded"),
+        (f"{OTHER_HALF}.telemetry.command_comments", "COMMAND_COMMENT", "on"),
     ],
 )
 def test_what_is_off_is_imported_where_it_is_on(
@@ -81,8 +81,8 @@ def importable(name):
     return os.waitpid(child, 0)[1] == 0
 
 half = "pymongo_resilience_instrumentation"
-found = pkgutil.iter_modules([os.path.join(sys.argv[1], half)])
-names = [half + "." + each.name for each in found]
+found = pkgutil.walk_packages([os.path.join(sys.argv[1], half)], half + ".")
+names = [each.name for each in found if not each.name.endswith("__main__")]
 assert len(names) > 50, names
 print(*(name for name in names if not importable(name)))
 """

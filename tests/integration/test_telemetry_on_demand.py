@@ -25,8 +25,8 @@ from opentelemetry.sdk.trace.sampling import (
 )
 from pymongo.cursor import CursorType
 from pymongo.monitoring import CommandListener, ConnectionPoolListener
-from pymongo_resilience_instrumentation.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.pools import Pool
+from pymongo_resilience_instrumentation.clients.pools import Pool
+from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 

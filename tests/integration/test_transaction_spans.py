@@ -17,10 +17,11 @@ import pytest
 from conftest import Instrument, Side, Telemetry
 from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
-from pymongo_resilience_instrumentation import deferred, transaction_spans
+from pymongo_resilience_instrumentation import deferred
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Fail
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.transactions import transaction_spans
 from span_trees import command, failed, operation, transaction, trees
 
 import pymongo_resilience

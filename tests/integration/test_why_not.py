@@ -24,7 +24,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 from pymongo.read_preferences import Secondary
-from pymongo_resilience_instrumentation import descriptions, explanations
+from pymongo_resilience_instrumentation.selection import descriptions, explanations
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import Refuse
 from waiting import NOBODY, wait_for_server

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.results import BulkWriteResult, ClientBulkWriteResult
-from pymongo_resilience_instrumentation.bulk_results import failed, whole, without_errors
+from pymongo_resilience_instrumentation.single_documents.bulk_results import (
+    failed,
+    whole,
+    without_errors,
+)
 
 COUNTS = ("nInserted", "nUpserted", "nMatched", "nModified")
 

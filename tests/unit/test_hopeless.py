@@ -19,22 +19,23 @@ from pymongo.errors import (
 from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
-from pymongo_resilience_instrumentation import failures, hopeless
-from pymongo_resilience_instrumentation.fast_fail import (
+from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.selection import hopeless
+from pymongo_resilience_instrumentation.selection.fast_fail import (
     PROBE_EVERY,
     STANDS,
     Patience,
     Probes,
     found_on,
 )
-from pymongo_resilience_instrumentation.hopeless import Cause
+from pymongo_resilience_instrumentation.selection.hopeless import Cause
 
 from pymongo_resilience.failure import RetryReason
 
 pytestmark = pytest.mark.oldest
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
-NOT_SENT = failures.Attempt(
+NOT_SENT = classify.Attempt(
     reached_connection=False, carried_txn_number=False, server=None, min_rtt=0.0
 )
 SECONDS = "(configured timeouts: socketTimeoutMS: 20000.0ms, connectTimeoutMS: 20000.0ms)"
@@ -111,17 +112,17 @@ def test_the_error_is_pymongos_and_says_the_cause_the_servers_and_what_to_check(
 @pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
 def test_the_error_is_classified_as_the_table_has_it(cause: Cause) -> None:
     error = hopeless.selection_error(cause, {A: UNTRUSTED}, None)
-    failure = failures.describe(error, NOT_SENT)
+    failure = classify.describe(error, NOT_SENT)
     assert failure.reason is hopeless.TABLE[cause].reason
     assert (failure.selection, failure.hopeless, failure.timed_out) == (True, True, False)
-    assert not failures.expired(error)
+    assert not classify.expired(error)
 
 
 @pytest.mark.parametrize("said", ["nothing of ours", None, ["certificate"], 1])
 def test_an_attribute_of_somebody_elses_says_nothing(said: Any) -> None:
     error = ServerSelectionTimeoutError("none")
     error.hopeless = said
-    failure = failures.describe(error, NOT_SENT)
+    failure = classify.describe(error, NOT_SENT)
     assert (failure.reason, failure.hopeless) == (RetryReason.NODE_NOT_AVAILABLE, False)
 
 

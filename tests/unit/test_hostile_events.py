@@ -18,12 +18,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pymongo import monitoring
 from pymongo.client_options import ClientOptions
 from pymongo.topology_description import TopologyDescription
-from pymongo_resilience_instrumentation import calls, listeners
-from pymongo_resilience_instrumentation.clients import Clients
-from pymongo_resilience_instrumentation.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.metrics import ServerMetrics
-from pymongo_resilience_instrumentation.spans import OperationSpans
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.clients.registry import Clients
+from pymongo_resilience_instrumentation.telemetry import listeners
+from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics import ServerMetrics
+from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from strategies import bson_values, error_documents, examples, strange_floats
 
 from pymongo_resilience.switch import Switch

@@ -26,9 +26,11 @@ from pymongo.errors import (
 )
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
-from pymongo_resilience_instrumentation import failures, reasons, semconv, spans, timeouts
-from pymongo_resilience_instrumentation.breaker_errors import refused
-from pymongo_resilience_instrumentation.metrics import error_type
+from pymongo_resilience_instrumentation.failures import classify, reasons
+from pymongo_resilience_instrumentation.selection.breaker_errors import refused
+from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
+from pymongo_resilience_instrumentation.telemetry.metrics import error_type
+from pymongo_resilience_instrumentation.timeouts import errors as timeouts
 from strategies import (
     BOTH_OVERLOAD_LABELS,
     error_documents,
@@ -51,7 +53,7 @@ from .any_exception import built, exceptions, filled, made, nasty_children, othe
 pytestmark = pytest.mark.oldest
 
 attempts = st.builds(
-    failures.Attempt,
+    classify.Attempt,
     reached_connection=st.booleans(),
     carried_txn_number=st.booleans(),
     server=st.none() | st.just("db1.example:27017"),
@@ -61,8 +63,8 @@ attempts = st.builds(
 
 @examples(150)
 @given(error=exceptions, attempt=attempts)
-def test_every_exception_is_described(error: Exception, attempt: failures.Attempt) -> None:
-    failure = failures.describe(error, attempt)
+def test_every_exception_is_described(error: Exception, attempt: classify.Attempt) -> None:
+    failure = classify.describe(error, attempt)
     assert type(failure) is Failure
     assert failure.error is error
     assert isinstance(failure.stage, Stage)
@@ -70,7 +72,7 @@ def test_every_exception_is_described(error: Exception, attempt: failures.Attemp
     assert failure.code is None or isinstance(failure.code, int)
     assert not isinstance(failure.code, bool)
     assert failure.code_name is None or isinstance(failure.code_name, str)
-    assert failure.labels <= set(failures.LABELS)
+    assert failure.labels <= set(classify.LABELS)
     assert failure.base_backoff is None or 0 <= failure.base_backoff < math.inf
     assert type(failure.selection) is type(failure.timed_out) is bool
     if not attempt.reached_connection:
@@ -79,7 +81,7 @@ def test_every_exception_is_described(error: Exception, attempt: failures.Attemp
 
 MANY = Operation("update", "shop.orders", Kind.WRITE, BestEffort())
 """A write that nobody recognises when it comes again: an update of many documents."""
-SENT = failures.Attempt(
+SENT = classify.Attempt(
     reached_connection=True, carried_txn_number=False, server="db1.example:27017", min_rtt=0.0
 )
 
@@ -103,7 +105,7 @@ def _labels_are_there(error: Exception) -> bool:
 def test_no_error_makes_an_unsafe_write_be_repeated(error: Exception) -> None:
     """Unsure whether it was sent: it was. Unsure whether it may be repeated: it may not."""
     assume(not _labels_are_there(error))
-    failure = failures.describe(error, SENT)
+    failure = classify.describe(error, SENT)
     assert not failure.retryable_overload
     assert isinstance(Orchestrator().screen(replace(MANY, attempts=1), failure), GiveUp)
 
@@ -113,7 +115,7 @@ def _coded(code: int, said: list[str]) -> OperationFailure:
 
 
 coded = st.builds(
-    _coded, st.sampled_from(sorted(reasons.BY_CODE)), st.lists(st.sampled_from(failures.LABELS))
+    _coded, st.sampled_from(sorted(reasons.BY_CODE)), st.lists(st.sampled_from(classify.LABELS))
 )
 """Hostile errors seldom have a code that means something."""
 
@@ -122,9 +124,9 @@ coded = st.builds(
 @given(error=exceptions | coded, attempt=attempts)
 @example(error=ServerSelectionTimeoutError("of a key vault"), attempt=SENT)
 def test_a_reason_that_allows_any_write_proves_that_nothing_happened(
-    error: Exception, attempt: failures.Attempt
+    error: Exception, attempt: classify.Attempt
 ) -> None:
-    failure = failures.describe(error, attempt)
+    failure = classify.describe(error, attempt)
     assert failure.reason is not RetryReason.CIRCUIT_BREAKER_OPEN, "nothing has opened one"
     if failure.reason.allows_non_idempotent_retry:
         assert failure.retryable_overload or failure.stage is Stage.NOT_SENT
@@ -138,10 +140,10 @@ def test_every_reason_that_allows_any_write_is_met(reason: RetryReason) -> None:
     labelled = OperationFailure("busy", 462, {"errorLabels": list(BOTH_OVERLOAD_LABELS)})
     unsent = SENT._replace(reached_connection=False)
     met = {
-        failures.describe(labelled, SENT).reason,
-        failures.describe(AutoReconnect("refused"), unsent).reason,
-        failures.describe(ServerSelectionTimeoutError("none"), unsent).reason,
-        failures.describe(refused_by_a_breaker(), unsent).reason,
+        classify.describe(labelled, SENT).reason,
+        classify.describe(AutoReconnect("refused"), unsent).reason,
+        classify.describe(ServerSelectionTimeoutError("none"), unsent).reason,
+        classify.describe(refused_by_a_breaker(), unsent).reason,
     }
     assert reason in met
 
@@ -153,7 +155,7 @@ def refused_by_a_breaker() -> Exception:
 
 def test_a_refusal_from_within_an_attempt_is_another_client_s() -> None:
     unsent = SENT._replace(reached_connection=False)
-    own, another_s = (failures.describe(refused_by_a_breaker(), it) for it in (unsent, SENT))
+    own, another_s = (classify.describe(refused_by_a_breaker(), it) for it in (unsent, SENT))
     assert (own.reason, own.next_probe_in) == (RetryReason.CIRCUIT_BREAKER_OPEN, 5.0)
     assert (another_s.reason, another_s.next_probe_in) == (RetryReason.UNKNOWN, None)
     assert another_s.stage is Stage.IN_FLIGHT
@@ -166,8 +168,8 @@ def test_labels_count_as_strings_in_a_list_alone(document: dict[str, Any], said:
     error = made(lambda: OperationFailure("hostile", 6, document))
     assume(isinstance(error, OperationFailure))
     strings = {each for each in said if isinstance(each, str)} if isinstance(said, list) else set()
-    failure = failures.describe(error, SENT)
-    assert failure.labels == strings & set(failures.LABELS)
+    failure = classify.describe(error, SENT)
+    assert failure.labels == strings & set(classify.LABELS)
     ran = bool(document.get("ok")) or "writeConcernError" in document
     assert failure.executed is ran
     assert failure.retryable_overload is (strings >= BOTH_OVERLOAD_LABELS and not ran)
@@ -192,7 +194,7 @@ def test_a_server_cannot_say_that_the_driver_refused(
     error: type[OperationFailure], stage: Stage, more: dict[str, Any]
 ) -> None:
     document = {"ok": 0, "errmsg": TEXT_OF_A_REFUSAL, "code": 50, **more}
-    failure = failures.describe(error(TEXT_OF_A_REFUSAL, 50, document), SENT)
+    failure = classify.describe(error(TEXT_OF_A_REFUSAL, 50, document), SENT)
     assert failure.stage is (Stage.ANSWERED if more else stage)
 
 
@@ -215,7 +217,7 @@ def test_the_driver_refuses_in_words_and_a_type_of_its_own(
 ) -> None:
     """mongod answers with a double for ``ok``; the words are those of pymongo 4.17 to 4.20."""
     error = ExecutionTimeout(text, 50, {"ok": ok, "errmsg": text, "code": 50})
-    assert failures.describe(error, SENT).stage is stage
+    assert classify.describe(error, SENT).stage is stage
 
 
 def test_the_refusal_of_the_installed_driver_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,7 @@ def test_the_refusal_of_the_installed_driver_is_known(monkeypatch: pytest.Monkey
     parameters = inspect.signature(Connection.apply_timeout).parameters  # 4.17: the client, too
     with pymongo.timeout(5), pytest.raises(ExecutionTimeout) as raised:
         Connection.apply_timeout(connection, *[None] * (len(parameters) - 1))
-    assert failures.describe(raised.value, SENT).stage is Stage.NOT_SENT
+    assert classify.describe(raised.value, SENT).stage is Stage.NOT_SENT
 
 
 def test_the_rest_of_a_stumbling_error_is_still_read() -> None:
@@ -234,7 +236,7 @@ def test_the_rest_of_a_stumbling_error_is_still_read() -> None:
     error = BulkWriteError({"writeErrors": [], "writeConcernErrors": [concern]})
     with pytest.raises(AttributeError):
         _ = error.timeout
-    failure = failures.describe(error, SENT)
+    failure = classify.describe(error, SENT)
     assert (failure.reason, failure.code) == (RetryReason.NOT_PRIMARY, 91)
     assert not failure.timed_out
 
@@ -245,7 +247,7 @@ def test_the_rest_of_a_stumbling_error_is_still_read() -> None:
      (True, None), (None, None), ([6], None), ({}, None)],
 )  # fmt: skip
 def test_a_code_is_a_whole_number(said: Any, code: int | None) -> None:
-    failure = failures.describe(OperationFailure("hostile", said, {"ok": 0, "code": said}), SENT)
+    failure = classify.describe(OperationFailure("hostile", said, {"ok": 0, "code": said}), SENT)
     assert failure.code == code
     assert type(failure.code) in (int, Int64, type(None))
     assert failure.reason is (
@@ -260,7 +262,7 @@ def test_a_code_is_a_whole_number(said: Any, code: int | None) -> None:
 )  # fmt: skip
 def test_the_base_of_the_back_off_is_a_positive_number(said: Any, seconds: float | None) -> None:
     error = OperationFailure("overloaded", 462, {"ok": 0, "baseBackoffMS": said})
-    assert failures.describe(error, SENT).base_backoff == seconds
+    assert classify.describe(error, SENT).base_backoff == seconds
 
 
 @examples(60)
@@ -270,10 +272,10 @@ def test_every_exception_can_be_shown(error: Exception) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with provider.get_tracer("test").start_as_current_span("find") as span:
-        spans.record_error(span, error)
+        operation_spans.record_error(span, error)
     (shown,) = exporter.get_finished_spans()
     assert shown.attributes is not None
-    assert shown.attributes[semconv.EXCEPTION_TYPE] == spans.qualified_name(error)
+    assert shown.attributes[semconv.EXCEPTION_TYPE] == operation_spans.qualified_name(error)
     assert str(shown.attributes[semconv.EXCEPTION_MESSAGE]).startswith(type(error).__name__)
     assert isinstance(error_type(error), str)
 
@@ -304,5 +306,5 @@ def test_every_error_of_the_driver_can_run_out_of_time(error: Exception) -> None
 def test_only_a_name_leaves_as_the_name_of_a_code(said: Any, shown: str | None) -> None:
     """It becomes an attribute of metrics, too: not any text of a server's."""
     error = OperationFailure("hostile", 6, {"ok": 0, "code": 6, "codeName": said})
-    assert spans.code_name(error) == shown
+    assert operation_spans.code_name(error) == shown
     assert error_type(error) == (shown or "pymongo.errors.OperationFailure")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.methods import Method, by_position
+from pymongo_resilience_instrumentation.interception.methods import Method, by_position
 
 
 def exact(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,14 +12,14 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
-from pymongo_resilience_instrumentation import failures, reasons
-from pymongo_resilience_instrumentation.breaker_errors import CircuitBreakerOpenError
+from pymongo_resilience_instrumentation.failures import classify, reasons
+from pymongo_resilience_instrumentation.selection.breaker_errors import CircuitBreakerOpenError
 
 from pymongo_resilience.failure import RetryReason
 
 pytestmark = pytest.mark.oldest
 
-SENT = failures.Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
+SENT = classify.Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
 OF_THE_TEXT = {6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 """Retryable Reads, "Retryable Error"."""
 CODES = [(row, code) for row in reasons.ROWS for code in row.codes]
@@ -37,7 +37,7 @@ def test_no_code_has_two_reasons() -> None:
 @pytest.mark.parametrize(("row", "code"), CODES, ids=lambda each: getattr(each, "name", ""))
 def test_a_code_is_classified_as_the_table_has_it(row: reasons.Row, code: reasons.Code) -> None:
     error = OperationFailure("", code.number, {"ok": 0, "code": code.number})
-    failure = failures.describe(error, SENT)
+    failure = classify.describe(error, SENT)
     assert (failure.reason, failure.in_texts) == (row.reason, code.in_texts)
     assert not failure.reason.allows_non_idempotent_retry, "a code alone proves nothing"
 
@@ -49,10 +49,10 @@ def test_the_codes_of_the_text_are_in_the_texts_and_no_others() -> None:
 @pytest.mark.parametrize("row", [row for row in reasons.ROWS if row.labels])
 def test_labels_are_classified_as_the_table_has_them(row: reasons.Row) -> None:
     whole = OperationFailure("", 1, {"ok": 0, "errorLabels": sorted(row.labels)})
-    assert failures.describe(whole, SENT).reason is row.reason
+    assert classify.describe(whole, SENT).reason is row.reason
     for label in row.labels:
         part = OperationFailure("", 1, {"ok": 0, "errorLabels": sorted(row.labels - {label})})
-        assert failures.describe(part, SENT).reason is RetryReason.UNKNOWN
+        assert classify.describe(part, SENT).reason is RetryReason.UNKNOWN
 
 
 def _of_tls(cause: Exception) -> AutoReconnect:
@@ -79,7 +79,7 @@ def test_a_class_is_classified_as_the_table_has_it(
 ) -> None:
     assert isinstance(error, row.errors)
     attempt = SENT._replace(reached_connection=sent)
-    assert failures.describe(error, attempt).reason is row.reason
+    assert classify.describe(error, attempt).reason is row.reason
 
 
 def test_every_row_of_a_class_is_among_them() -> None:
@@ -93,10 +93,10 @@ def test_every_row_of_a_class_is_among_them() -> None:
 )  # fmt: skip
 def test_a_peer_that_hangs_up_is_not_about_tls(cause: Exception, sent: bool) -> None:
     attempt = SENT._replace(reached_connection=sent)
-    assert failures.describe(_of_tls(cause), attempt).reason is not RetryReason.TLS_ERROR
+    assert classify.describe(_of_tls(cause), attempt).reason is not RetryReason.TLS_ERROR
 
 
 def test_a_selection_that_fails_within_an_attempt_is_another_clients() -> None:
-    failure = failures.describe(ServerSelectionTimeoutError("of a key vault"), SENT)
+    failure = classify.describe(ServerSelectionTimeoutError("of a key vault"), SENT)
     assert failure.reason is RetryReason.UNKNOWN
     assert failure.selection, "never repeated, as pymongo has it"

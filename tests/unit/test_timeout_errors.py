@@ -17,8 +17,8 @@ import pymongo.errors
 import pytest
 from bson import ObjectId
 from pymongo.errors import NetworkTimeout, PyMongoError
-from pymongo_resilience_instrumentation import failures
-from pymongo_resilience_instrumentation.timeouts import timed_out
+from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.timeouts.errors import timed_out
 
 from pymongo_resilience import OperationTimeoutError, Stage
 
@@ -237,10 +237,10 @@ NO_EXPIRIES = [
 
 @pytest.mark.parametrize("error", EXPIRIES, ids=repr)
 def test_what_is_an_expiry(error: Exception) -> None:
-    assert failures.expired(error)
+    assert classify.expired(error)
 
 
 @pytest.mark.parametrize("error", NO_EXPIRIES, ids=repr)
 def test_no_name_and_no_text_makes_an_expiry(error: Exception) -> None:
     """Nor does a ``wtimeout`` that the server has by default: "check that the code is 50"."""
-    assert not failures.expired(error)
+    assert not classify.expired(error)

@@ -10,12 +10,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience_instrumentation.dashboards import DASHBOARD
-from pymongo_resilience_instrumentation.dashboards.panels import ROWS
-from pymongo_resilience_instrumentation.dashboards.queries import ALL, DURATION
+from . import DASHBOARD
+from .panels import ROWS
+from .queries import ALL, DURATION
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.dashboards.queries import Panel, Query
+    from .queries import Panel, Query
 
 WIDTH = 24
 """Columns of a dashboard."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pymongo_resilience_instrumentation.dashboards.queries import (
+from .queries import (
     DURATION,
     FAILED,
     OF_POOL,

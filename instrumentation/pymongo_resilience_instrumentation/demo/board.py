@@ -11,16 +11,16 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from pymongo_resilience_instrumentation.demo.sides import Side
-from pymongo_resilience_instrumentation.demo.tables import phase_cell, sides_table
+from .sides import Side
+from .tables import phase_cell, sides_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import RenderableType
 
-    from pymongo_resilience_instrumentation.demo.tally import Tally
-    from pymongo_resilience_instrumentation.demo.timeline import Phase
+    from .tally import Tally
+    from .timeline import Phase
 
 _REFRESHES_PER_SECOND = 5
 

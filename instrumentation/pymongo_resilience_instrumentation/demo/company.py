@@ -9,16 +9,16 @@ import time
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pymongo_resilience_instrumentation.demo import worker
-from pymongo_resilience_instrumentation.demo.messages import Farewell, Outcome
+from . import worker
+from .messages import Farewell, Outcome
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
     from types import TracebackType
 
-    from pymongo_resilience_instrumentation.demo.sides import Side
-    from pymongo_resilience_instrumentation.demo.workload import Step
+    from .sides import Side
+    from .workload import Step
 
 _START_TIMEOUT: Final = 60.0
 _STEP_TIMEOUT: Final = 90.0

@@ -6,16 +6,17 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.demo.ledger import Ledger
-from pymongo_resilience_instrumentation.demo.sides import Side
-from pymongo_resilience_instrumentation.demo.timeline import TIMELINE, Scene
-from pymongo_resilience_instrumentation.demo.workload import Step
+from .ledger import Ledger
+from .sides import Side
+from .timeline import TIMELINE, Scene
+from .workload import Step
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.demo.board import Display
-    from pymongo_resilience_instrumentation.demo.company import Company
-    from pymongo_resilience_instrumentation.demo.tally import Tally
     from pymongo_resilience_instrumentation.testbed import ReplicaSet
+
+    from .board import Display
+    from .company import Company
+    from .tally import Tally
 
 _PACE: Final = 0.02
 

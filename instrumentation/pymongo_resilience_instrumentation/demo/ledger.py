@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience_instrumentation.demo.workload import (
+from .workload import (
     ORDERS,
     Effect,
     Step,

@@ -10,17 +10,18 @@ from rich.panel import Panel
 from rich.text import Text
 from rich.tree import Tree
 
-from pymongo_resilience_instrumentation import semconv
-from pymongo_resilience_instrumentation.demo.sides import Side
-from pymongo_resilience_instrumentation.demo.tables import milliseconds, sides_table
+from pymongo_resilience_instrumentation.telemetry import semconv
+
+from .sides import Side
+from .tables import milliseconds, sides_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import RenderableType
 
-    from pymongo_resilience_instrumentation.demo.messages import Branch
-    from pymongo_resilience_instrumentation.demo.result import Result
+    from .messages import Branch
+    from .result import Result
 
 _WIDTH: Final = 116
 _LABELS: Final[dict[str, Callable[[str], str]]] = {

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 
 import pymongo_resilience
-from pymongo_resilience_instrumentation.demo.sides import Side
+
+from .sides import Side
 
 if TYPE_CHECKING:
     from collections import Counter
 
-    from pymongo_resilience_instrumentation.demo.ledger import Balance
-    from pymongo_resilience_instrumentation.demo.messages import Farewell
-    from pymongo_resilience_instrumentation.demo.tally import Record, Tally
+    from .ledger import Balance
+    from .messages import Farewell
+    from .tally import Record, Tally
 
 
 @dataclass(frozen=True, slots=True)

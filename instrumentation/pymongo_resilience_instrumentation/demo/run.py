@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo import MongoClient
 from rich.console import Console
 
-from pymongo_resilience_instrumentation.demo.board import shown
-from pymongo_resilience_instrumentation.demo.company import Company
-from pymongo_resilience_instrumentation.demo.conductor import Conductor
-from pymongo_resilience_instrumentation.demo.report import report, save_svg
-from pymongo_resilience_instrumentation.demo.result import Result
-from pymongo_resilience_instrumentation.demo.sides import Side
-from pymongo_resilience_instrumentation.demo.tally import Tally
-from pymongo_resilience_instrumentation.demo.worker import Settings
-from pymongo_resilience_instrumentation.demo.workload import prepare
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
+
+from .board import shown
+from .company import Company
+from .conductor import Conductor
+from .report import report, save_svg
+from .result import Result
+from .sides import Side
+from .tally import Tally
+from .worker import Settings
+from .workload import prepare
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,10 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience import Config, instrument
-from pymongo_resilience_instrumentation.demo.attempts import FailedAttempts, ReportedRetries
-from pymongo_resilience_instrumentation.demo.timeline import MAX_IDLE
-from pymongo_resilience_instrumentation.demo.workload import Step, perform
+
+from .attempts import FailedAttempts, ReportedRetries
+from .timeline import MAX_IDLE
+from .workload import Step, perform
 
 if TYPE_CHECKING:
     from collections.abc import Callable

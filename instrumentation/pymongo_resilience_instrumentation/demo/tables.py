@@ -10,14 +10,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from pymongo_resilience_instrumentation.demo.sides import Side
-from pymongo_resilience_instrumentation.demo.timeline import TIMELINE
+from .sides import Side
+from .timeline import TIMELINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pymongo_resilience_instrumentation.demo.ledger import Balance
-    from pymongo_resilience_instrumentation.demo.tally import Record, Tally
+    from .ledger import Balance
+    from .tally import Record, Tally
 
 _NOTE = (
     "Retries: failed attempts that were tried again, by the driver, the loop or the library. "

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pymongo_resilience_instrumentation.demo.messages import Outcome
-    from pymongo_resilience_instrumentation.demo.sides import Side
+    from .messages import Outcome
+    from .sides import Side
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import StatusCode
 
-from pymongo_resilience_instrumentation import semconv
-from pymongo_resilience_instrumentation.demo.messages import Branch
+from pymongo_resilience_instrumentation.telemetry import semconv
+
+from .messages import Branch
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader

@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.demo.workload import Kind
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -17,6 +16,8 @@ from pymongo_resilience_instrumentation.testbed import (
     Overload,
     Slow,
 )
+
+from .workload import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

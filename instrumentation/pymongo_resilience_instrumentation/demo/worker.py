@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience_instrumentation.demo.messages import Farewell, Outcome
-from pymongo_resilience_instrumentation.demo.sides import Counts, Side, connect
+from .messages import Farewell, Outcome
+from .sides import Counts, Side, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    from pymongo_resilience_instrumentation.demo.telemetry import SpanRecorder, Telemetry
-    from pymongo_resilience_instrumentation.demo.workload import Step
+    from .telemetry import SpanRecorder, Telemetry
+    from .workload import Step
 
 _NOTE_LENGTH: Final = 200
 
@@ -92,7 +92,7 @@ def _end_with_the_conductor() -> None:
 def _telemetry(settings: Settings) -> tuple[SpanRecorder | None, Telemetry | None]:
     if settings.side is not Side.OURS:
         return None, None
-    from pymongo_resilience_instrumentation.demo import telemetry  # noqa: PLC0415 - the SDK is our side's alone
+    from . import telemetry  # noqa: PLC0415 - the SDK is our side's alone
 
     recorder = telemetry.SpanRecorder(settings.traced_phase)
     return recorder, telemetry.Telemetry(recorder, settings.otlp)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pymongo_resilience_instrumentation.driver.checks import (
+from .checks import (
     check_in_progress,
     topology_of,
 )
-from pymongo_resilience_instrumentation.driver.clients import (
+from .clients import (
     RESOLVE,
     cursor_namespace,
     existing_clients,
@@ -19,12 +19,12 @@ from pymongo_resilience_instrumentation.driver.clients import (
     show_listeners,
     topology_description,
 )
-from pymongo_resilience_instrumentation.driver.commands import (
+from .commands import (
     PASSED,
     commanded_connections,
     passing_command,
 )
-from pymongo_resilience_instrumentation.driver.cursors import (
+from .cursors import (
     awaits_data,
     client_of_stream,
     cursor_address,
@@ -41,7 +41,7 @@ from pymongo_resilience_instrumentation.driver.cursors import (
     target_of_stream,
     timeout_of_each_next,
 )
-from pymongo_resilience_instrumentation.driver.deadline import (
+from .deadline import (
     DEADLINE,
     TIMEOUT,
     Timeout,
@@ -53,34 +53,34 @@ from pymongo_resilience_instrumentation.driver.deadline import (
     remaining,
     timeout_in_force,
 )
-from pymongo_resilience_instrumentation.driver.events import (
+from .events import (
     command_events,
     listeners_of,
     tell,
     tell_with_events,
 )
-from pymongo_resilience_instrumentation.driver.interruptions import (
+from .interruptions import (
     SENDERS,
     handled_error,
     interrupted_commands,
     topology_classes,
 )
-from pymongo_resilience_instrumentation.driver.names import (
+from .names import (
     parts,
     parts_of_gridfs,
 )
-from pymongo_resilience_instrumentation.driver.namespaces import (
+from .namespaces import (
     client_of_collection,
     client_of_database,
     names_of_collection,
 )
-from pymongo_resilience_instrumentation.driver.pools import (
+from .pools import (
     connections,
     operations_in_progress,
     places_to_wait,
     pool_of,
 )
-from pymongo_resilience_instrumentation.driver.repetition import (
+from .repetition import (
     deprioritize,
     pin_again,
     prepare_retry,
@@ -88,7 +88,7 @@ from pymongo_resilience_instrumentation.driver.repetition import (
     stays_pinned,
     unpin,
 )
-from pymongo_resilience_instrumentation.driver.retry_loop import (
+from .retry_loop import (
     ATTEMPTS,
     address_of,
     bulk_progress,
@@ -114,12 +114,12 @@ from pymongo_resilience_instrumentation.driver.retry_loop import (
     set_retryable,
     supports_txn_number,
 )
-from pymongo_resilience_instrumentation.driver.running_timeout import (
+from .running_timeout import (
     RunningTimeout,
     hidden_timeout,
     runs_already,
 )
-from pymongo_resilience_instrumentation.driver.selected import (
+from .selected import (
     SELECT,
     address,
     choices,
@@ -128,7 +128,7 @@ from pymongo_resilience_instrumentation.driver.selected import (
     note_server,
     topology_type,
 )
-from pymongo_resilience_instrumentation.driver.selection import (
+from .selection import (
     ERROR_MESSAGE,
     SELECTOR,
     is_no_selector,
@@ -137,14 +137,14 @@ from pymongo_resilience_instrumentation.driver.selection import (
     selects_for_writes,
     show_selector,
 )
-from pymongo_resilience_instrumentation.driver.sessions import (
+from .sessions import (
     END_SESSION,
     bound_session,
     bound_session_of,
     session_classes,
     session_modules,
 )
-from pymongo_resilience_instrumentation.driver.time_limits import (
+from .time_limits import (
     leave_limit_out,
     lift_limits,
     limit_of,
@@ -152,10 +152,10 @@ from pymongo_resilience_instrumentation.driver.time_limits import (
     limits_for_a_client,
     refuse_without_end,
 )
-from pymongo_resilience_instrumentation.driver.tls import (
+from .tls import (
     TLS_ERRORS,
 )
-from pymongo_resilience_instrumentation.driver.waiting import (
+from .waiting import (
     cancel_checks,
     forget_transient,
     log_failed_selection,
@@ -164,7 +164,7 @@ from pymongo_resilience_instrumentation.driver.waiting import (
     wake_selections,
     wake_selections_async,
 )
-from pymongo_resilience_instrumentation.driver.waits import (
+from .waits import (
     ASYNC_HALF,
     HANDSHAKE,
     SELECTION_TIMEOUT,
@@ -179,7 +179,7 @@ from pymongo_resilience_instrumentation.driver.waits import (
     topology_owners,
     within_wait,
 )
-from pymongo_resilience_instrumentation.driver.write_models import (
+from .write_models import (
     filter_of,
     for_one_document,
     has_collation,

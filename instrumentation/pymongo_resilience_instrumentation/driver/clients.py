@@ -7,7 +7,7 @@ from typing import Any
 
 from pymongo import common
 
-from pymongo_resilience_instrumentation.driver.events import listeners_of
+from .events import listeners_of
 
 SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"

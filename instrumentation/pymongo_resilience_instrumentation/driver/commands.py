@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
+from .time_limits import CONNECTIONS
 
 PASSED = "send_cluster_time"
 

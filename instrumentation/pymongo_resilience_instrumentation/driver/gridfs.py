@@ -22,7 +22,7 @@ from gridfs.synchronous.grid_file import (
     GridOutCursor,
 )
 
-from pymongo_resilience_instrumentation.driver import cursors
+from . import cursors
 
 cursors.of_files = GridOutCursor, AsyncGridOutCursor
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pymongo_resilience_instrumentation.driver.commands import PASSED
-from pymongo_resilience_instrumentation.driver.events import ARGUMENTS, ENABLED
-from pymongo_resilience_instrumentation.driver.interruptions import SENDERS, SENDING
-from pymongo_resilience_instrumentation.driver.pools import IDLE, IN_USE, PLACES
-from pymongo_resilience_instrumentation.driver.retry_loop import LOOP
-from pymongo_resilience_instrumentation.driver.selected import SELECT
-from pymongo_resilience_instrumentation.driver.selection import (
+from pymongo_resilience_instrumentation.self_check import Feature, Part
+
+from .commands import PASSED
+from .events import ARGUMENTS, ENABLED
+from .interruptions import SENDERS, SENDING
+from .pools import IDLE, IN_USE, PLACES
+from .retry_loop import LOOP
+from .selected import SELECT
+from .selection import (
     ERROR_MESSAGE,
     PREFERENCES,
     STALENESS,
 )
-from pymongo_resilience_instrumentation.driver.sessions import END_SESSION
-from pymongo_resilience_instrumentation.driver.time_limits import CONNECTIONS
-from pymongo_resilience_instrumentation.driver.waiting import SELECTING
-from pymongo_resilience_instrumentation.driver.waits import (
+from .sessions import END_SESSION
+from .time_limits import CONNECTIONS
+from .waiting import SELECTING
+from .waits import (
     ASYNC_HALF,
     HANDSHAKE,
     SELECTION_TIMEOUT,
     SYNC_HALF,
 )
-from pymongo_resilience_instrumentation.driver.write_models import OF_DELETES, OF_UPDATES
-from pymongo_resilience_instrumentation.self_check import Feature, Part
+from .write_models import OF_DELETES, OF_UPDATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,8 @@ from pymongo.errors import ClientBulkWriteException
 
 from pymongo_resilience.failure import RETRYABLE_WRITE, Stage
 from pymongo_resilience.operation import Kind
-from pymongo_resilience_instrumentation.driver.retry_loop import bulk_progress, in_transaction, kind
+
+from .retry_loop import bulk_progress, in_transaction, kind
 
 if TYPE_CHECKING:
     from pymongo_resilience.failure import Failure

@@ -14,7 +14,8 @@ from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
 
 from pymongo_resilience.operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.driver.clients import ASYNC, SYNC
+
+from .clients import ASYNC, SYNC
 
 LOOP = "_ClientConnectionRetryable"
 ATTEMPTS = ("_read", "_write")

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo_resilience.deadline import SHORTEST
-from pymongo_resilience_instrumentation.driver.deadline import (
+
+from .deadline import (
     RTT,
     TIMEOUT,
     InForce,

@@ -6,8 +6,9 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.operation import Kind
-from pymongo_resilience_instrumentation.driver.retry_loop import kind
-from pymongo_resilience_instrumentation.driver.selection import is_no_selector
+
+from .retry_loop import kind
+from .selection import is_no_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,14 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.driver.deadline import (
+
+from .deadline import (
     TIMEOUT,
     DeadlineWithin,
     now,
     remaining,
 )
-from pymongo_resilience_instrumentation.driver.interruptions import topology_classes
-from pymongo_resilience_instrumentation.driver.running_timeout import RunningTimeout
+from .interruptions import topology_classes
+from .running_timeout import RunningTimeout
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

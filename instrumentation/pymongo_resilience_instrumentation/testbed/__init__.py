@@ -10,9 +10,9 @@ For the tests of this library, its demonstration, and applications that want to 
 Needs the extra ``testbed``. Everything listens on 127.0.0.1 alone.
 """
 
-from pymongo_resilience_instrumentation.testbed.deployment import Deployment
-from pymongo_resilience_instrumentation.testbed.fault import Fault
-from pymongo_resilience_instrumentation.testbed.faults import (
+from .deployment import Deployment
+from .fault import Fault
+from .faults import (
     BlackHole,
     Corrupt,
     CutAfter,
@@ -33,12 +33,12 @@ from pymongo_resilience_instrumentation.testbed.faults import (
     SkewedClock,
     Slow,
 )
-from pymongo_resilience_instrumentation.testbed.interception import Interception
-from pymongo_resilience_instrumentation.testbed.replica_set import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.scenario import Scenario
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer, TestbedError
-from pymongo_resilience_instrumentation.testbed.sharded_cluster import ShardedCluster
-from pymongo_resilience_instrumentation.testbed.standalone import Standalone
+from .interception import Interception
+from .replica_set import ReplicaSet
+from .scenario import Scenario
+from .server import EmbeddedServer, TestbedError
+from .sharded_cluster import ShardedCluster
+from .standalone import Standalone
 
 __all__ = [
     "BlackHole",

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo_resilience_instrumentation.testbed.fault import refused, whole
-from pymongo_resilience_instrumentation.testbed.menus import FAILOVER, NETWORK, SERVER, restart
-from pymongo_resilience_instrumentation.testbed.replica_set import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.scenario import Scenario
-from pymongo_resilience_instrumentation.testbed.sharded_cluster import ShardedCluster
-from pymongo_resilience_instrumentation.testbed.standalone import Standalone
+from .fault import refused, whole
+from .menus import FAILOVER, NETWORK, SERVER, restart
+from .replica_set import ReplicaSet
+from .scenario import Scenario
+from .sharded_cluster import ShardedCluster
+from .standalone import Standalone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
-    from pymongo_resilience_instrumentation.testbed.scenario import Strike
+    from .deployment import Deployment
+    from .scenario import Strike
 
 TOPOLOGIES: Final[dict[str, type[Deployment]]] = {
     "replica-set": ReplicaSet,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
-    from pymongo_resilience_instrumentation.testbed.member import Member
+    from .deployment import Deployment
+    from .member import Member
 
 
 class Fault(ABC):

@@ -11,7 +11,7 @@ import selectors
 import socket
 import threading
 
-from pymongo_resilience_instrumentation.testbed.running import Running
+from .running import Running
 
 FULL = 0.2
 """Seconds; on this machine a connection takes less than one thousandth of that."""

@@ -13,14 +13,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.fault import Fault, positive
+from .fault import Fault, positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
-    from pymongo_resilience_instrumentation.testbed.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from .deployment import Deployment
+    from .member import Member
+    from .wire import Document, Message
 
 HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})
 

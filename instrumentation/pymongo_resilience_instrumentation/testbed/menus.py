@@ -11,7 +11,7 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.faults import (
+from .faults import (
     BlackHole,
     CutAfter,
     CutAtHandshake,
@@ -27,14 +27,14 @@ from pymongo_resilience_instrumentation.testbed.faults import (
     Reset,
     Restart,
 )
-from pymongo_resilience_instrumentation.testbed.scenario import Strike, strike
+from .scenario import Strike, strike
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from pymongo_resilience_instrumentation.testbed.deployment import Target
-    from pymongo_resilience_instrumentation.testbed.fault import Fault
+    from .deployment import Target
+    from .fault import Fault
 
     Recipe = Callable[[random.Random], Strike]
 

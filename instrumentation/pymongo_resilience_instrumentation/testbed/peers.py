@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pymongo_resilience_instrumentation.testbed.running import Running
+from .running import Running
 
 if TYPE_CHECKING:
     import ssl

@@ -7,8 +7,8 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo_resilience_instrumentation.testbed import wire
-from pymongo_resilience_instrumentation.testbed.interception import (
+from . import wire
+from .interception import (
     HELLO_COMMANDS,
     Amend,
     Answer,
@@ -20,10 +20,10 @@ from pymongo_resilience_instrumentation.testbed.interception import (
 )
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.testbed.backend import Upstream
-    from pymongo_resilience_instrumentation.testbed.interception import Connection, Verdict
-    from pymongo_resilience_instrumentation.testbed.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from .backend import Upstream
+    from .interception import Connection, Verdict
+    from .member import Member
+    from .wire import Document, Message
 
 _AWAITING: Final = ("topologyVersion", "maxAwaitTimeMS")
 _STATE_CHANGES: Final = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from bson import ObjectId
 
-from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+from .deployment import Deployment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience_instrumentation.testbed.deployment import Target
-    from pymongo_resilience_instrumentation.testbed.fault import Fault
-    from pymongo_resilience_instrumentation.testbed.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from .deployment import Target
+    from .fault import Fault
+    from .member import Member
+    from .wire import Document, Message
 
 _SET_NAME: Final = "rs0"
 _READS: Final = frozenset(

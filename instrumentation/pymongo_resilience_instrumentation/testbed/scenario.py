@@ -8,19 +8,19 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pymongo_resilience_instrumentation.testbed.fault import (
+from .fault import (
     not_negative,
     positive,
     refused,
     whole,
 )
-from pymongo_resilience_instrumentation.testbed.interception import Interception
+from .interception import Interception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pymongo_resilience_instrumentation.testbed.deployment import Deployment, Target
-    from pymongo_resilience_instrumentation.testbed.fault import Fault
+    from .deployment import Deployment, Target
+    from .fault import Fault
 
 _ROLES: Final = ("all", "primary", "secondary")
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from pymongo_resilience_instrumentation.testbed import wire
-from pymongo_resilience_instrumentation.testbed.fault import positive
-from pymongo_resilience_instrumentation.testbed.running import Running
+from . import wire
+from .fault import positive
+from .running import Running
 
 _PROGRAM: Final = Path(__file__).with_name("server_process.py")
 _STOP_TIMEOUT: Final = 5.0

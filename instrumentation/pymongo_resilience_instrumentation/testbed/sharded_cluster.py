@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from pymongo_resilience_instrumentation.testbed.deployment import Deployment
-from pymongo_resilience_instrumentation.testbed.standalone import REPLICATION_FIELDS
+from .deployment import Deployment
+from .standalone import REPLICATION_FIELDS
 
 if TYPE_CHECKING:
     from bson import ObjectId
 
-    from pymongo_resilience_instrumentation.testbed.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from .member import Member
+    from .wire import Document, Message
 
 _TOKEN: Final = {"recoveryShardId": "shard0"}
 """With it a commit can be finished through any router."""

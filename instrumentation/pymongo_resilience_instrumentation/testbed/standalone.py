@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+from .deployment import Deployment
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.testbed.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from .member import Member
+    from .wire import Document, Message
 
 REPLICATION_FIELDS: Final = (
     "arbiters",

@@ -1,6 +1,6 @@
 """Faults to inject: each a small class whose name says what goes wrong."""
 
-from pymongo_resilience_instrumentation.testbed.faults.commands import (
+from .commands import (
     Corrupt,
     CutAfter,
     CutBefore,
@@ -8,8 +8,8 @@ from pymongo_resilience_instrumentation.testbed.faults.commands import (
     FailWriteConcern,
     NotPrimary,
 )
-from pymongo_resilience_instrumentation.testbed.faults.load import Overload, RateLimit, Slow
-from pymongo_resilience_instrumentation.testbed.faults.network import (
+from .load import Overload, RateLimit, Slow
+from .network import (
     BlackHole,
     CutAtHandshake,
     Latency,
@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation.testbed.faults.network import (
     Refuse,
     Reset,
 )
-from pymongo_resilience_instrumentation.testbed.faults.replication import (
+from .replication import (
     Election,
     Restart,
     RollingRestart,

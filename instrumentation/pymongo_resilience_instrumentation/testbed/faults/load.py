@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from pymongo_resilience_instrumentation.testbed.fault import positive, refused
-from pymongo_resilience_instrumentation.testbed.faults.commands import DRIVER_COMMANDS, Fail
 from pymongo_resilience_instrumentation.testbed.interception import (
     Answer,
     Connection,
@@ -15,6 +14,8 @@ from pymongo_resilience_instrumentation.testbed.interception import (
     Lasting,
     Verdict,
 )
+
+from .commands import DRIVER_COMMANDS, Fail
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.testbed.wire import Message

@@ -1,0 +1,1 @@
+"""killCursors and endSessions, which pymongo sends past its retry loop, and its background task."""

@@ -1,0 +1,1 @@
+"""Living clients: the registry, options taken out of their arguments, set-up of a new one."""

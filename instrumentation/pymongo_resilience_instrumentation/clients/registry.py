@@ -1,0 +1,194 @@
+"""What is known of the clients that are alive: their servers, round-trip times and pools.
+
+Written by the driver's monitor and application threads, read when metrics are collected.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pymongo_resilience.rtt import RoundTripTime
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
+
+from .pools import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pymongo_resilience.budget import TokenBucket
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.timeouts.seen_waits import Wait
+
+
+class PoolSizes(NamedTuple):
+    """How many connections each pool of a client may have."""
+
+    least: int
+    most: int | None
+    """None for no limit."""
+
+
+class Server:
+    """One server of one client."""
+
+    def __init__(self, pool_name: str) -> None:
+        self.type = "Unknown"
+        self.rtt = RoundTripTime()
+        self.pool = Pool(pool_name)
+
+
+class ClientState:
+    """One client. Thread-safe."""
+
+    def __init__(self, client: Any, clients: Clients, budget: TokenBucket | None) -> None:
+        self.topology_type = "Unknown"
+        self.budget = budget
+        self.number: int | None = None
+        """Which of the process's clients it is: the smallest number that none had when its first
+        pool was opened, so that numbers stay few. None before, and once its pools are closed."""
+        self._client = weakref.ref(client)
+        self._clients = clients
+        self._servers: dict[Address, Server] = {}
+        self.pools_by_address: dict[Address, Pool] = {}
+        """Those of ``_servers``; read without the lock, on the way of every operation where anybody
+        times its connections."""
+        self._lock = threading.RLock()
+
+    def start_afresh(self) -> None:
+        """In a forked child: pymongo opens the client anew, and tells which servers it has."""
+        self._lock = threading.RLock()
+        self._servers = {}
+        self.pools_by_address.clear()
+        self.number = None
+
+    @property
+    def open(self) -> bool:
+        """Whether it has pools: neither closed nor collected, nor inherited and not used yet."""
+        return self.number is not None and self._client() is not None
+
+    def refresh(self) -> None:
+        """Ask the client for the types of its servers: nothing tells when they change."""
+        client = self._client()
+        if client is None:
+            return
+        description = client.topology_description
+        self.topology_type = description.topology_type_name
+        current = description.server_descriptions()
+        for address, server in self.servers().items():
+            now = current.get(address)
+            server.type = "Unknown" if now is None else now.server_type_name
+            if now is None or server.type == "Unknown":
+                server.rtt.reset()
+            elif now.min_round_trip_time:
+                # Heartbeats that stream are all awaited but for the first. The driver measures with
+                # hellos beside them, in the same way, and reports no event (pymongo 4.20).
+                server.rtt.average = now.round_trip_time
+                server.rtt.minimum = now.min_round_trip_time
+
+    def pool_sizes(self) -> PoolSizes:
+        client = self._client()
+        if client is None:
+            return PoolSizes(0, None)
+        options = client.options.pool_options
+        return PoolSizes(options.min_pool_size, options.max_pool_size or None)
+
+    def server(self, address: Address) -> Server:
+        """The server at ``address``, known from now on."""
+        with self._lock:
+            known = self._servers.get(address)
+            if known is None:
+                if self.number is None:
+                    self._clients.give_number(self)
+                made = Server(f"{address_text(address)}#{self.number}")
+                # A finalizer or signal handler of the application's may have come in between.
+                known = self._servers.setdefault(address, made)
+                self.pools_by_address[address] = known.pool
+            return known
+
+    def forget(self, address: Address) -> None:
+        with self._lock:
+            self._servers.pop(address, None)
+            self.pools_by_address.pop(address, None)
+            if not self._servers:
+                self.number = None
+
+    def servers(self) -> dict[Address, Server]:
+        """A copy: the dictionary may change while it is walked."""
+        with self._lock:
+            return dict(self._servers)
+
+    def round_trip(self, address: Address, seconds: float | None) -> None:
+        """One measured round trip; None after a failed one."""
+        with self._lock:
+            server = self._servers.get(address)
+        if server is None:
+            return
+        if seconds is None:
+            server.rtt.reset()
+        else:
+            server.rtt.add(seconds)
+
+    def pools(self) -> list[Pool]:
+        return [server.pool for server in self.servers().values()]
+
+    def connections(self) -> Iterator[tuple[Pool, dict[str, int]]]:
+        """Each pool, and how many it has by state."""
+        client = self._client()
+        for address, server in self.servers().items() if client is not None else ():
+            yield server.pool, server.pool.states(*driver.connections(client, address))
+
+    def waiting(self) -> Iterator[tuple[Pool, int]]:
+        """Each pool, and how many calls wait for one of its connections."""
+        client = self._client()
+        waiting = Counter(id(place()) for place in list(self._clients.waiting.values()))
+        for address, server in self.servers().items() if client is not None else ():
+            places = driver.places_to_wait(client, address)
+            yield server.pool, sum(waiting[id(each)] for each in places)
+
+
+class Clients:
+    """Every client of the process that reports to us. Holds none of them alive. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
+        self._lock = threading.RLock()
+        self.waiting: dict[Wait, weakref.ref[Any]] = {}
+        """Who waits for a connection, and the driver's place to wait in, or the pool that makes
+        one. Each change is one step of the dictionary."""
+
+    def start_afresh(self) -> None:
+        """In a forked child: a thread that is no more may have held the lock."""
+        self._lock = threading.RLock()
+        self.waiting.clear()
+        for client in self._all():
+            client.start_afresh()
+
+    def add(self, client: Any, budget: TokenBucket | None = None) -> ClientState:
+        """A client that is being made, with its retry budget where it has one."""
+        state = ClientState(client, self, budget)
+        with self._lock:
+            self._clients.add(state)
+        return state
+
+    def has(self, client: ClientState) -> bool:
+        with self._lock:
+            return client in self._clients
+
+    def alive(self) -> list[ClientState]:
+        """Those that have pools; what was closed or collected is gone."""
+        return [client for client in self._all() if client.open]
+
+    def give_number(self, client: ClientState) -> None:
+        """The smallest that no other client has."""
+        with self._lock:
+            taken = {each.number for each in self._clients if each.open}
+            client.number = next(n for n in itertools.count(1) if n not in taken)
+
+    def _all(self) -> list[ClientState]:
+        with self._lock:
+            return list(self._clients)

@@ -1,0 +1,109 @@
+"""What a client that is being made gets of the library: listeners, a retry budget, a selector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.faults import logger
+from pymongo_resilience.switch import Switch
+from pymongo_resilience_instrumentation import deferred, driver, monkey_patching
+from pymongo_resilience_instrumentation.telemetry.listeners import (
+    OurListener,
+    Pools,
+    listeners_of,
+    tell_without_events,
+)
+from pymongo_resilience_instrumentation.telemetry.other_tracers import contrib_is_active
+from pymongo_resilience_instrumentation.telemetry.tracing import keep, tracing_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.telemetry.tracing import Tracing
+
+    from .registry import ClientState
+
+
+def equip(
+    runtime: Runtime,
+    client: Any,
+    listeners: Sequence[Any],
+    adaptive: bool | None,
+    said_of_tracing: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """The client's listeners: its own, and ours once.
+
+    ``adaptive``, ``said_of_tracing``: what the client says of its retry budget and its spans.
+    """
+    own = [each for each in listeners if not isinstance(each, OurListener)]
+    if not _may_act(runtime):
+        return own
+    deferred.run_at_exit(True)
+    budget = runtime.budgets.open(client, adaptive)
+    runtime.coroutines.meet(client)
+    state = runtime.clients.add(client, budget)
+    tracing = runtime.tracers.settle(said_of_tracing)
+    keep(client, tracing)
+    return own + _listeners(runtime, state, tracing)
+
+
+def carry_over(runtime: Runtime, client: Any) -> bool:
+    """Have the listeners that a client got of an earlier ``instrument()`` report to this one.
+
+    False where it has not all those that a new client gets now: it keeps the kinds it was made
+    with. In the driver's own view nothing changes.
+    """
+    ours = [each for each in driver.listeners_of(client) if isinstance(each, OurListener)]
+    state = next((each.client for each in ours if isinstance(each, Pools)), None)
+    if state is None or not runtime.clients.has(state):
+        return False
+    state.budget = runtime.budgets.of(client)
+    wanted = {type(each): each for each in _listeners(runtime, state, tracing_of(client))}
+    for each in ours:
+        made = wanted.pop(type(each), None)
+        if made is None:
+            each.switch = Switch()
+        else:
+            vars(each).update(vars(made))
+    driver.tell_with_events(client)
+    tell_without_events(client, dispensable=runtime.judges)
+    return not wanted and not runtime.counts
+
+
+def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:
+    draws = runtime.command_spans is not None and tracing.enabled
+    return listeners_of(
+        state,
+        runtime.command_spans if draws else None,
+        runtime.driver_metrics,
+        runtime.switch,
+        tracing=tracing,
+        tells_server=not runtime.judges,
+        drawn_elsewhere=(
+            contrib_is_active if draws and runtime.tracers.drawn_by_contrib() else None
+        ),
+    )
+
+
+def select_for(
+    runtime: Runtime, client: Any, option: tuple[str, tuple[Any, ...]], kwargs: dict[str, Any]
+) -> None:
+    """Put our selector among the client's options, around its own."""
+    name, given = option
+    own = given[0] if given else None
+    # What cannot be called is the driver's to refuse.
+    if runtime.selectors is not None and runtime.switch.on and (own is None or callable(own)):
+        kwargs[name] = runtime.selectors.of_new_client(client, own)
+
+
+def _may_act(runtime: Runtime) -> bool:
+    """False once the process was monkey-patched after ``instrument()``: then it is all off.
+
+    Asked when a client is made, since the patching itself tells nobody.
+    """
+    refusal = monkey_patching.refusal()
+    if refusal is not None:
+        runtime.switch.turn(on=False)
+        logger.error("%s; pymongo-resilience is switched off from here on", refusal)
+    return refusal is None

@@ -1,0 +1,1 @@
+"""Cursors and change streams: creation, batches, close, and the timeout that each keeps."""

@@ -1,0 +1,128 @@
+"""Where cursors and change streams are made: what they take along from there.
+
+A cursor is used elsewhere than it is made, often after the block that it was made in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience import blocks
+from pymongo_resilience.binding import hand, policy_of, policy_of_cursor
+from pymongo_resilience.faults import logger
+from pymongo_resilience.policy import NOTHING
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.interception.methods import Method
+
+from . import cursor_timeouts
+from .cursor_timeouts import keep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience.policy import Policy
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
+"""The first parameters of each ``watch``."""
+
+
+def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: instance) -> Method:
+    """``find`` and ``find_raw_batches`` only make a cursor: it remembers what is around it.
+
+    ``collection``: from whatever has the method to the collection that it finds in.
+    """
+
+    switch = runtime.switch
+
+    def around(original: Function) -> Function:
+        def method(*given: Any, **kwargs: Any) -> Any:
+            cursor = original(*given, **kwargs)
+            # What the driver makes inside of a call is used up there, under the call's own policy.
+            try:
+                call = calls.found()
+                if call is not None and not call.ended:
+                    return cursor
+                if switch.on:
+                    _hand(policy_of(collection(given[0])), cursor)
+            except Exception:
+                logger.exception("a fault of pymongo-resilience after a cursor was made")
+            return cursor
+
+        return method
+
+    return Method(around)
+
+
+def clone(runtime: Runtime) -> Wrapper:
+    """A cursor's ``_clone``: the copy has what the original was made with."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], cursor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        made = wrapped(*args, **kwargs)
+        try:
+            if runtime.switch.on:
+                hand(policy_of_cursor(cursor), made)
+        except Exception:
+            logger.exception("a fault of pymongo-resilience after a cursor was copied")
+        return made
+
+    return wrapper
+
+
+def _hand(bound: Policy, made: Any) -> None:
+    around = NOTHING if blocks.innermost() is None else blocks.current()
+    if around is NOTHING or bound is NOTHING:
+        hand(bound if around is NOTHING else around, made)
+    else:
+        hand(around.over(bound), made)
+
+
+def prepare(
+    runtime: Runtime, gives: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Before a method of the public API that gives a cursor or a change stream.
+
+    Raises ConfigurationError as ``timeout_of`` does, and for $out or $merge by iteration.
+    """
+    if gives == "change stream":
+        # Always by iteration, whatever mode is set: watch has no timeoutMode.
+        given = dict(zip(WATCH, args, strict=False), **kwargs)
+        cursor_timeouts.check_max_await(call, given.get("max_await_time_ms"))
+    elif gives == "cursor":
+        writes = cursor_timeouts.write_stage(args, kwargs)
+        if call.transaction is None:
+            call.cursor = cursor_timeouts.timeout_of(runtime, call, writes=writes)
+        else:
+            cursor_timeouts.check_writes(cursor_timeouts.mode_of(runtime, call), writes)
+
+
+def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | None:
+    """What to do with the cursor or change stream that it gave."""
+
+    def of_a_cursor(call: Call, cursor: Any) -> None:
+        if call.bound is NOTHING is blocks.current() and call.cursor is None:
+            return
+        _hand(call.bound, cursor)
+        keep(cursor, call.cursor)
+
+    def of_a_stream(call: Call, stream: Any) -> None:
+        inner = driver.cursor_of_stream(stream)
+        _hand(call.bound, stream)
+        _hand(call.bound, inner)
+        if not runtime.knows_timeouts:
+            return
+        seconds, configured = runtime.timeout_without_blocks(call)
+        # A timeout of the configuration's leaves the wait for news alone.
+        driver.set_timeout_of_each_next(stream, None if configured else seconds)
+        each_batch = seconds if configured else None
+        kept = cursor_timeouts.of_stream(call, each_batch, driver.max_await_time_ms(inner))
+        keep(stream, kept)
+        if configured:
+            keep(inner, kept)
+
+    return {"cursor": of_a_cursor, "change stream": of_a_stream}.get(gives or "")

@@ -1,0 +1,322 @@
+"""What runs in place of the methods of cursors and change streams; none of it once per document."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutError
+
+from pymongo_resilience import blocks
+from pymongo_resilience.binding import hand, policy_of_cursor
+from pymongo_resilience.faults import logger
+from pymongo_resilience.policy import NOTHING, shorter
+from pymongo_resilience_instrumentation import (
+    calls,
+    driver,
+)
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.within import within
+from pymongo_resilience_instrumentation.operations import (
+    public as operations,
+)
+from pymongo_resilience_instrumentation.operations.changes import WRITES
+from pymongo_resilience_instrumentation.public_api import (
+    plain_calls,
+)
+from pymongo_resilience_instrumentation.public_api.wrappers import call_around
+from pymongo_resilience_instrumentation.transactions import (
+    sessions,
+)
+from pymongo_resilience_instrumentation.transactions.transaction_spans import parent_of
+
+from . import (
+    cursor_timeouts,
+)
+from .cursor_timeouts import ATTRIBUTE, keep, kept_by
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+
+def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - three closures
+    """One batch of a cursor: the first, or a getMore."""
+
+    found = calls.found
+    none_holds, enter_plain = plain_calls.none_holds(runtime), plain_calls.enter(runtime)
+    plain = not runtime.rules.any
+    tells, shows = runtime.operation_spans is not None, runtime.shows_calls
+
+    def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        if len(given) > 2:  # noqa: PLR2004 - as the driver calls it, and without another call
+            client, operation, of = given[:3]
+        else:
+            client, operation, of = driver.run_operation_arguments(given, kwargs)
+        nested = found() is not None and runtime.nested(client)
+        cursor = driver.cursor_of(of)
+        name = str(getattr(operation.name, "value", operation.name))
+        if nested and not _reads_for_the_application(name):
+            return None
+        call = Call(client, name, (operation.db, operation.coll))
+        if name == "getMore":
+            call.batch_of = type(cursor)
+        session = operation.session
+        if (
+            plain
+            and cursor is not None
+            and kept_by(cursor) is None
+            and policy_of_cursor(cursor) is NOTHING
+            and (session is None or sessions.transaction_of(session) is None)
+            and none_holds(client)
+        ):
+            if shows:
+                call.server = driver.pinned_address(operation)
+            enter_plain(call)
+            if tells:
+                runtime.draw(call, None if session is None else parent_of(session))
+            return call
+        if cursor is not None:
+            call.bound = policy_of_cursor(cursor)
+        runtime.begin(call, session)
+        call.server = driver.pinned_address(operation)
+        try:
+            if cursor is not None and call.transaction is None:
+                _apply(runtime, call, cursor, first=name != "getMore")
+            if call.timeout is not None:
+                runtime.deprecated.of_batch(call, operation)
+        except BaseException as error:
+            runtime.end(call, error)
+            raise
+        return call
+
+    run = call_around(runtime, begin, asynchronous)
+
+    def of_sync(original: Function) -> Function:
+        send = run.around(original)
+
+        def method(*given: Any, **kwargs: Any) -> Any:
+            call = found()
+            try:
+                if call is not None and call.client is given[0] and call.reads_inside:
+                    return original(*given, **kwargs)
+                return send(*given, **kwargs)
+            except ConnectionFailure as error:
+                _kill_later(runtime, given, kwargs, error)
+                raise
+
+        return method
+
+    def of_async(original: Function) -> Function:
+        send = run.around(original)
+
+        async def method(*given: Any, **kwargs: Any) -> Any:
+            call = found()
+            try:
+                if call is not None and call.client is given[0] and call.reads_inside:
+                    return await original(*given, **kwargs)
+                return await send(*given, **kwargs)
+            except ConnectionFailure as error:
+                _kill_later(runtime, given, kwargs, error)
+                raise
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)
+
+
+def _reads_for_the_application(name: str) -> bool:
+    """Inside of a write, a cursor is what the application writes from: ``insert_many(find())``.
+
+    Only a client's bulk write has a cursor of its own, over its results.
+    """
+    call = calls.current()
+    if call is None or call.operation not in WRITES:
+        return False
+    return name != "getMore" or call.operation != "bulkWrite"
+
+
+def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
+    kept = kept_by(cursor)
+    if first and (kept is None or kept.in_use):
+        # Again for a cursor that was rewound: it lives anew.
+        call.cursor = _find_out(runtime, call, cursor)
+        keep(cursor, call.cursor)
+        return
+    call.cursor = kept
+    if kept is None:
+        return
+    kept.in_use = True
+    in_force = kept.for_a_batch()
+    if in_force is not None:
+        call.timeout, call.deadline = in_force
+
+
+def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.CursorTimeout | None:
+    return cursor_timeouts.timeout_of(
+        runtime,
+        call,
+        tailable=driver.is_tailable(cursor),
+        awaits_data=driver.awaits_data(cursor),
+        max_await_ms=driver.max_await_time_ms(cursor),
+        of_gridfs=driver.is_of_files(cursor),
+    )
+
+
+def _kill_later(
+    runtime: Runtime, given: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
+) -> None:
+    """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
+    error of a connection (4.17 to 4.20): the background task sees to it.
+
+    Where no server was found there is nobody to tell, and the task would only wait for one.
+    """
+    if not runtime.switch.on or not isinstance(error, (NetworkTimeout, WaitQueueTimeoutError)):
+        return
+    try:
+        client, operation, _ = driver.run_operation_arguments(given, kwargs)
+        address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
+        if operation.cursor_id and operation.conn_mgr is None:
+            cursor_address = driver.cursor_address(operation, address)
+            driver.kill_later(client, operation.cursor_id, cursor_address)
+    except Exception:
+        logger.exception("a fault of pymongo-resilience after a timeout of a cursor")
+
+
+def to_list(runtime: Runtime, asynchronous: bool) -> Method:
+    """All batches of one ``to_list`` have one timeout, also by iteration."""
+
+    def begin(cursor: Any) -> AbstractContextManager[None]:
+        nothing_to_fetch = cursor.cursor_id == 0
+        if nothing_to_fetch or driver.timeout_in_force() is not None:
+            return NO_DEADLINE
+        transaction = sessions.transaction_of_any(cursor.session, asynchronous)
+        if transaction is not None:
+            # All that holds there; what the driver would put around is a client's timeoutMS.
+            return transaction.timeout.resume()
+        return _for_all(runtime, cursor)
+
+    return within(runtime, begin, asynchronous)
+
+
+def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
+    kept = kept_by(cursor)
+    if cursor.cursor_id is None:
+        coll = cursor.collection
+        call = Call(coll.database.client, "find", (coll.database.name, coll.name))
+        call.bound = policy_of_cursor(cursor)
+        call.timeout, _ = runtime.deadline(call)
+        kept = _find_out(runtime, call, cursor)
+        if kept is not None:
+            kept.in_use = False
+            keep(cursor, kept)
+    in_force = None if kept is None else kept.for_a_batch()
+    if kept is None or in_force is None:
+        return NO_DEADLINE
+    return _ForAList(kept, in_force[1])
+
+
+class _ForAList(AbstractContextManager[None]):
+    """The timeout that all batches of a ``to_list()`` share."""
+
+    __slots__ = ("_deadline", "_kept")
+
+    def __init__(
+        self, kept: cursor_timeouts.CursorTimeout, deadline: AbstractContextManager[None]
+    ) -> None:
+        self._kept = kept
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        self._deadline.__enter__()
+        self._kept.in_list = True
+
+    def __exit__(self, *raised: Any) -> None:
+        self._kept.in_list = False
+        self._deadline.__exit__(*raised)
+
+
+def close(runtime: Runtime, asynchronous: bool) -> Method:
+    """A cursor's or change stream's ``close()``: it has the time anew that its operation had.
+
+    CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what a call
+    closes by itself is within that call's own time.
+    """
+
+    def begin(closed: Any) -> AbstractContextManager[None]:
+        kept = kept_by(closed)
+        if kept is None or calls.current() is not None:
+            return NO_DEADLINE
+        around = blocks.current().timeout_ms is not None or driver.timeout_in_force() is not None
+        if around or not getattr(closed, "cursor_id", True):
+            return NO_DEADLINE
+        return driver.RunningTimeout.anew(kept.to_close).resume()
+
+    closing = within(runtime, begin, asynchronous)
+
+    def of_sync(original: Function) -> Function:
+        in_time = closing.around(original)
+
+        def method(closed: Any) -> Any:
+            if getattr(closed, ATTRIBUTE, None) is None:
+                return original(closed)
+            return in_time(closed)
+
+        return method
+
+    def of_async(original: Function) -> Function:
+        in_time = closing.around(original)
+
+        async def method(closed: Any) -> Any:
+            if getattr(closed, ATTRIBUTE, None) is None:
+                await original(closed)
+            else:
+                await in_time(closed)
+
+        return method
+
+    return Method(of_async if asynchronous else of_sync)
+
+
+def next_of_stream(runtime: Runtime, asynchronous: bool) -> Method:
+    """A change stream's ``next`` in a block, of ``override`` or of ``pymongo.timeout``: one timeout
+    for all that it sends, which the block can only shorten.
+
+    Without one the driver does it, with the timeout that the stream was given.
+    """
+
+    def begin(stream: Any) -> AbstractContextManager[None]:
+        around, in_force = blocks.current().timeout_ms, driver.timeout_in_force()
+        if around is None and in_force is None:
+            return NO_DEADLINE
+        own = driver.timeout_of_each_next(stream)
+        seconds = shorter((around or 0) / 1000, own or 0)
+        longer = in_force is not None and shorter(seconds, in_force) == in_force
+        return NO_DEADLINE if longer else driver.Timeout(seconds)
+
+    return within(runtime, begin, asynchronous)
+
+
+def resume(runtime: Runtime, asynchronous: bool) -> Method:
+    """The aggregate of a change stream: nested in ``watch`` the first time, a call of its own when
+    it resumes, under the policy that the stream carries."""
+
+    def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+        stream = given[0]
+        client = driver.client_of_stream(stream)
+        if runtime.nested(client):
+            return None
+        target = operations.namespace_of(driver.target_of_stream(stream))
+        call = Call(client, "aggregate", target)
+        call.bound = policy_of_cursor(stream)
+        runtime.begin(call)
+        call.stream = kept_by(stream)
+        return call
+
+    def after(call: Call, cursor: Any) -> None:
+        hand(call.bound, cursor)
+        if call.stream is not None and call.stream.seconds is not None:
+            keep(cursor, call.stream)
+
+    return call_around(runtime, begin, asynchronous, after)

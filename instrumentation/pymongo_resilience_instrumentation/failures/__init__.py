@@ -1,0 +1,1 @@
+"""From an exception of pymongo to the engine's Failure: codes, labels, reasons, origins."""

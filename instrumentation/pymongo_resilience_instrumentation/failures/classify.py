@@ -1,0 +1,327 @@
+"""From a pymongo exception to the engine's facts: the one place that reads codes and labels.
+
+What they mean is the table in reasons.py. Sources: Retryable Reads ("Retryable Error"), Client
+Backpressure ("Terms"), Couchbase RFC 0049.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pymongo.errors import (
+    BulkWriteError,
+    ClientBulkWriteException,
+    ConnectionFailure,
+    EncryptionError,
+    ExecutionTimeout,
+    NetworkTimeout,
+    NotPrimaryError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+    WriteConcernError,
+    WriteError,
+)
+
+from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
+from pymongo_resilience.failure import (
+    NO_WRITES_PERFORMED,
+    RETRYABLE,
+    RETRYABLE_WRITE,
+    SYSTEM_OVERLOADED,
+    TRANSIENT_TRANSACTION,
+    Failure,
+    RetryReason,
+    Stage,
+)
+from pymongo_resilience.faults import deliver, logger
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.selection import hopeless
+
+from . import reasons
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LABELS = (
+    NO_WRITES_PERFORMED,
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    RETRYABLE_WRITE,
+    TRANSIENT_TRANSACTION,
+)
+
+
+MAX_TIME_EXPIRED = 50
+"""The code of MaxTimeMSExpired."""
+LONGEST_BASE_MS = 1e12
+"""Whatever an error asks for beyond, is the same to every limit, and no float overflows."""
+REFUSAL = (
+    r"operation would exceed time limit, remaining timeout:-?\d+\.\d{5}"
+    r" (<= network round trip time:\d+\.\d{5}|< 1 ms) "
+)
+"""How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow. The other
+end is ``driver``'s own.."""
+
+
+class Attempt(NamedTuple):
+    """What the driver's loop knows about the attempt that failed."""
+
+    reached_connection: bool
+    """The command was handed to a connection: from there on it counts as sent."""
+    carried_txn_number: bool
+    server: str | None
+    min_rtt: float
+
+
+def describe(error: Exception, attempt: Attempt) -> Failure:
+    """The facts. Anything malformed in the server's document counts as absent.
+
+    Never raises: of an error that cannot be read at all nothing is known, so nothing is repeated.
+    """
+    try:
+        return _describe(error, attempt)
+    except Exception as fault:
+        deliver(fault)
+        logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
+        return Failure(
+            error=error,
+            stage=Stage.IN_FLIGHT if attempt.reached_connection else Stage.NOT_SENT,
+            reason=RetryReason.UNKNOWN,
+            carried_txn_number=attempt.carried_txn_number,
+            server=attempt.server,
+            min_rtt=attempt.min_rtt,
+        )
+
+
+def _describe(error: Exception, attempt: Attempt) -> Failure:
+    cause = _cause(error)
+    document = _document(cause)
+    labels = _labels(cause, document)
+    code = _code(document.get("code", attribute(cause, "code")))
+    name = document.get("codeName")
+    executed = _executed(cause, document)
+    rejected = not executed and reasons.OVERLOADED.labels <= labels
+    reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
+    refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
+    return Failure(
+        error=error,
+        stage=_stage(cause, document, attempt),
+        reason=reason,
+        carried_txn_number=attempt.carried_txn_number,
+        code=code,
+        code_name=name if isinstance(name, str) else None,
+        labels=labels,
+        server=attempt.server,
+        base_backoff=_base_backoff(document),
+        min_rtt=attempt.min_rtt,
+        selection=isinstance(cause, ServerSelectionTimeoutError),
+        hopeless=hopeless.hopeless_cause(cause) is not None,
+        in_texts=refusal is None and _in_texts(labels, code),
+        transaction_over=_says(document, TRANSIENT_TRANSACTION),
+        executed=executed,
+        timed_out=code == MAX_TIME_EXPIRED
+        if isinstance(cause, OperationFailure)
+        else expired(cause),
+        next_probe_in=attribute(refusal, "next_probe_in"),
+        elsewhere=bool(attribute(refusal, "elsewhere")),
+    )
+
+
+def expired(error: Exception) -> bool:
+    """Whether a timeout ended it, the driver's or the server's, wherever in the error it is told.
+
+    Of what a server says the code alone counts (Client Side Operations Timeout, "Error
+    Transformations"): a ``wtimeout`` that it has by default is none of the operation's.
+    """
+    return any(map(_is_expiry, _made_of(error)))
+
+
+def _made_of(error: Exception) -> Iterator[Exception]:
+    """The error, and those that it was made of. One may be made of itself: that says no more."""
+    seen: list[Exception] = []
+    while isinstance(error, PyMongoError) and not any(error is each for each in seen):
+        seen.append(error)
+        yield error
+        error = attribute(error, "cause") if isinstance(error, EncryptionError) else _cause(error)
+
+
+def _is_expiry(error: Exception) -> bool:
+    if isinstance(error, EncryptionError):
+        return False
+    if isinstance(error, OperationFailure):
+        return MAX_TIME_EXPIRED in map(_code, _codes(error))
+    if hopeless.hopeless_cause(error) is not None:
+        # Of a class that pymongo raises for nothing but timeouts.
+        return False
+    return bool(attribute(error, "timeout"))
+
+
+def _codes(error: OperationFailure) -> Iterator[Any]:
+    yield attribute(error, "code")
+    details = attribute(error, "details")
+    if not isinstance(details, Mapping):
+        return
+    said = [details, details.get("error"), details.get("writeConcernError")]
+    for name in ("writeErrors", "writeConcernErrors"):
+        several = details.get(name)
+        said += several if isinstance(several, list) else []
+    yield from (each.get("code") for each in said if isinstance(each, Mapping))
+
+
+_NEVER_SENT = (ServerSelectionTimeoutError, WaitQueueTimeoutError, CircuitBreakerOpenError)
+
+
+def stage_of(error: Exception) -> Stage:
+    """Of a timeout that was raised outside of the driver's loop, where nothing else tells."""
+    if isinstance(error, OperationTimeoutError):
+        return error.stage
+    cause = _cause(error)
+    if isinstance(cause, _NEVER_SENT):
+        return Stage.NOT_SENT
+    if _refused_by_driver(cause, _document(cause)):
+        return Stage.NOT_SENT
+    return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
+
+
+def _code(said: Any) -> int | None:
+    """A double that is a whole number is one, as for the driver."""
+    if isinstance(said, float) and said.is_integer():
+        return int(said)
+    return said if isinstance(said, int) and not isinstance(said, bool) else None
+
+
+def attribute(error: BaseException | None, name: str) -> Any:
+    """Of an error of the driver; None also where its property stumbles over what the server sent.
+
+    An exception of the application, a codec's perhaps, may call anything its code.
+    """
+    if not isinstance(error, PyMongoError):
+        return None
+    try:
+        return getattr(error, name, None)
+    except Exception as fault:  # noqa: BLE001 - the property may be anybody's
+        deliver(fault)
+        return None
+
+
+def _cause(error: Exception) -> Exception:
+    if isinstance(error, ClientBulkWriteException):
+        cause = attribute(error, "error")
+        if isinstance(cause, PyMongoError):
+            return cause
+    return error
+
+
+def _labels(error: Exception, document: Mapping[str, Any]) -> frozenset[str]:
+    if not isinstance(error, PyMongoError):
+        return frozenset()
+    if not isinstance(document.get("errorLabels", []), (list, tuple)):
+        # The driver takes whatever it can iterate over, the keys of a document for example.
+        return frozenset()
+    return frozenset(label for label in LABELS if error.has_error_label(label))
+
+
+def _says(document: Mapping[str, Any], label: str) -> bool:
+    said = document.get("errorLabels")
+    return isinstance(said, (list, tuple)) and label in said
+
+
+def _document(error: Exception) -> Mapping[str, Any]:
+    """The server's error document; of a bulk, its last write concern error."""
+    if not isinstance(error, (NotPrimaryError, OperationFailure)):
+        return {}
+    details = attribute(error, "details")
+    if not isinstance(details, Mapping):
+        return {}
+    if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
+        errors = details.get("writeConcernErrors")
+        last = errors[-1] if isinstance(errors, list) and errors else None
+        return last if isinstance(last, Mapping) else {}
+    return details
+
+
+_AFTER_EXECUTION = (WriteError, WriteConcernError, BulkWriteError, ClientBulkWriteException)
+
+
+def _executed(error: Exception, document: Mapping[str, Any]) -> bool:
+    """Whether the reply shows that the command ran: ``ok: 1``, or a write concern that it waited
+    for. Of a bulk write, ``error`` is that of the whole command, where there is one."""
+    if isinstance(error, _AFTER_EXECUTION):
+        return True
+    return "writeConcernError" in document or bool(document.get("ok"))
+
+
+def _stage(error: Exception, document: Mapping[str, Any], attempt: Attempt) -> Stage:
+    if not attempt.reached_connection or _refused_by_driver(error, document):
+        return Stage.NOT_SENT
+    return Stage.ANSWERED if document else Stage.IN_FLIGHT
+
+
+def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
+    """The driver gives its own refusal, for want of time, the shape of a server's error.
+
+    The whole shape and the whole text, since a server may write the same: that one has received
+    the command. Servers answer with a double for ``ok``, the driver writes an int.
+    """
+    if not isinstance(error, ExecutionTimeout) or document.keys() != {"ok", "errmsg", "code"}:
+        return False
+    ok, text = document["ok"], document["errmsg"]
+    return type(ok) is int and isinstance(text, str) and re.match(REFUSAL, text) is not None
+
+
+def _reason(
+    error: Exception, labels: frozenset[str], code: int | None, attempt: Attempt
+) -> RetryReason:
+    for row in (reasons.NODE_NOT_AVAILABLE, reasons.CIRCUIT_BREAKER_OPEN):
+        if isinstance(error, row.errors):
+            # One that comes from within an attempt is another client's, a key vault's say: it
+            # proves nothing about this command.
+            if attempt.reached_connection:
+                return RetryReason.UNKNOWN
+            given_up = hopeless.hopeless_cause(error)
+            return row.reason if given_up is None else hopeless.TABLE[given_up].reason
+    if isinstance(error, reasons.UNKNOWN.errors):
+        # The pool is full of this process's own work; a repetition would wait once more.
+        return RetryReason.UNKNOWN
+    if isinstance(error, reasons.NOT_PRIMARY.errors):
+        return RetryReason.NOT_PRIMARY
+    if isinstance(error, ConnectionFailure):
+        if attempt.reached_connection:
+            return RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
+        if _refused_by_tls(error):
+            return RetryReason.TLS_ERROR
+        return RetryReason.SOCKET_NOT_AVAILABLE
+    if code is not None and code in reasons.BY_CODE:
+        return reasons.BY_CODE[code]
+    if reasons.TEMPORARILY_UNAVAILABLE.labels <= labels:
+        return RetryReason.TEMPORARILY_UNAVAILABLE
+    return RetryReason.UNKNOWN
+
+
+def _refused_by_tls(error: Exception) -> bool:
+    """The TLS library says no; a peer that hangs up or is slow during the handshake may not be
+    about TLS at all."""
+    cause = error.__cause__
+    return (
+        isinstance(cause, driver.TLS_ERRORS)
+        and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
+        and not isinstance(error, NetworkTimeout)
+    )
+
+
+def _in_texts(labels: frozenset[str], code: int | None) -> bool:
+    """Of an error that has a reason. Where there is no code it is a network error, and in them."""
+    said = RETRYABLE_WRITE in labels or reasons.OVERLOADED.labels <= labels
+    return said or code not in reasons.NOT_IN_THE_TEXTS
+
+
+def _base_backoff(document: Mapping[str, Any]) -> float | None:
+    value = document.get("baseBackoffMS")
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return min(value, LONGEST_BASE_MS) / 1000
+    return None

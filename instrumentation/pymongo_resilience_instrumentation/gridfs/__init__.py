@@ -1,0 +1,1 @@
+"""GridFS: wrapped once the application has imported it; each method and stream has one deadline."""

@@ -1,0 +1,53 @@
+"""GridFS is wrapped once the application has imported it: most never do, and it is large.
+
+Thread-safe: the application may import it in any thread, and at any time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import wrapt
+
+from pymongo_resilience.faults import logger
+from pymongo_resilience_instrumentation import driver, self_check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+
+    from pymongo_resilience_instrumentation.patches import Wrapped
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+    Wrap = Callable[[Iterable[Wrapped]], None]
+
+
+_waiting: list[tuple[Runtime, Wrap]] = []
+"""At most one, of the instrument() in force; taken by whoever comes first."""
+
+
+def wrap_when_imported(runtime: Runtime, wrap: Wrap) -> None:
+    """Now, where it is imported already."""
+    _waiting[:] = [(runtime, wrap)]
+    wrapt.register_post_import_hook(_wrap, "gridfs")
+
+
+def forget() -> None:
+    """What is imported from now on stays as it is: a hook cannot be taken back."""
+    _waiting.clear()
+
+
+def _wrap(_: ModuleType) -> None:
+    """Runs inside of the application's import, which must not fail for it."""
+    try:
+        runtime, wrap = _waiting.pop()
+    except IndexError:
+        return
+    try:
+        if self_check.tell(driver.parts_of_gridfs()):
+            return
+        from . import wrappers as gridfs_wrappers  # noqa: PLC0415 - it imports gridfs
+
+        wrap(gridfs_wrappers.of_gridfs(runtime))
+    except Exception:
+        logger.exception("a fault of pymongo-resilience: GridFS has no timeouts as a whole")

@@ -1,0 +1,1 @@
+"""How a wrapper stands in for a method of pymongo."""

@@ -1,0 +1,1 @@
+"""The table of public operations: their names in telemetry, their namespaces, reads and writes."""

@@ -1,0 +1,167 @@
+"""The public operations of Collection, Database and MongoClient, and their names in telemetry.
+
+The names are those of the command, not of the method. ``find`` and its like are absent: they only
+make a cursor; its batches are operations of their own (``_run_operation``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.synchronous.collection import Collection
+
+from pymongo_resilience_instrumentation import driver
+
+from . import read_commands
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Target = tuple[str, str | None]
+"""Database, and collection where there is one."""
+
+
+class PublicOperation(NamedTuple):
+    """How calls of one method appear."""
+
+    name: str
+    client: Callable[[Any], Any]
+    """From the object the method is called on to its client."""
+    target: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Target]
+    """From the object and the arguments."""
+    only_reads: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
+    """From the arguments of a command runner: whether the command is one that can only read."""
+    gives: Literal["cursor", "change stream"] | None = None
+    """What the caller gets, where that sends commands in its turn."""
+    method: str = ""
+
+
+def _collection(instance: Any, *_: Any) -> Target:
+    names: tuple[str, str] = driver.names_of_collection(instance)
+    return names
+
+
+def _database(instance: Any, *_: Any) -> Target:
+    return instance.name, None
+
+
+def namespace_of(watched: Any) -> Target:
+    """Of a collection or a database; whoever watches a client watches its ``admin``."""
+    if isinstance(watched, (Collection, AsyncCollection)):
+        return _collection(watched)
+    return _database(watched)
+
+
+def _admin(*_: Any) -> Target:
+    return "admin", None
+
+
+def _named_collection(instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+    """The first argument names a collection of the database, or is one."""
+    given = args[0] if args else kwargs.get("name_or_collection", kwargs.get("name"))
+    name = given if isinstance(given, str) else getattr(given, "name", None)
+    return instance.name, name if isinstance(name, str) else None
+
+
+def _named_database(_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+    given = args[0] if args else kwargs.get("name_or_database")
+    name = given if isinstance(given, str) else getattr(given, "name", None)
+    return name if isinstance(name, str) else "admin", None
+
+
+def _dereferenced(instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+    reference = args[0] if args else kwargs.get("dbref")
+    return instance.name, getattr(reference, "collection", None)
+
+
+_CURSORS = frozenset({
+    "aggregate", "aggregate_raw_batches", "cursor_command", "list_collections", "list_databases",
+    "list_indexes", "list_search_indexes",
+})  # fmt: skip
+
+
+def _gives(method: str) -> Literal["cursor", "change stream"] | None:
+    if method == "watch":
+        return "change stream"
+    return "cursor" if method in _CURSORS else None
+
+
+_COLLECTION_METHODS = {
+    "aggregate": "aggregate",
+    "aggregate_raw_batches": "aggregate",
+    "bulk_write": "bulkWrite",
+    "count_documents": "aggregate",
+    "create_index": "createIndexes",
+    "create_indexes": "createIndexes",
+    "create_search_index": "createSearchIndexes",
+    "create_search_indexes": "createSearchIndexes",
+    "delete_many": "delete",
+    "delete_one": "delete",
+    "distinct": "distinct",
+    "drop": "dropCollection",
+    "drop_index": "dropIndexes",
+    "drop_indexes": "dropIndexes",
+    "drop_search_index": "dropSearchIndex",
+    "estimated_document_count": "count",
+    "find_one": "find",
+    "find_one_and_delete": "findAndModify",
+    "find_one_and_replace": "findAndModify",
+    "find_one_and_update": "findAndModify",
+    "index_information": "listIndexes",
+    "insert_many": "insert",
+    "insert_one": "insert",
+    "list_indexes": "listIndexes",
+    "list_search_indexes": "aggregate",
+    "options": "listCollections",
+    "rename": "renameCollection",
+    "replace_one": "update",
+    "update_many": "update",
+    "update_one": "update",
+    "update_search_index": "updateSearchIndex",
+    "watch": "aggregate",
+}
+
+_DATABASE_METHODS: dict[str, tuple[str, Any]] = {
+    "aggregate": ("aggregate", _database),
+    "command": ("runCommand", _database),
+    "create_collection": ("createCollection", _named_collection),
+    "cursor_command": ("runCommand", _database),
+    "dereference": ("find", _dereferenced),
+    "drop_collection": ("dropCollection", _named_collection),
+    "list_collection_names": ("listCollections", _database),
+    "list_collections": ("listCollections", _database),
+    "validate_collection": ("runCommand", _named_collection),
+    "watch": ("aggregate", _database),
+}
+
+_CLIENT_METHODS: dict[str, tuple[str, Any]] = {
+    "bulk_write": ("bulkWrite", _admin),
+    "drop_database": ("dropDatabase", _named_database),
+    "list_database_names": ("listDatabases", _admin),
+    "list_databases": ("listDatabases", _admin),
+    "server_info": ("runCommand", _admin),
+    "watch": ("aggregate", _admin),
+}
+
+COLLECTION: Mapping[str, PublicOperation] = {
+    method: PublicOperation(
+        name, driver.client_of_collection, _collection, gives=_gives(method), method=method
+    )
+    for method, name in _COLLECTION_METHODS.items()
+}
+DATABASE: Mapping[str, PublicOperation] = {
+    method: PublicOperation(
+        name,
+        driver.client_of_database,
+        target,
+        read_commands.only_reads if method == "cursor_command" else None,
+        _gives(method),
+        method,
+    )
+    for method, (name, target) in _DATABASE_METHODS.items()
+}
+CLIENT: Mapping[str, PublicOperation] = {
+    method: PublicOperation(name, lambda c: c, target, gives=_gives(method), method=method)
+    for method, (name, target) in _CLIENT_METHODS.items()
+}

@@ -1,0 +1,1 @@
+"""The public methods of pymongo: an operation begins and ends in their wrappers."""

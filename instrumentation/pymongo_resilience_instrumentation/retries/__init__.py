@@ -1,0 +1,1 @@
+"""The driver's retry loop: attempts, budgets, deprioritized servers."""

@@ -1,0 +1,1 @@
+"""Server selection: selector, counts in flight, breakers, terminal causes, explanations, status."""

@@ -1,0 +1,173 @@
+"""The circuit breakers of each client, at work: asked before an attempt, told how it ended.
+
+What has begun on a server goes on there: a batch of a cursor and what follows the first command of
+a transaction are never refused, but what comes of them counts. killCursors and endSessions, which
+relieve a server, are neither refused nor counted.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience import breaker
+from pymongo_resilience.breaker_states import Permit, State
+from pymongo_resilience.events import BreakerClosed, BreakerOpened
+from pymongo_resilience.failure import TRANSIENT_TRANSACTION
+from pymongo_resilience.faults import deliver
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.clients.by_client import keep
+
+from .breaker_errors import refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pymongo_resilience.breaker import BreakerSettings, Snapshot
+    from pymongo_resilience.breaker_states import Holder
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.events import Listener
+    from pymongo_resilience.switch import Switch
+    from pymongo_resilience_instrumentation.addresses import Address
+
+ALONE = frozenset({"Single", "LoadBalanced"})
+"""Topologies with nowhere else to go."""
+
+
+class ClientBreakers:
+    """Those of one client, which is not held alive. Thread- and task-safe."""
+
+    def __init__(
+        self,
+        client: Any,
+        settings: BreakerSettings,
+        clock: Clock,
+        changed: Callable[[Address, Snapshot], None],
+        *,
+        applies: bool | None,
+    ) -> None:
+        """``applies``: None where that depends on the kind of deployment."""
+        self._client = weakref.ref(client)
+        self._window = settings.window
+        self._breakers: breaker.Breakers[Address] = breaker.Breakers(settings, clock, changed)
+        self._applies = applies
+
+    def admit(self, loop: Any, server: Any, holder: Holder) -> Permit | None:
+        """Leave to send an attempt to ``server``, which ``loop`` has selected; None without asking.
+
+        Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
+        """
+        applies = self._applies
+        if applies is None:
+            # For good: a server has been selected, and Single remains Single.
+            applies = self._applies = driver.topology_type(loop) not in ALONE
+        if not applies:
+            return None
+        address = driver.address(server)
+        found = self._breakers.known(address)
+        if found is None:
+            self._keep({address})
+            found = self._breakers.of(address)
+        answer = found.try_acquire(holder)
+        if isinstance(answer, Permit):
+            return answer
+        if driver.is_bound(loop):
+            return None
+        raise refused(
+            address_text(address),
+            found.snapshot(),
+            window=self._window,
+            next_probe_in=answer.next_probe_in,
+            elsewhere=self._is_elsewhere(loop, address),
+            # As pymongo labels it where no server could be selected.
+            labels=[TRANSIENT_TRANSACTION] if driver.in_transaction(loop) else [],
+        )
+
+    def _is_elsewhere(self, loop: Any, address: Address) -> bool:
+        refusing = self._breakers.refusing()
+        try:
+            others = driver.choices(loop, self.without_open)
+        except Exception as error:  # noqa: BLE001 - the selector is the application's
+            deliver(error)
+            return False
+        return any(other != address and other not in refusing for other in others)
+
+    def without_open(self, servers: list[Any]) -> list[Any]:
+        """Those of the driver's descriptions whose breaker lets attempts pass; all where none does.
+
+        Never raises, nor logs: the driver's lock is held.
+        """
+        try:
+            refusing = self._breakers.refusing() if len(servers) > 1 else None
+            if not refusing:
+                return servers
+            return [each for each in servers if each.address not in refusing] or servers
+        except Exception as error:  # noqa: BLE001 - a handler may want the lock, too
+            deliver(error)
+            return servers
+
+    def snapshots(self) -> dict[Address, Snapshot]:
+        """By server, of those that an attempt was meant for."""
+        self._keep(set())
+        return self._breakers.snapshots()
+
+    def _keep(self, more: set[Address]) -> None:
+        client = self._client()
+        if client is not None:
+            self._breakers.keep(driver.known_addresses(client) | more)
+
+    def start_afresh(self) -> None:
+        """In a forked child: see CircuitBreaker."""
+        self._breakers.start_afresh()
+
+
+class Breakers:
+    """Those of every client, found by its identity: two clients of the same servers count as equal.
+    Thread- and task-safe."""
+
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        clock: Clock,
+        listener: Listener,
+        switch: Switch,
+        *,
+        always: bool,
+    ) -> None:
+        """``always``: also where there is one server, or a load balancer."""
+        self._settings = settings
+        self._clock = clock
+        self._listener = listener
+        self._switch = switch
+        self._applies = True if always else None
+        self._by_client: dict[int, ClientBreakers] = {}
+
+    def of(self, client: Any) -> ClientBreakers:
+        """The client's; one that was made before ``instrument()`` gets its own here."""
+        found = self._by_client.get(id(client))
+        return self._add(client) if found is None else found
+
+    def all(self) -> Iterable[ClientBreakers]:
+        return list(self._by_client.values())
+
+    def start_afresh(self) -> None:
+        """In a forked child: every breaker is closed, with a lock of its own."""
+        for each in self.all():
+            each.start_afresh()
+
+    def _add(self, client: Any) -> ClientBreakers:
+        made = ClientBreakers(
+            client, self._settings, self._clock, self._changed, applies=self._applies
+        )
+        return keep(self._by_client, client, made)
+
+    def _changed(self, address: Address, change: Snapshot) -> None:
+        server = address_text(address)
+        if change.state is State.OPEN:
+            event: BreakerOpened | BreakerClosed = BreakerOpened(
+                server, change.calls, change.failures, change.next_probe_in
+            )
+        else:
+            event = BreakerClosed(server)
+        self._listener.on_event(event)

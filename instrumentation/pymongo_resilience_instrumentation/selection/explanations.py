@@ -1,0 +1,81 @@
+"""Why a server is, or is not, one that an operation may go to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.eligibility import Criteria
+from pymongo_resilience.explanation import explain
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
+
+from . import descriptions
+from .breakers import ALONE
+from .selector import applications_own
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pymongo_resilience.breaker import Snapshot
+    from pymongo_resilience.eligibility import Servers
+    from pymongo_resilience.explanation import ServerVerdict
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+
+def explain_selection(
+    client: Any, read_preference: Any, runtime: Runtime | None, *, writes: bool
+) -> tuple[ServerVerdict, ...]:
+    """As :func:`pymongo_resilience.explain_selection`, of what is a client; ``runtime`` is None
+    while nothing is instrumented."""
+    described = client.topology_description
+    described.check_compatible()
+    asked = client.read_preference if read_preference is None else read_preference
+    if not hasattr(asked, "mongos_mode"):
+        raise TypeError(f"an object of type {type(asked).__name__} is no read preference")
+    own = applications_own(client.options.server_selector)
+    if described.topology_type_name in ALONE:
+        own = None  # the driver calls no selector there
+    given = described.server_descriptions()
+
+    def selector(servers: Servers) -> Servers:
+        by_text = {address_text(address): each for address, each in given.items()}
+        left = own([by_text[each.address] for each in servers])
+        kept = {address_text(each.address) for each in left}
+        return [each for each in servers if each.address in kept]
+
+    criteria = Criteria(
+        write=writes,
+        read_preference=descriptions.read_preference(asked),
+        server_selector=None if own is None else selector,
+        open_breakers={} if runtime is None else _open_breakers(runtime.breakers_of(client)),
+        local_threshold=client.options.local_threshold_ms / 1000,
+    )
+    return explain(descriptions.topology(described, driver.topology_of(client)), criteria)
+
+
+def _open_breakers(breakers: Mapping[Address, Snapshot]) -> dict[str, float]:
+    return {
+        address_text(address): breaker.next_probe_in
+        for address, breaker in breakers.items()
+        if breaker.next_probe_in > 0
+    }
+
+
+def why_not(topology: Any, selector: Any) -> str:
+    """One text for all servers of a topology, none of which ``selector`` has let through."""
+    criteria = _criteria(selector)
+    if applications_own(driver.selector_of(topology)) is not None:
+        # It is not asked once more. What the rules have left is what it has refused.
+        criteria = criteria._replace(server_selector=lambda _: ())
+    verdicts = explain(descriptions.topology(topology.description, topology), criteria)
+    return "; ".join(map(str, verdicts)) or "no server is known"
+
+
+def _criteria(selector: Any) -> Criteria:
+    if driver.selects_for_writes(selector):
+        return Criteria(write=True)
+    if driver.is_no_selector(selector):
+        return Criteria(bound_elsewhere=True)
+    preference = getattr(selector, "effective_pref", selector)
+    return Criteria(read_preference=descriptions.read_preference(preference))

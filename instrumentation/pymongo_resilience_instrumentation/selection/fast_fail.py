@@ -1,0 +1,300 @@
+"""Gives a selection up that has to wait for servers of which every one is hopeless.
+
+For the strategy ``fast_fail`` alone. Asked before each of the driver's waits for a server, so an
+operation that finds one pays nothing. Each selection looks for itself, and nothing is remembered
+but which passwords were refused, and which is being tried again: what recovers is found recovered.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from pymongo.errors import OperationFailure
+
+from pymongo_resilience.faults import logger
+from pymongo_resilience.strategy import FastFailOnTerminalError
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.retries.attempts import said_of
+
+from . import hopeless
+from .hopeless import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+CHECKS = 2
+"""In a row, that must find a server hopeless: for a password, logins that it refuses."""
+STANDS = 0.5
+"""Seconds. A hello that is streamed says at once what changes, and nothing for as long as nothing
+does: what a server says of its set and does not take back in this time counts as checked twice."""
+PROBE_EVERY = 1.0
+"""Seconds between two tries of a password that was refused."""
+NO_PRIMARY = "ReplicaSetNoPrimary"
+PRIMARY, SECONDARY, ARBITER = "RSPrimary", "RSSecondary", "RSArbiter"
+
+
+class Found(NamedTuple):
+    """A server as a selection found it. Immutable."""
+
+    description: Any
+    cause: Cause | None
+    times: int
+    """For how many checks in a row."""
+    since: float
+    """When the last of them was seen first, in seconds."""
+
+    def is_hopeless(self, now: float) -> bool:
+        if self.cause is Cause.SET_NAME and now - self.since >= STANDS:
+            return True
+        return self.cause is not None and self.times >= CHECKS
+
+
+class Patience:
+    """What one selection has seen of the servers while it waits. One thread or task."""
+
+    __slots__ = ("applies", "found", "probing")
+
+    def __init__(self, *, applies: bool) -> None:
+        self.applies = applies
+        """The operation's strategy gives up on hopeless errors."""
+        self.found: dict[Address, Found] = {}
+        """The servers of which nothing is known but their last error."""
+        self.probing: Exception | None = None
+        """The refusal that this selection is to try anew."""
+
+    def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Cause | None:
+        """The one cause for which every server that could serve is hopeless; else None.
+
+        ``now``: in seconds. ``refusals``: how many logins in a row a server has refused.
+        """
+        servers = topology.server_descriptions()
+        self.found = {
+            address: self._look_at(address, description, now, refusals)
+            for address, description in servers.items()
+            if not description.is_server_type_known
+        }
+        if not servers and topology.topology_type_name == NO_PRIMARY:
+            # pymongo has dropped every server for being none of the set, and checks none any more.
+            return Cause.SET_NAME
+        if not all(each.is_hopeless(now) for each in self.found.values()):
+            return None
+        causes = {each.cause for each in self.found.values()}
+        if len(causes) != 1 or self._may_be_served_by_another(topology):
+            return None
+        return causes.pop()
+
+    def _look_at(
+        self,
+        address: Address,
+        description: Any,
+        now: float,
+        refusals: Callable[[Address], int],
+    ) -> Found:
+        before = self.found.get(address)
+        cause = hopeless.cause_of(description.error)
+        if cause is Cause.PASSWORD:
+            return Found(description, cause, refusals(address), now)
+        if before is not None and before.description is description:
+            return before
+        times = 1 if before is None or before.cause is not cause else before.times + 1
+        return Found(description, cause, times, now)
+
+    def _may_be_served_by_another(self, topology: Any) -> bool:
+        """Whether a server that is reached, and does not serve, may do so later."""
+        electing = topology.topology_type_name == NO_PRIMARY
+        return any(
+            description.is_server_type_known and self._may_serve(description, electing)
+            for description in topology.server_descriptions().values()
+        )
+
+    def _may_serve(self, description: Any, electing: bool) -> bool:
+        """It may recover or catch up; be elected, unless it says that a hopeless one is primary."""
+        kind = description.server_type_name
+        if electing and kind in (SECONDARY, ARBITER):
+            return description.primary not in self.found
+        return kind not in (PRIMARY, ARBITER)
+
+
+class Logins:
+    """How many in a row each pool has seen refused. Thread-safe: each change is one step of a
+    dictionary, and of two refusals at once either counts."""
+
+    def __init__(self) -> None:
+        self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def refusals(self, client: Any, address: Address) -> int:
+        pool = driver.pool_of(client, address)
+        return 0 if pool is None else self._refused.get(pool, 0)
+
+    def failed(self, pool: Any, error: OperationFailure) -> None:
+        if hopeless.cause_of(error) is Cause.PASSWORD:
+            self._refused[pool] = self._refused.get(pool, 0) + 1
+
+    def succeeded(self, pool: Any) -> None:
+        if self._refused:
+            self._refused.pop(pool, None)
+
+
+class Probes:
+    """One operation a second tries a refused password again; all others fail with the refusal.
+
+    Each client's are taken with the lock of its topology held, by its thread or task. An entry
+    lives as long as the refusal, which the server's description holds.
+    """
+
+    def __init__(self) -> None:
+        self._begun: WeakKeyDictionary[Exception, float] = WeakKeyDictionary()
+
+    def take(self, refusal: Exception, said: float, now: float) -> bool:
+        """Whether the caller is the one to try; ``said``: when it was refused, in seconds."""
+        if now < self._begun.get(refusal, said) + PROBE_EVERY:
+            return False
+        self._begun[refusal] = now
+        return True
+
+    def take_first(self, refusal: Exception, now: float) -> bool:
+        """Whether the caller is the one to have the server checked that refused one login."""
+        if refusal in self._begun:
+            return False
+        self._begun[refusal] = now
+        return True
+
+    def under_way(self, refusal: Exception, now: float) -> bool:
+        """Whether a try that was begun may still come to its end."""
+        begun = self._begun.get(refusal)
+        return begun is not None and now < begun + PROBE_EVERY
+
+
+def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
+    """A module or class, the name of its function or method, and what runs in its place."""
+    logins = Logins()
+    for half in (driver.SYNC_HALF, driver.ASYNC_HALF):
+        yield half.module("topology"), half.wait, wait(runtime, logins)
+        making = connect(logins, asynchronous=half is driver.ASYNC_HALF)
+        yield half.module("pool").Pool, driver.HANDSHAKE, making
+
+
+def connect(logins: Logins, *, asynchronous: bool) -> Method:
+    """Where a pool makes a connection, its login included."""
+
+    def of_sync(original: Function) -> Function:
+        def connecting(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                made = original(pool, *args, **kwargs)
+            except OperationFailure as error:
+                logins.failed(pool, error)
+                raise
+            logins.succeeded(pool)
+            return made
+
+        return connecting
+
+    def of_async(original: Function) -> Function:
+        async def connecting(pool: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                made = await original(pool, *args, **kwargs)
+            except OperationFailure as error:
+                logins.failed(pool, error)
+                raise
+            logins.succeeded(pool)
+            return made
+
+        return connecting
+
+    return Method(of_async if asynchronous else of_sync)
+
+
+def wait(runtime: Runtime, logins: Logins) -> Wrapper:
+    """Before a wait for a server. The async one is called here and awaited by the caller."""
+    probes = Probes()
+
+    def wrapper(
+        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        error = None
+        call = calls.current() if runtime.switch.on and args else None
+        if call is not None:
+            try:
+                error = _verdict(call, args[0], runtime.rules, logins, probes)
+            except Exception:
+                logger.exception("a fault of pymongo-resilience while a server was waited for")
+        if error is not None:
+            raise error
+        return wrapped(*args, **kwargs)
+
+    return wrapper
+
+
+def _verdict(
+    call: Call, condition: Any, rules: NamespaceRules, logins: Logins, probes: Probes
+) -> Exception | None:
+    """The error to fail with at once; None to wait."""
+    client = call.client
+    if not driver.waits_for_server(client, condition):
+        return None
+    patience = call.patience
+    if patience is None:
+        strategy = said_of(call, rules).strategy or rules.strategy
+        applies = isinstance(strategy, FastFailOnTerminalError)
+        patience = call.patience = Patience(applies=applies)
+    if not patience.applies:
+        return None
+    topology = client.topology_description
+    now = driver.now()
+    cause = patience.look(topology, now, functools.partial(logins.refusals, client))
+    if cause is None:
+        for address, found in patience.found.items():
+            # Of one connection, perhaps: whether it is the password's, the next login says, and
+            # that nobody can try before the server was checked.
+            if found.cause is Cause.PASSWORD and probes.take_first(found.description.error, now):
+                driver.cancel_checks(client, [address])
+        return None
+    error = (
+        _refusal(client, patience, probes, now)
+        if cause is Cause.PASSWORD
+        else hopeless.selection_error(
+            cause,
+            found_on(topology) or dict.fromkeys(driver.seeds(client)),
+            topology.replica_set_name,
+        )
+    )
+    if error is not None:
+        driver.log_failed_selection(hopeless.log_text(cause, topology.replica_set_name))
+    return error
+
+
+def found_on(topology: Any) -> dict[Address, Exception | str | None]:
+    """What each server was found with; of one that is reached, what it is."""
+    return {
+        address: description.server_type_name.removeprefix("RS").lower()
+        if description.is_server_type_known
+        else description.error
+        for address, description in topology.server_descriptions().items()
+    }
+
+
+def _refusal(client: Any, patience: Patience, probes: Probes, now: float) -> Exception | None:
+    """The newest refusal once more; None for who is to try the password anew, and waits."""
+    newest = max(
+        (each.description for each in patience.found.values()),
+        key=lambda description: description.last_update_time,
+    )
+    refusal: OperationFailure = newest.error
+    if patience.probing is refusal and probes.under_way(refusal, now):
+        return None
+    if patience.probing is not refusal and probes.take(refusal, newest.last_update_time, now):
+        patience.probing = refusal
+        # A streamed hello comes back after heartbeatFrequencyMS: until then nobody could try.
+        driver.cancel_checks(client, patience.found)
+        return None
+    return hopeless.refused_again(refusal, newest.address, now - newest.last_update_time)

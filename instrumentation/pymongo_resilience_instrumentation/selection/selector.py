@@ -1,0 +1,131 @@
+"""The ``server_selector`` that a client is given where the library has a say in which server it is.
+
+The driver calls it with the servers that the read preference has left, before its latency window,
+and under its topology's lock: nothing here logs or waits, and a fault of ours lets pass what came.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.eligibility import in_latency_window
+from pymongo_resilience.faults import deliver
+from pymongo_resilience.selection import choose
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.clients.by_client import keep
+
+from . import descriptions
+from .operation_counts import OperationCounts
+
+if TYPE_CHECKING:
+    from pymongo_resilience.server_description import ServerDescription
+    from pymongo_resilience.switch import Switch
+
+    from .breakers import Breakers, ClientBreakers
+
+
+class ServerSelector:
+    """The application's own first, then ours. Filters and chooses, and counts what it chose for the
+    attempt that is selecting; called outside of one, it counts nothing.
+
+    For one topology: the driver calls it with the lock held.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        own: Any,
+        switch: Switch,
+        counts: OperationCounts | None,
+        breakers: ClientBreakers | None,
+    ) -> None:
+        """Without ``counts`` the driver chooses; without ``breakers`` nobody is left out."""
+        self.own = own
+        self.counts = counts
+        self._client = weakref.ref(client)
+        self._switch = switch
+        self._breakers = breakers
+        self._converted: dict[Any, tuple[Any, ServerDescription]] = {}
+
+    def __repr__(self) -> str:
+        return repr(self.own)
+
+    def __call__(self, servers: Any) -> Any:
+        found = servers if self.own is None else self.own(servers)
+        if not self._switch.on or not found or not isinstance(found, (list, tuple)):
+            return found
+        try:
+            return self._narrowed(found)
+        except Exception as error:  # noqa: BLE001 - under the driver's lock a fault of ours is not logged
+            deliver(error)
+            return found
+
+    def _narrowed(self, found: Any) -> Any:
+        if self._breakers is not None:
+            found = self._breakers.without_open(found)
+        if self.counts is None:
+            return found
+        chosen = found[0] if len(found) == 1 else self._least_loaded(found, self.counts)
+        call = calls.current()
+        if call is not None and call.selecting is not None:
+            call.selecting.take(address_text(chosen.address))
+        return [chosen]
+
+    def _least_loaded(self, found: Any, counts: OperationCounts) -> Any:
+        client = self._client()
+        if client is None:
+            return found[0]
+        known = [self._described(each, client) for each in found]
+        near = in_latency_window(known, client.options.local_threshold_ms / 1000)
+        chosen = choose(near, counts.by_address, random.random)
+        return next(each for each, ours in zip(found, known, strict=True) if ours is chosen)
+
+    def _described(self, described: Any, client: Any) -> ServerDescription:
+        """Converted once: the driver makes a new description whenever something changes."""
+        cached = self._converted.get(described.address)
+        if cached is not None and cached[0] is described:
+            return cached[1]
+        there = driver.known_addresses(client)
+        self._converted = {each: it for each, it in self._converted.items() if each in there}
+        converted = descriptions.server(described)
+        self._converted[described.address] = described, converted
+        return converted
+
+
+def applications_own(selector: Any) -> Any:
+    """Without ours around it; a client may be made from the options of another one."""
+    while isinstance(selector, ServerSelector):
+        selector = selector.own
+    return None if driver.is_no_selector(selector) else selector
+
+
+class Selectors:
+    """Makes a client's selector, and keeps its counts, found by the client's identity.
+
+    Holds no client alive. Thread- and task-safe.
+    """
+
+    def __init__(self, switch: Switch, breakers: Breakers | None, *, counting: bool) -> None:
+        """``breakers``: None while they are off. ``counting``: servers are chosen by load."""
+        self._switch = switch
+        self._breakers = breakers
+        self.counting = counting
+        self._counts: dict[int, OperationCounts] = {}
+
+    def of_new_client(self, client: Any, given: Any) -> ServerSelector:
+        """The selector for a client that is being made, around the one it was given."""
+        breakers = None if self._breakers is None else self._breakers.of(client)
+        counts = keep(self._counts, client, OperationCounts()) if self.counting else None
+        return ServerSelector(client, applications_own(given), self._switch, counts, breakers)
+
+    def counts_of(self, client: Any) -> OperationCounts | None:
+        """None for a client that was made before ``instrument()``."""
+        return self._counts.get(id(client))
+
+    def start_afresh(self) -> None:
+        """In a forked child, nothing is in progress."""
+        for counts in list(self._counts.values()):
+            counts.start_afresh()

@@ -1,0 +1,56 @@
+"""What is known of a client and its servers, for ``status(client)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.client_status import ClientStatus, ServerStatus
+from pymongo_resilience_instrumentation import driver
+
+from . import descriptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pymongo_resilience.breaker import Snapshot
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+
+def status(client: Any, runtime: Runtime | None) -> ClientStatus:
+    """As :func:`pymongo_resilience.status`, of what is a client; ``runtime`` is None while nothing
+    is instrumented."""
+    described = client.topology_description
+    known = descriptions.topology(described)
+    addresses = [each.address for each in descriptions.servers_of(described)]
+    counts = budget = None
+    breakers: Mapping[Any, Snapshot] = {}
+    if runtime is not None:
+        budget = runtime.budgets.of(client)
+        counts = runtime.counts_of(client)
+        breakers = runtime.breakers_of(client)
+
+    def in_flight(at: Any, address: str) -> int | None:
+        if counts is not None:
+            return counts.by_address.get(address, 0)
+        try:
+            return driver.operations_in_progress(client, at)
+        except AttributeError:  # a pymongo that lacks a name: the self-check has said so
+            return None
+
+    return ClientStatus(
+        topology=known.type.value,
+        servers=tuple(
+            ServerStatus(
+                address=each.address,
+                type=each.type.value,
+                round_trip_time=each.average_rtt,
+                minimum_round_trip_time=each.minimum_rtt,
+                in_flight=in_flight(at, each.address),
+                circuit_breaker=breakers[at].state.value if at in breakers else None,
+                error=each.error,
+            )
+            for at, each in zip(addresses, known.servers, strict=True)
+        ),
+        retry_tokens=None if budget is None else budget.tokens,
+        config=None if runtime is None else runtime.config,
+    )

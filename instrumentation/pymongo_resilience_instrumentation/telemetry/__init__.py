@@ -1,0 +1,1 @@
+"""Operation and command spans, metrics, pymongo's listeners, the names of the contract."""

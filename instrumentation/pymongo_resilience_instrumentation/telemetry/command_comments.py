@@ -1,0 +1,70 @@
+"""A comment on commands that leads from the server's profiler and slow-query log to the trace.
+
+It carries the context of the operation span, which all attempts of an operation share: a repeated
+write is the same to the last byte, and the server recognises it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.faults import logger
+from pymongo_resilience_instrumentation import calls, driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.trace import SpanContext
+
+    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+COMMENTED = frozenset({
+    "abortTransaction", "aggregate", "bulkWrite", "collMod", "commitTransaction", "count", "create",
+    "createIndexes", "delete", "distinct", "drop", "dropDatabase", "dropIndexes", "find",
+    "findAndModify", "getMore", "insert", "killCursors", "listCollections", "listDatabases",
+    "listIndexes", "renameCollection", "update",
+})  # fmt: skip
+"""What shows up in the profiler. mongod takes a comment with any command (generic arguments)."""
+FIRST_WIRE_VERSION = 9
+"""MongoDB 4.4: before, a server refuses an argument that it does not know."""
+KEY = "traceparent"
+
+
+def comment(runtime: Runtime) -> Wrapper:
+    """A connection's method that each command passes on its way, with the command."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            if runtime.switch.on:
+                _add(connection, *driver.passing_command(args, kwargs))
+        except Exception:
+            logger.exception("a fault of pymongo-resilience before a command was sent")
+        return wrapped(*args, **kwargs)
+
+    return wrapper
+
+
+def _add(connection: Any, command: Any, client: Any) -> None:
+    # Without a client it is a handshake, an authentication or a monitor's.
+    if client is None or next(iter(command)) not in COMMENTED:
+        return
+    if command.get("comment") is not None:
+        return
+    call = calls.current()
+    if call is None or call.span is None:
+        return
+    if call.operation == "runCommand":
+        # The document is the application's own: what is put there would stay there.
+        return
+    context = call.span.get_span_context()
+    if context.is_valid and connection.max_wire_version >= FIRST_WIRE_VERSION:
+        command["comment"] = {KEY: traceparent(context)}
+
+
+def traceparent(context: SpanContext) -> str:
+    """Source: W3C Trace Context, "traceparent Header"."""
+    trace_id, span_id = context.trace_id, context.span_id
+    return f"00-{trace_id:032x}-{span_id:016x}-{context.trace_flags:02x}"

@@ -1,0 +1,251 @@
+"""Spans: one for each call of the public API, below it one for each command sent."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from pymongo_resilience.events import BreakerEvent, RetryScheduled
+from pymongo_resilience.faults import deliver
+from pymongo_resilience.unquoting import stack
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import namespace_text
+from pymongo_resilience_instrumentation.failures.classify import attribute
+from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
+from pymongo_resilience_instrumentation.timeouts.seen_waits import For
+
+from . import semconv
+from .listeners import tell_without_events
+from .sampling import Sampling
+from .suppression import is_suppressed
+from .tracing import tracing_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.trace import Span, Tracer
+
+    from pymongo_resilience.events import Event
+    from pymongo_resilience_instrumentation.calls import Call
+
+KNOWN_NAMES = 1024
+"""Operations on more collections than this are drawn just as well, only without the cache."""
+EVENTS = {
+    For.SERVER: semconv.EVENT_SELECTION_WAITED,
+    For.CONNECTION: semconv.EVENT_CONNECTION_WAITED,
+}
+SHOWN_WAITS = 32
+"""The last of a call. An SDK keeps the last 128 events of a span; decisions need a place, too."""
+LONGEST_CODE_NAME = 100
+"""Characters; the longest of mongod's own has about half as many."""
+
+
+@functools.lru_cache(maxsize=KNOWN_NAMES)
+def _operation_attributes(
+    operation: str, database: str, collection: str | None
+) -> tuple[str, Mapping[str, str]]:
+    """The span's name, and what never changes for the same operation on the same collection."""
+    name = f"{operation} {namespace_text(database, collection)}"
+    attributes = {
+        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
+        semconv.DB_NAMESPACE: database,
+        semconv.DB_OPERATION_NAME: operation,
+        semconv.DB_OPERATION_SUMMARY: name,
+    }
+    if collection is not None and database != "admin":
+        attributes[semconv.DB_COLLECTION_NAME] = collection
+    return name, attributes
+
+
+class OperationSpans:
+    """Starts and ends the operation span; as a listener, writes the decisions on it.
+
+    Thread- and task-safe: all state is on the call.
+    """
+
+    def __init__(self, tracer: Tracer, *, leads_from_server: bool = False) -> None:
+        """``leads_from_server``: commands carry the context of the span, drawn or not."""
+        self._tracer = tracer
+        self._sampling = Sampling(tracer)
+        self._leads_from_server = leads_from_server
+
+    def start(self, call: Call, transaction: Span | None = None) -> None:
+        """``transaction``: the span of the one that it is in."""
+        if self._sampling.never() and not self._leads_from_server:
+            # The caller's own span stays the current one: whoever draws inside goes by that.
+            call.span = trace.INVALID_SPAN
+            _hear_commands(call.client, False)
+            return
+        outer = context.get_current()
+        if (outer and is_suppressed(outer)) or not tracing_of(call.client).enabled:
+            return
+        database, collection = call.target
+        # A transaction's end has no database of its own.
+        name, attributes = _operation_attributes(call.operation, database or "admin", collection)
+        span = self._tracer.start_span(
+            name,
+            outer if transaction is None else trace.set_span_in_context(transaction, outer),
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+        )
+        call.span = span
+        invalid = span is trace.INVALID_SPAN
+        _hear_commands(call.client, not invalid)
+        if invalid:
+            # Of an API without an SDK, and outside of any trace: nothing has to find it.
+            return
+        call.outer_context = outer
+        context.attach(trace.set_span_in_context(span, outer))
+
+    def end(self, call: Call, error: BaseException | None, ended_ns: int | None = None) -> None:
+        """``ended_ns``, here and below: since the epoch; None is now."""
+        try:
+            # A cancelled task or an interrupted thread leaves a command without its end.
+            if call.command_spans:
+                for command_span, _ in call.command_spans.values():
+                    end_span(command_span, error, ended_ns=ended_ns)
+                call.command_spans.clear()
+        finally:
+            if call.span is not None and call.span is not trace.INVALID_SPAN:
+                _end_operation(call, call.span, error, ended_ns)
+
+    def add_waits(self, call: Call) -> None:
+        """Each that had to be, for a server or for a connection, at the time when it was over."""
+        if not call.waits or call.span is None or not call.span.is_recording():
+            return
+        for wait in call.waits[-SHOWN_WAITS:]:
+            attributes: dict[str, Any] = {
+                semconv.WAITED: wait.seconds,
+                semconv.OUTCOME: wait.outcome or "",
+            }
+            if wait.connecting is not None:
+                attributes[semconv.CONNECTING] = wait.connecting
+            name = EVENTS[wait.what]
+            call.span.add_event(name, attributes, timestamp=wait.ended_ns)
+
+    def on_event(self, event: Event, /) -> None:
+        if isinstance(event, BreakerEvent):
+            return
+        call = calls.current()
+        if call is None or call.span is None or not call.span.is_recording():
+            return
+        attributes: dict[str, Any] = {semconv.REASON: event.reason.value}
+        if event.server is not None:
+            attributes[semconv.SERVER] = event.server
+        if isinstance(event, RetryScheduled):
+            call.span.add_event(semconv.EVENT_SCHEDULED, attributes | {semconv.DELAY: event.delay})
+        else:
+            call.span.add_event(
+                semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value}
+            )
+
+
+def _hear_commands(client: Any, wanted: bool) -> None:
+    """``wanted``: spans may come of them."""
+    events = driver.command_events(client)
+    if events is None:
+        return
+    if not events.are_of(client):
+        tell_without_events(client, dispensable=True)
+    elif events.wanted is not wanted:
+        events.want(wanted)
+
+
+def _end_operation(
+    call: Call, span: Span, error: BaseException | None, ended_ns: int | None
+) -> None:
+    shown = error is not None and not call.withholds and not isinstance(error, GeneratorExit)
+    quotes = shown and tracing_of(call.client).quotes
+    try:
+        if span.is_recording():
+            # One after the other: for so few, an SDK takes longer to take them together.
+            for name, value in _result_attributes(call, error).items():
+                span.set_attribute(name, value)
+    finally:
+        end_span(span, error, quotes=quotes, ended_ns=ended_ns)
+
+
+def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        semconv.ATTEMPTS: 1 + len(call.reasons),
+        semconv.OUTCOME: outcome_of(call, error),
+    }
+    if call.reasons:
+        attributes[semconv.RETRY_REASONS] = [reason.value for reason in call.reasons]
+        attributes[semconv.BACKOFF_TOTAL] = call.backoff
+    if call.timeout:
+        attributes[semconv.DEADLINE] = call.timeout
+    return attributes
+
+
+def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> None:
+    """The exception as attributes, and the frames without their source.
+
+    The server's text carries document values, so it stays here, and class, code and code name go
+    out. ``quotes``: the client shows the text of its commands, and of its errors as well.
+    """
+    if not span.is_recording():
+        return
+    message = _text(error) if quotes else safe_message(error)
+    span.set_attributes(
+        {
+            semconv.EXCEPTION_TYPE: qualified_name(error),
+            semconv.EXCEPTION_MESSAGE: message,
+            semconv.EXCEPTION_STACKTRACE: "".join([*stack(error), message]),
+        }
+    )
+    span.set_status(Status(StatusCode.ERROR, message))
+
+
+def end_span(
+    span: Span,
+    error: BaseException | None = None,
+    *,
+    quotes: bool = False,
+    ended_ns: int | None = None,
+) -> None:
+    """With what it ended with; ended in any case, whatever the error is like."""
+    try:
+        if error is not None:
+            record_error(span, error, quotes=quotes)
+    finally:
+        span.end(ended_ns)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as fault:  # noqa: BLE001 - the driver's error may stumble over its reply
+        deliver(fault)
+        return safe_message(error)
+
+
+def qualified_name(error: BaseException) -> str:
+    cls = type(error)
+    if cls.__module__ == "builtins":
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def code_name(error: BaseException) -> str | None:
+    """The server's name of its error code, where it gave one: any other text stays here."""
+    details = attribute(error, "details")
+    name = details.get("codeName") if isinstance(details, dict) else None
+    if isinstance(name, str) and len(name) <= LONGEST_CODE_NAME and name.isidentifier():
+        return name
+    return None
+
+
+def safe_message(error: BaseException) -> str:
+    """Class, code and code name: nothing that a server or a document wrote."""
+    code = attribute(error, "code")
+    name = code_name(error)
+    text = type(error).__name__
+    if isinstance(code, int):
+        text += f", code {code}"
+    if name is not None:
+        text += f" ({name})"
+    return text

@@ -1,0 +1,66 @@
+"""Others that draw spans for the same commands: what they draw, the library does not draw again.
+
+OpenTelemetry's own instrumentation of pymongo draws a span for each command. It stays as it is, and
+its spans become children of the operation spans. A driver that draws spans itself draws them all.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.faults import logger
+from pymongo_resilience_instrumentation import driver
+
+from . import tracing
+from .tracing import Tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONTRIB = "opentelemetry.instrumentation.pymongo"
+
+
+class OtherTracers:
+    """One for each ``instrument()``, warns once of each. Thread-safe; at worst it warns twice."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def settle(self, said: Mapping[str, Any] | None) -> Tracing:
+        """What holds for a client that is being made, which said this of itself."""
+        settled = tracing.settled(said)
+        if not driver.knows_tracing():
+            return settled
+        asked = (said or {}).get("enabled")
+        if not (tracing.says_enabled() if asked is None else asked):
+            return settled
+        self._warn(
+            "the driver",
+            "pymongo draws the spans of this client itself: pymongo-resilience draws none; "
+            "retries and metrics are not affected",
+        )
+        return Tracing(enabled=False)
+
+    def drawn_by_contrib(self) -> bool:
+        """Whether a client that is being made hears OpenTelemetry's own instrumentation."""
+        if not contrib_is_active():
+            return False
+        self._warn(
+            CONTRIB,
+            "opentelemetry-instrumentation-pymongo is active: it draws the command spans, and "
+            "pymongo-resilience only those of operations; to get both from here, uninstrument it "
+            "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo",
+        )
+        return True
+
+    def _warn(self, of: str, text: str) -> None:
+        if of not in self._warned:
+            self._warned.add(of)
+            logger.warning(text)
+
+
+def contrib_is_active() -> bool:
+    """Whether OpenTelemetry's own instrumentation of pymongo draws at this moment."""
+    instrumentor = getattr(sys.modules.get(CONTRIB), "PymongoInstrumentor", None)
+    return instrumentor is not None and bool(instrumentor().is_instrumented_by_opentelemetry)

@@ -1,0 +1,1 @@
+"""Who says how long: waits cut to the deadline, maxTimeMS, OperationTimeoutError."""

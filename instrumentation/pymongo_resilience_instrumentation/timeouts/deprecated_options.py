@@ -1,0 +1,98 @@
+"""Timeouts of an older kind, which a deadline sets aside: told once for each client and option.
+
+Source: Client Side Operations Timeout, "Deprecations". What a ``command()`` document holds is the
+application's affair and never looked at.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.faults import logger
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.operations.changes import WRITES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pymongo_resilience_instrumentation.calls import Call
+
+
+MAX_TIME = ("max_time_ms", "maxTimeMS")
+"""The keywords of pymongo's methods for one and the same option."""
+
+
+class DeprecatedOptions:
+    """Knows what was told, by a client's identity: two clients of the same servers count as equal.
+
+    Holds no client alive. Thread-safe but for one thing: two threads may both tell the first time.
+    """
+
+    def __init__(self, timeout_ms: int | None) -> None:
+        """``timeout_ms``: what every operation has, unless its client says otherwise."""
+        self._default = None if timeout_ms is None else timeout_ms / 1000
+        self._told: dict[int, set[str]] = {}
+
+    def meet(self, client: Any) -> None:
+        """A client that exists, or was made: its own options, where all it does has a timeout."""
+        with _harmless("the calls of a client"):
+            self._meet(client)
+
+    def _meet(self, client: Any) -> None:
+        options = client.options
+        timeout = self._default if options.timeout is None else options.timeout
+        if timeout is None:
+            return
+        pool, concern = options.pool_options, options.write_concern.document
+        given = {
+            "socketTimeoutMS": pool.socket_timeout,
+            "waitQueueTimeoutMS": pool.wait_queue_timeout,
+            "wtimeout": concern.get("wtimeout"),
+        }
+        self._tell(client, (name for name, value in given.items() if value is not None))
+
+    def of_method(self, call: Call, keywords: Mapping[str, Any], concern: Any) -> None:
+        """What a method of the public API is given under a timeout, its object's write concern
+        among it."""
+        with _harmless(call.operation):
+            if call.operation != "runCommand" and any(
+                keywords.get(name) is not None for name in MAX_TIME
+            ):
+                self._tell(call.client, ["maxTimeMS"])
+            if call.operation in WRITES and concern is not None and "wtimeout" in concern.document:
+                self._tell(call.client, ["wtimeout"])
+
+    def of_batch(self, call: Call, batch: Any) -> None:
+        """What a cursor was given before."""
+        with _harmless(call.operation):
+            if driver.has_max_time(batch):
+                self._tell(call.client, ["maxTimeMS"])
+
+    def of_commit(self, call: Call, session: Any) -> None:
+        """What its transaction was given before."""
+        with _harmless(call.operation):
+            if driver.has_max_commit_time(session):
+                self._tell(call.client, ["maxCommitTimeMS"])
+
+    def _tell(self, client: Any, options: Iterable[str]) -> None:
+        for option in options:
+            told = keep(self._told, client, set())
+            if option not in told:
+                told.add(option)
+                logger.warning(
+                    "%s is ignored where an operation has a timeout (timeout_ms, timeoutMS or "
+                    "pymongo.timeout): give a shorter one there; further cases of this client are "
+                    "not logged",
+                    option,
+                )
+
+
+@contextmanager
+def _harmless(what: str) -> Iterator[None]:
+    """A call has begun, or a client was made: whatever happens here, they go on."""
+    try:
+        yield
+    except Exception:
+        logger.exception("a fault of pymongo-resilience before %s", what)

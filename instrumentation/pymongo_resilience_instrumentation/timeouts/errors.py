@@ -1,0 +1,155 @@
+"""One error type for every expired deadline, which is the driver's own class as well.
+
+Source: Client Side Operations Timeout, "Errors" and "Error Transformations".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.cursors import cursor_timeouts
+from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.failures.origins import attempts_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pymongo_resilience.failure import RetryReason, Stage
+    from pymongo_resilience_instrumentation.calls import Call
+
+
+def timed_out(
+    cause: PyMongoError,
+    *,
+    timeout_s: float,
+    elapsed_s: float,
+    attempts: int,
+    server: str | None,
+    stage: Stage,
+    advice: str = "",
+    name: str = "",
+    reasons: Sequence[RetryReason] = (),
+) -> PyMongoError:
+    """An OperationTimeoutError that ``except type(cause)`` catches too; ``__cause__`` is set.
+
+    ``name``: of the operation. ``reasons``: one for each retry. ``advice``: what the timeout is
+    for, where that is not the operation alone.
+    Its text contains that of ``cause``; labels, code and details are those of ``cause``.
+    """
+    where = f"on {server}" if server else "without a server"
+    came = stage.value.replace("_", " ")
+    text = (
+        f"{name or 'operation'} exceeded its timeout of {timeout_s:.3g} s{advice} after "
+        f"{elapsed_s:.3f} s and {attempts_text(attempts)}, the last {where} ({came}): {cause}"
+    )
+    facts = {
+        "timeout_s": timeout_s,
+        "elapsed_s": elapsed_s,
+        "attempts": attempts,
+        "retry_reasons": tuple(reasons),
+        "retry_rule": Rule.DEADLINE,
+        "server": server,
+        "stage": stage,
+    }
+    return _made(type(cause), (text,), vars(cause) | facts, cause)
+
+
+def of_call(call: Call, error: BaseException | None) -> BaseException | None:
+    """What a call ends with: a timeout under a deadline is an OperationTimeoutError, also where it
+    was raised outside of the driver's loop; anything else is what it was."""
+    if not call.timeout or error is call.judged or not isinstance(error, PyMongoError):
+        return error
+    if isinstance(error, OperationTimeoutError) or not classify.expired(error):
+        return error
+    server = driver.address_of(call.selected)
+    if server is None and call.server is not None:
+        server = address_text(call.server)
+    return timed_out(
+        error,
+        timeout_s=call.timeout,
+        elapsed_s=elapsed(call),
+        attempts=1 + len(call.reasons),
+        name=call.method or call.operation,
+        reasons=call.reasons,
+        server=server,
+        stage=classify.stage_of(error),
+        advice=cursor_timeouts.advice(call),
+    )
+
+
+def elapsed(call: Call) -> float:
+    """Seconds of its timeout that are gone, which may have begun before the call: a cursor's life,
+    a transaction, a block, a stream's ``next``."""
+    if call.cursor is not None and call.cursor.ends is not None:
+        return driver.now() - call.cursor.began
+    if call.transaction is not None:
+        return driver.now() - call.transaction.began
+    own = call.elapsed()
+    if call.deadline is NO_DEADLINE and driver.timeout_in_force() == call.timeout:
+        left = driver.remaining()
+        return own if left is None or call.timeout is None else max(own, call.timeout - left)
+    return own
+
+
+class _TimedOutError(OperationTimeoutError):
+    """What every class made here adds to the driver's."""
+
+    _of: type[PyMongoError]
+    """The driver's class."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def timeout(self) -> bool:
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not as the driver pickles its own: a bulk write's error loses its labels, and those whose
+        # constructors take more than a text cannot be made again (pymongo 4.20:
+        # ClientBulkWriteException and EncryptedCollectionError, a TypeError).
+        cause = self.__cause__
+        was = None if cause is None else (type(cause), cause.args, vars(cause))
+        return _again, (self._of, self.args, vars(self), was)
+
+
+_classes: dict[type, Any] = {}
+
+
+def _timeout_class(cls: type) -> Any:
+    try:
+        return _classes[cls]
+    except KeyError:
+        body = {"__module__": __name__, "_of": cls}
+        return _classes.setdefault(cls, type("OperationTimeoutError", (_TimedOutError, cls), body))
+
+
+def _made(
+    cls: type, args: tuple[Any, ...], facts: dict[str, Any], cause: BaseException | None
+) -> PyMongoError:
+    error: PyMongoError = _bare(_timeout_class(cls), args, facts)
+    error.__cause__ = cause
+    return error
+
+
+def _again(
+    cls: type,
+    args: tuple[Any, ...],
+    facts: dict[str, Any],
+    was: tuple[type, tuple[Any, ...], dict[str, Any]] | None,
+) -> PyMongoError:
+    return _made(cls, args, facts, None if was is None else _bare(*was))
+
+
+def _bare(cls: Any, args: tuple[Any, ...], facts: dict[str, Any]) -> Any:
+    error = cls.__new__(cls)
+    error.args = args
+    vars(error).update(facts)
+    return error

@@ -1,0 +1,1 @@
+"""Sessions and transactions: with_transaction, their one timeout, their span."""

@@ -1,0 +1,212 @@
+"""The span of a transaction: from ``start_transaction`` to the end of its commit or abort.
+
+A commit whose result is unknown may be called again and leaves it open; what ends it then is that
+call, the session's next transaction, ``end_session()``, or the end of the process. Where a session
+is collected, its span ends with the next operation: see ``deferred``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.trace import SpanKind
+from pymongo.errors import PyMongoError
+
+from pymongo_resilience.faults import logger
+from pymongo_resilience.unfinished import closes_a_coroutine
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.deferred import defer, run_deferred
+from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
+from pymongo_resilience_instrumentation.telemetry import semconv
+from pymongo_resilience_instrumentation.telemetry.operation_spans import end_span
+from pymongo_resilience_instrumentation.telemetry.suppression import is_suppressed
+from pymongo_resilience_instrumentation.telemetry.tracing import tracing_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from opentelemetry.trace import Span, Tracer
+
+    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+# A private attribute of the session: it must live exactly as long.
+_SPAN = "_pymongo_resilience_transaction_span"
+UNKNOWN_RESULT = "UnknownTransactionCommitResult"
+
+
+def _no_session() -> None:
+    return None
+
+
+class TransactionSpan:
+    """One transaction's. Ended once, whoever comes first; kept alive by being open."""
+
+    __slots__ = ("_open", "_quotes", "_session", "_unknown", "span")
+
+    def __init__(
+        self, span: Span, session: Any, quotes: bool, still_open: set[TransactionSpan]
+    ) -> None:
+        self.span = span
+        self._session: Callable[[], Any] = weakref.ref(
+            session, lambda _: defer(partial(self.end, ended_ns=time.time_ns()))
+        )
+        self._quotes = quotes
+        self._unknown = False
+        self._open = still_open
+        still_open.add(self)
+        vars(session)[_SPAN] = self
+
+    def end(
+        self,
+        error: BaseException | None = None,
+        *,
+        operation: str | None = None,
+        withholds: bool = False,
+        ended_ns: int | None = None,
+    ) -> None:
+        """After a commit or an abort, with what that ended with.
+
+        ``operation``: which of both; None where the transaction was left without either.
+        ``ended_ns``: since the epoch; None is now.
+        """
+        if isinstance(error, PyMongoError) and error.has_error_label(UNKNOWN_RESULT):
+            self._unknown = True
+            return
+        if self not in self._open:
+            return
+        self._open.discard(self)
+        session = self._session()
+        # Without its reference, nothing is left for later once the session is collected.
+        self._session = _no_session
+        if session is not None:
+            vars(session).pop(_SPAN, None)
+        quotes = self._quotes and not withholds
+        self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
+        calls.reported(end_span, self.span, error, quotes=quotes, ended_ns=ended_ns)
+
+    def _outcome(self, operation: str | None, error: BaseException | None) -> str:
+        if operation == ABORT:
+            return "aborted"
+        if operation == COMMIT and error is None:
+            return "committed"
+        if operation == COMMIT and isinstance(error, PyMongoError):
+            return "failed"
+        return "unknown" if operation == COMMIT or self._unknown else "unfinished"
+
+
+class TransactionSpans:
+    """Thread- and task-safe: a session is used by one at a time, and a set's methods are atomic."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: set[TransactionSpan] = set()
+        self._ends_at_exit = False
+
+    def start(self, session: Any) -> None:
+        before = span_of(session)
+        if before is not None:
+            before.end()
+        tracing = tracing_of(session.client)
+        if not tracing.enabled or is_suppressed():
+            return
+        span = calls.reported(
+            self._tracer.start_span,
+            "transaction",
+            kind=SpanKind.CLIENT,
+            attributes={semconv.DB_SYSTEM_NAME: semconv.MONGODB},
+        )
+        TransactionSpan(span, session, tracing.quotes, self._open)
+        if not self._ends_at_exit:
+            # As late as can be: what is registered last runs first, so before an SDK shuts down.
+            self._ends_at_exit = True
+            atexit.register(self.end_all)
+
+    def end_all(self) -> None:
+        """No span stays open: the process exits, or the instrumentation ends."""
+        run_deferred()
+        for each in list(self._open):
+            each.end()
+
+    def close(self) -> None:
+        self.end_all()
+        atexit.unregister(self.end_all)
+
+    def start_afresh(self) -> None:
+        """In a forked child: a transaction in progress is the parent's, which ends its span."""
+        self._open.clear()
+
+
+def span_of(session: Any) -> TransactionSpan | None:
+    """That of the transaction which the session is in, or whose commit is called again."""
+    found: TransactionSpan | None = getattr(session, "__dict__", {}).get(_SPAN)
+    return found
+
+
+def parent_of(session: Any) -> TransactionSpan | None:
+    """What an operation with the session is in, where that is a transaction."""
+    found = span_of(session)
+    return found if found is not None and session.in_transaction else None
+
+
+def start_transaction(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """Nothing is sent, and nothing may fail but what fails in the driver."""
+
+    def start(session: Any) -> None:
+        if runtime.switch.on and runtime.transaction_spans is not None:
+            try:
+                runtime.transaction_spans.start(session)
+            except Exception:
+                logger.exception("a fault of pymongo-resilience after start_transaction")
+
+    def sync_wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = wrapped(*args, **kwargs)
+        start(session)
+        return result
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = await wrapped(*args, **kwargs)
+        start(session)
+        return result
+
+    return async_wrapper if asynchronous else sync_wrapper
+
+
+def end_session(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    """The session's ``_end_session``, which its ``end_session()`` and the end of its block call."""
+
+    def end(session: Any) -> None:
+        found = span_of(session)
+        if found is not None and runtime.switch.on:
+            try:
+                found.end()
+            except Exception:
+                logger.exception("internal error in pymongo-resilience after end_session")
+
+    def sync_wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            end(session)
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return await wrapped(*args, **kwargs)
+        finally:
+            if not closes_a_coroutine(sys.exception()):
+                end(session)
+
+    return async_wrapper if asynchronous else sync_wrapper
