@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from free_ports import consecutive_free_ports
 from pymongo import MongoClient
 from pymongo_resilience_instrumentation import cli
 from pymongo_resilience_instrumentation.testbed import (
@@ -29,6 +28,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Standalone,
 )
 from pymongo_resilience_instrumentation.testbed.command import strikes
+from support.free_ports import consecutive_free_ports
 
 import pymongo_resilience
 from pymongo_resilience import Config

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deadline_requirements import SECTIONS
-from deadline_rows import PASSED, Requirement, Status, count_text, counted
+from support.deadline_requirements import SECTIONS
+from support.deadline_rows import PASSED, Requirement, Status, count_text, counted
 from test_docs_requirements import names_of_tests
 
 ROOT = Path(__file__).parent.parent

@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deadline_requirements import SECTIONS
-from deadline_rows import document_tables
-from metrics_table import metrics_table
 from opentelemetry.metrics import NoOpMeter
-from otlp_collector import collecting
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.reasons import ROWS
 from pymongo_resilience_instrumentation.selection.hopeless import TABLE as CAUSES
@@ -27,6 +23,10 @@ from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics import OperationMetrics, ServerMetrics
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from support.deadline_requirements import SECTIONS
+from support.deadline_rows import document_tables
+from support.metrics_table import metrics_table
+from support.otlp_collector import collecting
 
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS
 from pymongo_resilience.orchestrator import Rule

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from operations_table import documented, rows, section
 from pymongo_resilience_instrumentation.failures.reasons import ROWS
 from pymongo_resilience_instrumentation.operations.read_commands import ALLOWED
+from support.operations_table import documented, rows, section
 
 from pymongo_resilience import Config, RetryReason, backoff, budget
 from pymongo_resilience.config import STRATEGIES
@@ -133,7 +133,7 @@ def names_of_tests(file: Path) -> set[str]:
 def test_the_tests_of_deviations_are_found_by_name() -> None:
     """So that the check above can fail."""
     assert "test_the_tests_of_deviations_are_found_by_name" in names_of_tests(Path(__file__))
-    assert "mongodb: overload waits" in names_of_tests(ROOT / "tests/unit/scenarios.py")
+    assert "mongodb: overload waits" in names_of_tests(ROOT / "tests/support/engine/scenarios.py")
     assert "test_nothing_of_the_kind" not in names_of_tests(
         Path(sys.modules[__name__].__file__ or "")
     )

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from operations_table import rows, section
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
+from support.operations_table import rows, section
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "telemetry.md").read_text()
 WITHOUT_A_METHOD = {

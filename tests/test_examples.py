@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from otlp_collector import Collector, collecting
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutBefore,
@@ -22,6 +21,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Refuse,
     ReplicaSet,
 )
+from support.otlp_collector import Collector, collecting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,8 +1,4 @@
-"""The fixtures and helpers of the integration tests, for long runs and for what they may leave.
-
-Imported, not moved one level up: the unit tests stay without a driver, and ``from conftest import``
-finds the same names whichever of the two folders pytest loaded last.
-"""
+"""Fixtures for long runs and for what they may leave, beside those of ``tests/support``."""
 
 from __future__ import annotations
 
@@ -11,7 +7,17 @@ import gc
 from collections.abc import Callable
 
 import pytest
-from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
+from support.fixtures import (
+    cluster,
+    control,
+    database,
+    instrument,
+    proxy,
+    quick_monitors,
+    replica_set,
+    server,
+    side,
+)
 from support.gathered import gather
 
 

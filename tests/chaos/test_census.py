@@ -15,7 +15,6 @@ from typing import Any
 import pymongo
 import pytest
 import wrapt
-from conftest import SentCommands
 from opentelemetry import context
 from opentelemetry.sdk.trace import TracerProvider
 from pymongo import message, monitoring
@@ -23,7 +22,8 @@ from pymongo.collection import Collection
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients import registry
 from pymongo_resilience_instrumentation.telemetry import command_spans, listeners
-from residue import OpenSpans, ResidueError, no_residue, no_residue_async
+from support.chaos.residue import OpenSpans, ResidueError, no_residue, no_residue_async
+from support.clients import SentCommands
 
 from pymongo_resilience import override
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import wait_until
-from differential import Laboratory, Outcome, raised_by_us
 from hypothesis import event, example, given
 from hypothesis import strategies as st
-from operations_under_attack import SEEDS
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.testbed import Interception, Reset
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Rewrite
-from strategies import bson_values, cluster_times, examples, topology_versions
+from support.chaos.beside_plain_pymongo import Laboratory, Outcome, raised_by_us
+from support.chaos.operations_under_attack import SEEDS
+from support.clients import wait_until
+from support.hostile_input import bson_values, cluster_times, examples, topology_versions
 
 REMOVED = object()
 PATIENCE_MS = (80, 2000)

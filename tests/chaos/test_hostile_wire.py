@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from damage import Damage, damages
-from differential import Hostile, Laboratory, Run, instead, raised_by_us
 from hypothesis import event, example, given, note
 from hypothesis import strategies as st
-from operations_under_attack import OPERATIONS, SEEDS, Operation
 from pymongo.errors import ProtocolError, PyMongoError
-from strategies import (
+from support.chaos.beside_plain_pymongo import Hostile, Laboratory, Run, instead, raised_by_us
+from support.chaos.damaged_replies import Damage, damages
+from support.chaos.operations_under_attack import OPERATIONS, SEEDS, Operation
+from support.hostile_input import (
     BOTH_OVERLOAD_LABELS,
     bson_values,
     cluster_times,

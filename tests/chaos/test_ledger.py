@@ -7,11 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-import report
-import workload
-from campaign import OPEN_SPANS, Api, Result, Side, Topology, run
-from ledger import Balance, Kind, Ledger, Operation
-from lengths import EVERY, GAP, PAUSE, SECONDS, SEED
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -33,7 +28,11 @@ from pymongo_resilience_instrumentation.testbed.menus import (
     WITHIN,
     WRITES,
 )
-from residue import no_residue
+from support.chaos import report, workload
+from support.chaos.ledger import Balance, Kind, Ledger, Operation
+from support.chaos.ledger_run import OPEN_SPANS, Api, Result, Side, Topology, run
+from support.chaos.lengths import EVERY, GAP, PAUSE, SECONDS, SEED
+from support.chaos.residue import no_residue
 from support.gathered import gather
 
 from pymongo_resilience import override

@@ -29,14 +29,14 @@ import opentelemetry
 import pymongo
 import pymongo_resilience_instrumentation
 import pytest
-from conftest import Side, fail_command
-from lengths import OPERATIONS
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from pymongo.errors import DuplicateKeyError
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from residue import OpenSpans
+from support.chaos.lengths import OPERATIONS
+from support.chaos.residue import OpenSpans
+from support.clients import Side, fail_command
 
 import pymongo_resilience
 from pymongo_resilience import Config

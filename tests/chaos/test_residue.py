@@ -12,15 +12,15 @@ from typing import Any
 
 import pymongo
 import pytest
-from interruptions import INTERRUPTIONS, Interrupted
 from opentelemetry import context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
-from plays import PLAYS, many_clients, retried
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from residue import OpenSpans, no_residue, no_residue_async
-from scene import Scene
+from support.chaos.interruptions import INTERRUPTIONS, Interrupted
+from support.chaos.play_scene import Scene
+from support.chaos.residue import OpenSpans, no_residue, no_residue_async
+from support.chaos.residue_plays import PLAYS, many_clients, retried
 
 import pymongo_resilience
 from pymongo_resilience import Config

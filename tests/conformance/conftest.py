@@ -1,7 +1,4 @@
-"""One test for every case of the specifications, on both sides of pymongo, and their count.
-
-The names of the integration tests are imported for the same reason as in ``tests/chaos``.
-"""
+"""One test for every case of the specifications, on both sides of pymongo, and their count."""
 
 from __future__ import annotations
 
@@ -9,12 +6,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 import pytest
-from conformance import verdicts
-from conformance.deployments import Beds
-from conformance.runner import Case
-from conformance.selection_cases import SelectionCase
-from conformance.verdicts import Verdict
-from integration.conftest import *  # noqa: F403 - fixtures are found by name in this module
+from support.conformance import verdicts
+from support.conformance.deployments import Beds
+from support.conformance.runner import Case
+from support.conformance.selection_cases import SelectionCase
+from support.conformance.verdicts import Verdict
+from support.fixtures import (
+    cluster,
+    control,
+    database,
+    instrument,
+    proxy,
+    quick_monitors,
+    replica_set,
+    server,
+    side,
+)
 from support.gathered import gather
 
 

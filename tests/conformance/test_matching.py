@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from bson import Int64
-from conformance.events import Recorder, match_events
-from conformance.matching import CaseFailed, NotUnderstood, match, match_error
 from pymongo import monitoring
 from pymongo.errors import AutoReconnect, NotPrimaryError, OperationFailure
+from support.conformance.events import Recorder, match_events
+from support.conformance.matching import CaseFailed, NotUnderstood, match, match_error
 
 EQUAL: list[tuple[Any, Any]] = [
     (1, Int64(1)),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import verdicts
-from conformance.deployments import Beds
-from conformance.runner import Case, failure
-from conformance.verdicts import Verdict, judge
+from support.conformance import verdicts
+from support.conformance.deployments import Beds
+from support.conformance.runner import Case, failure
+from support.conformance.verdicts import Verdict, judge
 
 DATABASE = "conformance-runner"
 OVERLOADED = ["RetryableError", "SystemOverloadedError"]

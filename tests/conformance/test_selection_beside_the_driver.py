@@ -21,8 +21,8 @@ from pymongo.synchronous.settings import TopologySettings
 from pymongo.topology_description import TOPOLOGY_TYPE
 from pymongo.topology_description import TopologyDescription as DriverTopology
 from pymongo_resilience_instrumentation.retries import deprioritized
-from strategies import examples
-from unit.servers import ALONE, any_criteria, topologies
+from support.engine.topologies import ALONE, any_criteria, topologies
+from support.hostile_input import examples
 
 from pymongo_resilience.eligibility import Criteria, decide
 from pymongo_resilience.read_preference import Mode

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conformance import specifications
-from conformance.specifications import VARIABLE, checkout, folder, parameters
+from support.conformance import specifications
+from support.conformance.specifications import VARIABLE, checkout, folder, parameters
 
 INSIDE_A_CHECKOUT = Path("source", "some-suite", "tests", "unified")
 COPIED = Path("some-suite", "unified")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from conformance.runner import Case, load
-from conformance.specifications import parameters
+from support.conformance.runner import Case, load
+from support.conformance.specifications import parameters
 
 SUITE = "client-backpressure"
 

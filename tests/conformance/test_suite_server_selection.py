@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from conformance.selection_cases import (
+from support.conformance.selection_cases import (
     SelectionCase,
     averages_as_told,
     load,
     selects_as_told,
     spreads_as_told,
 )
-from conformance.specifications import NOT_SET, checkout, parameters
+from support.conformance.specifications import NOT_SET, checkout, parameters
 
 SELECTION = "server-selection"
 STALENESS = "max-staleness"

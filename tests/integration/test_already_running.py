@@ -12,8 +12,9 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import POLLING, Instrument, Side
 from pymongo_resilience_instrumentation.testbed import CutBefore
+from support.clients import POLLING, Side
+from support.telemetry import Instrument
 
 import pymongo_resilience
 

@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from closed_connections import Closed
-from conftest import Instrument, Side, wait_until
-from handshakes import HELLO, LOGIN, USER, Handshakes, find_server
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.gate import Gate
-from waiting import PLENTY_MS
+from support.clients import Side, wait_until
+from support.handshakes import HELLO, LOGIN, USER, Handshakes, find_server
+from support.pool_connections import Closed
+from support.telemetry import Instrument
+from support.wait_helpers import PLENTY_MS
 
 pytestmark = pytest.mark.oldest
 OWN = 400

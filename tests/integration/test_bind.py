@@ -6,14 +6,15 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, fail_command
 from pymongo import ReadPreference
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from waiting import wait_for_server
+from support.clients import Side, fail_command
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.binding import policy_of

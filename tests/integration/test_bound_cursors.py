@@ -6,10 +6,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from closing import documents
-from conftest import Instrument, Side
-from cursors import MAKERS, rest
 from pymongo_resilience_instrumentation.testbed import Fail, Overload, ReplicaSet
+from support.clients import Side
+from support.cursor_cleanup import documents
+from support.cursor_timeouts import MAKERS, rest
+from support.telemetry import Instrument
 
 from pymongo_resilience import Failure, Operation, Policy, RetryAction, bind
 

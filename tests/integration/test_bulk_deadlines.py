@@ -8,12 +8,13 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side
 from pymongo import InsertOne
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import Interception
-from transactions import LOW, DriversTime, drivers_time, limits
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
+from support.transactions import LOW, DriversTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, override
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, Telemetry, fail_command
-from every_method import SENDING, exists
-from every_operation import Scene
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, self_check
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from support.clients import SentCommands, Side, fail_command
+from support.every_method import SENDING, exists
+from support.every_operation import Scene
+from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 

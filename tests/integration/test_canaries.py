@@ -13,11 +13,11 @@ from typing import Any
 import bson
 import pytest
 from bson import json_util
-from canaries import FORMS, MARK, PASSWORD, USER, document, leaks
-from canary_outputs import instrumented
-from conftest import Side, fail_command
 from opentelemetry import trace
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.canaries import FORMS, MARK, PASSWORD, USER, document, leaks
+from support.canary_outputs import instrumented
+from support.clients import Side, fail_command
 
 from pymongo_resilience import Event
 

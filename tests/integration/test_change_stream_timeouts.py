@@ -7,13 +7,14 @@ from typing import Any
 
 import pymongo
 import pytest
-from closing import background_by_hand, is_open, run_background
-from conftest import Instrument, SentCommands, Side, fail_command
-from cursors import MINUTE
 from pymongo_resilience_instrumentation.testbed import (
     EmbeddedServer,
 )
-from waiting import wait_for_server
+from support.clients import SentCommands, Side, fail_command
+from support.cursor_cleanup import background_by_hand, is_open, run_background
+from support.cursor_timeouts import MINUTE
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.testing import set_active

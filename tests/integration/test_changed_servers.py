@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo.errors import AutoReconnect, NotPrimaryError
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
@@ -23,6 +22,8 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
 )
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Cut, Delay
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
 

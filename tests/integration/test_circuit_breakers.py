@@ -9,7 +9,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, Telemetry, wait_until
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 from pymongo_resilience_instrumentation import driver
@@ -24,7 +23,9 @@ from pymongo_resilience_instrumentation.testbed import (
     Standalone,
 )
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from transactions import run, session_of
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument, Telemetry
+from support.transactions import run, session_of
 
 import pymongo_resilience
 from pymongo_resilience import (

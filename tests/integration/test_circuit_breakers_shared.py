@@ -10,11 +10,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, wait_until
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import instrumentor
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet, Slow
+from support.clients import SentCommands, wait_until
+from support.telemetry import Instrument
 
 from pymongo_resilience import BreakerClosed, BreakerOpened, CircuitBreakerOpenError, status
 from pymongo_resilience.breaker import PROBES

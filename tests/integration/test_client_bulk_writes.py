@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side
 from pymongo import InsertOne, UpdateMany
 from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
 from pymongo_resilience_instrumentation.testbed import (
@@ -17,6 +16,8 @@ from pymongo_resilience_instrumentation.testbed import (
     Overload,
     ReplicaSet,
 )
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import override
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import POLLING, Instrument, fail_command, wait_until
-from free_ports import consecutive_free_ports
-from interrupting import Held
 from pymongo import MongoClient
 from pymongo.errors import InvalidOperation, PyMongoError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from support.clients import POLLING, fail_command, wait_until
+from support.free_ports import consecutive_free_ports
+from support.interruption import Held
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from closing import (
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.self_check import Feature, Part
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
+from support.clients import SentCommands, Side, wait_until
+from support.cursor_cleanup import (
     background_by_hand,
     documents,
     half_read,
@@ -19,13 +24,9 @@ from closing import (
     run_background,
     until,
 )
-from conftest import Instrument, SentCommands, Side, wait_until
-from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.self_check import Feature, Part
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
-from transactions import DriversTime, drivers_time
-from waiting import wait_for_server
+from support.telemetry import Instrument
+from support.transactions import DriversTime, drivers_time
+from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
 from pymongo_resilience import RetryReason

@@ -7,10 +7,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from closing import background_by_hand, documents, is_open, killed, run_background
-from conftest import Instrument, SentCommands, Side, fail_command
-from cursors import MINUTE, age, rest
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from support.clients import SentCommands, Side, fail_command
+from support.cursor_cleanup import background_by_hand, documents, is_open, killed, run_background
+from support.cursor_timeouts import MINUTE, age, rest
+from support.telemetry import Instrument
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 

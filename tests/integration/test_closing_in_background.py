@@ -10,11 +10,20 @@ from typing import Any
 
 import pymongo
 import pytest
-from closing import background_by_hand, documents, half_read, is_open, killed, run_background, until
-from conftest import Instrument, SentCommands, Side, wait_until
 from opentelemetry import trace
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload
+from support.clients import SentCommands, Side, wait_until
+from support.cursor_cleanup import (
+    background_by_hand,
+    documents,
+    half_read,
+    is_open,
+    killed,
+    run_background,
+    until,
+)
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.events import RetryScheduled

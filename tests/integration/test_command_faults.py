@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from bson import Int64
-from conftest import Side, wait_until
 from pymongo import MongoClient
 from pymongo.errors import WriteConcernError
 from pymongo_resilience_instrumentation.testbed import (
@@ -21,7 +20,8 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     wire,
 )
-from raw import RawClient, ask, new_session
+from support.clients import Side, wait_until
+from support.raw_client import RawClient, ask, new_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,13 +11,14 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, fail_command
-from cursors import MINUTE, rest
 from gridfs import GridFSBucket
 from gridfs.asynchronous import AsyncGridFSBucket
 from pymongo.cursor import CursorType
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
-from waiting import wait_for_server
+from support.clients import SentCommands, Side, fail_command
+from support.cursor_timeouts import MINUTE, rest
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, override
 from pymongo_resilience.testing import set_active

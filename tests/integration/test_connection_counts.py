@@ -10,11 +10,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, Telemetry, wait_until
-from own_sockets import inodes_to
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.clients.pools import Pool
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet, Reset
+from support.clients import Side, wait_until
+from support.open_sockets import inodes_to
+from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testing import set_active
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side, wait_until
-from interrupting import Held, interrupt
 from pymongo.errors import WaitQueueTimeoutError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAtHandshake
+from support.clients import Side, wait_until
+from support.interruption import Held, interrupt
+from support.telemetry import Instrument
 
 pytestmark = pytest.mark.oldest
 

@@ -8,15 +8,16 @@ from typing import Any
 import pymongo
 import pytest
 import wrapt
-from closing import documents
-from conftest import Instrument, SentCommands, Side, fail_command
-from cursors import MAKERS, MINUTE, age, rest, with_max_time
 from pymongo.asynchronous.command_cursor import AsyncCommandCursor
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.command_cursor import CommandCursor
 from pymongo.synchronous.cursor import Cursor
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
-from waiting import wait_for_server
+from support.clients import SentCommands, Side, fail_command
+from support.cursor_cleanup import documents
+from support.cursor_timeouts import MAKERS, MINUTE, age, rest, with_max_time
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 

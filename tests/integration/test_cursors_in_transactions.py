@@ -9,10 +9,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side
 from pymongo.errors import InvalidOperation
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from transactions import LONG, LOW, limits, run, session_of
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
+from support.transactions import LONG, LOW, limits, run, session_of
 
 from pymongo_resilience import ConfigurationError, Policy, bind, override
 

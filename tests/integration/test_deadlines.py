@@ -9,10 +9,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, fail_command, wait_until
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from waiting import wait_for_server
+from support.clients import Side, fail_command, wait_until
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import (
     Failure,

@@ -10,8 +10,9 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, Telemetry
 from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Fail, ReplicaSet
+from support.clients import Side
+from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import RetryScheduled, override
 

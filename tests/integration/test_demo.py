@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import wait_until
 from pymongo import MongoClient
 from pymongo_resilience_instrumentation import cli
 from pymongo_resilience_instrumentation.demo.board import shown
@@ -27,6 +26,7 @@ from pymongo_resilience_instrumentation.demo.tally import Tally
 from pymongo_resilience_instrumentation.demo.timeline import TIMELINE
 from pymongo_resilience_instrumentation.demo.workload import Kind, Step, perform, prepare
 from rich.console import Console
+from support.clients import wait_until
 
 from pymongo_resilience.config import OPTIONS
 

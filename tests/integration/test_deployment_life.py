@@ -14,8 +14,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import wait_until
-from free_ports import consecutive_free_ports
 from pymongo_resilience_instrumentation.testbed import (
     BlackHole,
     CutBefore,
@@ -35,7 +33,9 @@ from pymongo_resilience_instrumentation.testbed import (
     Slow,
     TestbedError,
 )
-from raw import RawClient, ask
+from support.clients import wait_until
+from support.free_ports import consecutive_free_ports
+from support.raw_client import RawClient, ask
 
 HELLO = {"hello": 1}
 

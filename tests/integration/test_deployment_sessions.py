@@ -8,7 +8,6 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64
-from conftest import SentCommands, Side, wait_until
 from pymongo import CursorType
 from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure, PyMongoError
 from pymongo.read_preferences import Secondary
@@ -21,7 +20,8 @@ from pymongo_resilience_instrumentation.testbed import (
     ShardedCluster,
     wire,
 )
-from raw import RawClient, ask, new_session
+from support.clients import SentCommands, Side, wait_until
+from support.raw_client import RawClient, ask, new_session
 
 Document = dict[str, Any]
 TRANSIENT = "TransientTransactionError"

@@ -9,7 +9,6 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64, ObjectId
-from conftest import SentCommands, Side, wait_until
 from pymongo_resilience_instrumentation.testbed import (
     Deployment,
     Election,
@@ -20,7 +19,8 @@ from pymongo_resilience_instrumentation.testbed import (
     Standalone,
     wire,
 )
-from raw import RawClient, ask
+from support.clients import SentCommands, Side, wait_until
+from support.raw_client import RawClient, ask
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

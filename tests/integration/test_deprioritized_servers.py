@@ -7,12 +7,13 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, wait_until
 from pymongo import ReadPreference
 from pymongo.read_preferences import PrimaryPreferred, Secondary, make_read_preference
 from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload, SkewedClock
+from support.clients import Side, wait_until
+from support.telemetry import Instrument
 
 from pymongo_resilience import explain_selection
 from pymongo_resilience.eligibility import SelectionRule

@@ -7,13 +7,14 @@ from typing import Any
 
 import gridfs
 import pytest
-from conftest import Instrument, SentCommands, Side
-from every_operation import BY_CLASS, Operation, Scene
-from operations_table import NEVER, READ, UNSENT, WRITE, documented
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore
+from support.clients import SentCommands, Side
+from support.every_operation import BY_CLASS, Operation, Scene
+from support.operations_table import NEVER, READ, UNSENT, WRITE, documented
+from support.telemetry import Instrument
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.orchestrator import Rule

@@ -9,11 +9,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from busy_pools import the_only_connection_taken
-from conftest import Instrument, Side, Telemetry, wait_until
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
 from pymongo.errors import PyMongoError, WaitQueueTimeoutError
 from pymongo_resilience_instrumentation.testbed import CutAfter, Overload, Refuse, ReplicaSet
+from support.busy_pools import the_only_connection_taken
+from support.clients import Side, wait_until
+from support.telemetry import Instrument, Telemetry
 
 CONNECTION = "db.client.connection."
 POOL = CONNECTION + "pool.name"

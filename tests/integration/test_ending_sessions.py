@@ -8,8 +8,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from closing import no_jitter, until
-from conftest import Instrument, SentCommands, Side
 from pymongo_resilience_instrumentation.cleanup.work import CleanupCall, EndSessions
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
@@ -21,7 +19,10 @@ from pymongo_resilience_instrumentation.testbed.interception import (
     Verdict,
 )
 from pymongo_resilience_instrumentation.testbed.wire import Message
-from waiting import wait_for_server
+from support.clients import SentCommands, Side
+from support.cursor_cleanup import no_jitter, until
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.executor import AsyncExecutor, Executor

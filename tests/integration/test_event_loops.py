@@ -11,12 +11,13 @@ from typing import Any
 import pymongo
 import pytest
 import uvloop
-from conftest import POLLING, Instrument, Side, fail_command, wait_until
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, EmbeddedServer, Slow
-from waiting import wait_for_server
+from support.clients import POLLING, Side, fail_command, wait_until
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
 from pymongo_resilience import Config, Failure, Operation, OperationTimeoutError, RetryAction

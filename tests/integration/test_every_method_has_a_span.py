@@ -12,8 +12,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side, Telemetry
-from every_method import (
+from opentelemetry.sdk.trace import ReadableSpan
+from pymongo.errors import InvalidOperation, PyMongoError
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from support.clients import SentCommands, Side
+from support.every_method import (
     CLASSES,
     QUIET,
     SENDING,
@@ -21,10 +24,8 @@ from every_method import (
     instances,
     methods_of,
 )
-from every_operation import Scene
-from opentelemetry.sdk.trace import ReadableSpan
-from pymongo.errors import InvalidOperation, PyMongoError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from support.every_operation import Scene
+from support.telemetry import Instrument, Telemetry
 
 Walk = Callable[[Callable[[], Any]], int]
 

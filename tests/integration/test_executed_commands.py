@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side
 from pymongo import IndexModel, UpdateMany, WriteConcern
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
 from pymongo_resilience_instrumentation.testbed.interception import Amend
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED

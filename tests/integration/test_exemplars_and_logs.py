@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side, Telemetry, wait_until
 from opentelemetry import trace
 from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
+from support.clients import Side, wait_until
+from support.telemetry import Instrument, Telemetry
 
 
 def exemplars(telemetry: Telemetry) -> dict[str, set[tuple[int, int]]]:

@@ -19,7 +19,6 @@ from typing import Any
 import pymongo
 import pytest
 import trustme
-from conftest import Instrument, Side, wait_until
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo.synchronous.topology import Topology
 from pymongo_resilience_instrumentation import calls
@@ -32,7 +31,9 @@ from pymongo_resilience_instrumentation.testbed import (
     peers,
 )
 from pymongo_resilience_instrumentation.testbed.peers import Peer, with_tls
-from waiting import NOBODY, PLENTY_MS
+from support.clients import Side, wait_until
+from support.telemetry import Instrument
+from support.wait_helpers import NOBODY, PLENTY_MS
 
 from pymongo_resilience import (
     BestEffort,

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import wait_until
 from pymongo import InsertOne, MongoClient, UpdateOne, WriteConcern
 from pymongo.errors import AutoReconnect, NotPrimaryError
 from pymongo.monitoring import CommandListener, CommandStartedEvent
@@ -19,6 +18,7 @@ from pymongo_resilience_instrumentation.testbed import (
     NotPrimary,
     ReplicaSet,
 )
+from support.clients import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

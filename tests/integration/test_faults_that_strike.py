@@ -27,7 +27,7 @@ from pymongo_resilience_instrumentation.testbed import (
     TestbedError,
 )
 from pymongo_resilience_instrumentation.testbed.command_names import COMMANDS
-from raw import RawClient
+from support.raw_client import RawClient
 
 HELLO = {"hello": 1}
 PING = {"ping": 1}

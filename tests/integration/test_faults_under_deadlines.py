@@ -7,7 +7,6 @@ from typing import Any
 
 import gridfs
 import pytest
-from conftest import Instrument, Side
 from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import (
@@ -33,7 +32,9 @@ from pymongo_resilience_instrumentation.transactions import (
 from pymongo_resilience_instrumentation.transactions import (
     wrappers as session_wrappers,
 )
-from transactions import LONG, LOW, DriversTime, drivers_time, run, session_of
+from support.clients import Side
+from support.telemetry import Instrument
+from support.transactions import LONG, LOW, DriversTime, drivers_time, run, session_of
 
 from pymongo_resilience import override
 

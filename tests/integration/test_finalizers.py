@@ -20,9 +20,6 @@ from typing import Any
 import gridfs
 import pymongo
 import pytest
-from child_programs import ended, run
-from collected import SET, Watcher, collect, steps
-from conftest import POLLING, Side
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics._internal.aggregation import (
     _ExplicitBucketHistogramAggregation,
@@ -38,6 +35,9 @@ from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.child_programs import ended, run
+from support.clients import POLLING, Side
+from support.garbage_collection import SET, Watcher, collect, steps
 
 import pymongo_resilience
 from pymongo_resilience import Config, Failure, Operation, RetryAction

@@ -11,10 +11,11 @@ from typing import Any
 import gridfs
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, wait_until
-from cursors import age
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from transactions import LONG, LOW, DriversTime, drivers_time, limits
+from support.clients import SentCommands, Side, wait_until
+from support.cursor_timeouts import age
+from support.telemetry import Instrument
+from support.transactions import LONG, LOW, DriversTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override, uninstrument
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side
 from pymongo import MongoClient, UpdateMany
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
 from pymongo_resilience_instrumentation.testbed.interception import Answer, Cut, Verdict
+from support.clients import Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import override
 from pymongo_resilience.orchestrator import Rule

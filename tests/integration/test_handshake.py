@@ -6,9 +6,10 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side
 from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS
+from support.clients import Side
+from support.telemetry import Instrument
 
 pytestmark = pytest.mark.oldest
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side
-from handshakes import HELLO, LOGIN, USER, Handshakes, find_server
 from pymongo.errors import AutoReconnect, NetworkTimeout
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from transactions import LOW, DriversTime, drivers_time, limits
-from waiting import PLENTY_MS
+from support.clients import SentCommands, Side
+from support.handshakes import HELLO, LOGIN, USER, Handshakes, find_server
+from support.telemetry import Instrument
+from support.transactions import LOW, DriversTime, drivers_time, limits
+from support.wait_helpers import PLENTY_MS
 
 from pymongo_resilience import OperationTimeoutError, RetryAction, RetryScheduled, override
 

@@ -11,11 +11,12 @@ from typing import Any
 import pymongo
 import pytest
 import wrapt
-from conftest import Instrument, SentCommands, Side, fail_command, wait_until
 from pymongo import monitoring
 from pymongo_resilience_instrumentation import driver, patches
 from pymongo_resilience_instrumentation.telemetry.listeners import OurListener
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import SentCommands, Side, fail_command, wait_until
+from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience.testing import set_active

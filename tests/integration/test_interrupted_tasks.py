@@ -11,10 +11,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from conftest import Instrument
-from interrupting import Journal
 from pymongo import AsyncMongoClient, InsertOne, UpdateOne
 from pymongo_resilience_instrumentation.testbed import Overload, ReplicaSet, Slow
+from support.interruption import Journal
+from support.telemetry import Instrument
 
 TASKS = 200
 SECONDS = 1.0

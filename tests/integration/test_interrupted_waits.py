@@ -7,10 +7,11 @@ import threading
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side, Telemetry, wait_until
-from interrupting import LONG, NAMES, Held, Journal, cancel, interrupt
 from pymongo import AsyncMongoClient
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
+from support.clients import Side, wait_until
+from support.interruption import LONG, NAMES, Held, Journal, cancel, interrupt
+from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import RetryAction
 

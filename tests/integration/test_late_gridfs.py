@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from child_programs import ended
 from pymongo_resilience_instrumentation.self_check import Feature
+from support.child_programs import ended
 
 pytestmark = pytest.mark.oldest
 

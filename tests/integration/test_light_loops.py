@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.monitoring import (
@@ -20,6 +19,8 @@ from pymongo_resilience_instrumentation import calls, driver, runtime
 from pymongo_resilience_instrumentation.retries import attempts, deprioritized
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
+from support.clients import Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import override
 

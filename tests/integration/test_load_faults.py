@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import Side, wait_until
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.testbed import (
@@ -17,7 +16,8 @@ from pymongo_resilience_instrumentation.testbed import (
     Slow,
 )
 from pymongo_resilience_instrumentation.testbed.faults import load
-from raw import RawClient, ask
+from support.clients import Side, wait_until
+from support.raw_client import RawClient, ask
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

@@ -7,7 +7,6 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64
-from conftest import SentCommands, Side, wait_until
 from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation.testbed import (
     EmbeddedServer,
@@ -15,7 +14,8 @@ from pymongo_resilience_instrumentation.testbed import (
     ShardedCluster,
     Standalone,
 )
-from raw import ask
+from support.clients import SentCommands, Side, wait_until
+from support.raw_client import ask
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

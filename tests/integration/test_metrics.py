@@ -9,12 +9,13 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, fail_command, wait_until
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutAtHandshake
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side, fail_command, wait_until
+from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config

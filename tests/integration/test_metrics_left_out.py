@@ -6,13 +6,14 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, Telemetry, fail_command
-from metrics_table import metrics_table
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pymongo_resilience_instrumentation.clients.registry import Clients
 from pymongo_resilience_instrumentation.telemetry.metrics import server_metrics
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side, fail_command
+from support.metrics_table import metrics_table
+from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.metric_names import METRICS
 

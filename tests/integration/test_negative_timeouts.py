@@ -8,8 +8,9 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side
 from pymongo.errors import ConfigurationError as DriversError
+from support.clients import Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import Config, ConfigurationError, Policy, override
 from pymongo_resilience.testing import set_active

@@ -8,11 +8,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import POLLING, Instrument, SentCommands
-from inside import Inside
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail
+from support.clients import POLLING, SentCommands
+from support.nested_listener import Inside
+from support.telemetry import Instrument
 
 from pymongo_resilience import OperationTimeoutError, Policy
 

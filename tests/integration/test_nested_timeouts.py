@@ -11,14 +11,15 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, fail_command, wait_until
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Interception
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from transactions import LONG, LOW, DriversTime, drivers_time, limits
+from support.clients import SentCommands, Side, fail_command, wait_until
+from support.telemetry import Instrument
+from support.transactions import LONG, LOW, DriversTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, blocks, override, uninstrument
 from pymongo_resilience.policy import NOTHING as NO_POLICY

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import Side, wait_until
 from pymongo import MongoClient
 from pymongo.monitoring import ConnectionPoolListener
 from pymongo_resilience_instrumentation.testbed import (
@@ -25,7 +24,8 @@ from pymongo_resilience_instrumentation.testbed import (
     wire,
 )
 from pymongo_resilience_instrumentation.testbed.interception import Connection, Delay
-from raw import RawClient, ask
+from support.clients import Side, wait_until
+from support.raw_client import RawClient, ask
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

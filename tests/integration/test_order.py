@@ -10,9 +10,9 @@ import itertools
 from typing import Any
 
 import pytest
-from child_programs import run
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from support.child_programs import run
 
 STEPS = ("pymongo", "instrument", "sdk")
 KINDS = ("MongoClient", "AsyncMongoClient")

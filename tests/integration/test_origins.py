@@ -6,7 +6,6 @@ import pickle
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side
 from pymongo import InsertOne, ReadPreference
 from pymongo.errors import (
     AutoReconnect,
@@ -20,7 +19,9 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
-from waiting import wait_for_server
+from support.clients import Side
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 pytestmark = pytest.mark.oldest
 

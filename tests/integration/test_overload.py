@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side, Telemetry
 from pymongo import (
     DeleteMany,
     DeleteOne,
@@ -20,7 +19,9 @@ from pymongo import (
 )
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Overload, ReplicaSet
-from reads import READS, fill
+from support.clients import SentCommands, Side
+from support.supported_reads import READS, fill
+from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import OperationTimeoutError, RetryScheduled
 from pymongo_resilience.orchestrator import Rule

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, Standalone
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore, Fail, Overload
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import Failure, Operation, RetryAction, RetryScheduled, override
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from busy_pools import the_only_connection_taken
-from conftest import POLLING, Instrument, Side, Telemetry, wait_until
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.timeouts import seen_waits
+from support.busy_pools import the_only_connection_taken
+from support.clients import POLLING, Side, wait_until
+from support.telemetry import Instrument, Telemetry
 
 
 def pending(telemetry: Telemetry) -> list[int]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side
 from pymongo import UpdateMany
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
@@ -17,6 +16,8 @@ from pymongo_resilience_instrumentation.testbed import (
     Overload,
     ShardedCluster,
 )
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryScheduled
 

@@ -29,7 +29,7 @@ from pymongo_resilience_instrumentation.testbed.menus import (
     STANDALONE,
     STANDALONE_SERVER,
 )
-from raw import ask
+from support.raw_client import ask
 
 MENU = (*NETWORK, *FAILOVER, *SERVER)
 PING = {"ping": 1}

@@ -9,10 +9,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import POLLING, Instrument, Side, Telemetry
 from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Fail, ReplicaSet
+from support.clients import POLLING, Side
+from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import (

@@ -15,10 +15,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import POLLING, Instrument, Side
-from inside import Inside
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
+from support.clients import POLLING, Side
+from support.nested_listener import Inside
+from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config, Policy, bind, is_instrumented, override

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from child_programs import PROGRAMS, ended, run
-from conftest import Instrument
 from pymongo_resilience_instrumentation import forks
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from support.child_programs import PROGRAMS, ended, run
+from support.telemetry import Instrument
 
 import pymongo_resilience
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_until
-from free_ports import consecutive_free_ports
-from metrics_table import metrics_table
 from pymongo_resilience_instrumentation.dashboards import RULES, content
 from pymongo_resilience_instrumentation.dashboards.panels import ROWS
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from support.clients import wait_until
+from support.free_ports import consecutive_free_ports
+from support.metrics_table import metrics_table
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "scraped.py"
 ALL = dict.fromkeys(("$job", "$instance", "$client", "$server", "$namespace"), ".*")

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from busy_pools import Silent
-from conftest import Instrument, Side, wait_until
 from pymongo import InsertOne
 from pymongo.errors import (
     AutoReconnect,
@@ -25,6 +23,9 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Interception, ReplicaSet
+from support.busy_pools import Silent
+from support.clients import Side, wait_until
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction
 from pymongo_resilience.events import RetryDeclined, RetryScheduled

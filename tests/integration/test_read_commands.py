@@ -6,13 +6,14 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import POLLING, Instrument, SentCommands, Side
-from inside import Inside
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.operations.read_commands import only_reads
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore
+from support.clients import POLLING, SentCommands, Side
+from support.nested_listener import Inside
+from support.telemetry import Instrument
 
 from pymongo_resilience.orchestrator import Rule
 

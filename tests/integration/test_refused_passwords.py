@@ -14,11 +14,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Slow
 from pymongo_resilience_instrumentation.testbed.faults import Fail
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.orchestrator import Rule

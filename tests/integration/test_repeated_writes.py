@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from bson import Int64
-from conftest import Instrument, Side
 from pymongo import MongoClient, UpdateOne
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
@@ -21,7 +20,9 @@ from pymongo_resilience_instrumentation.testbed import (
     Interception,
     ReplicaSet,
 )
-from raw import ask, new_session
+from support.clients import Side
+from support.raw_client import ask, new_session
+from support.telemetry import Instrument
 
 Document = dict[str, Any]
 

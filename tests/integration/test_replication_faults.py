@@ -9,7 +9,6 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64
-from conftest import Side, wait_until
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     Election,
@@ -23,7 +22,8 @@ from pymongo_resilience_instrumentation.testbed import (
     SkewedClock,
     Standalone,
 )
-from raw import RawClient, ask, new_session
+from support.clients import Side, wait_until
+from support.raw_client import RawClient, ask, new_session
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

@@ -10,12 +10,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import POLLING, Side, fail_command
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from support.clients import POLLING, Side, fail_command
 
 import pymongo_resilience
 from pymongo_resilience import Config, RetryAction

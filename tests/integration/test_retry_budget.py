@@ -8,12 +8,13 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side
 from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation.clients import options as client_options
 from pymongo_resilience_instrumentation.retries.budgets import Budgets
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
+from support.clients import Side
+from support.telemetry import Instrument
 
 from pymongo_resilience.budget import TokenBucket
 from pymongo_resilience.events import RetryDeclined, RetryScheduled

@@ -7,11 +7,12 @@ from typing import Any
 
 import gridfs
 import pytest
-from conftest import Instrument, Side
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
+from support.clients import Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.orchestrator import Rule

@@ -7,7 +7,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, fail_command
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import (
     CutAfter,
@@ -17,6 +16,8 @@ from pymongo_resilience_instrumentation.testbed.faults import (
     Refuse,
 )
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import SentCommands, Side, fail_command
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction, RetryReason, override
 from pymongo_resilience.orchestrator import Rule

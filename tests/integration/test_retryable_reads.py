@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from busy_pools import Silent, Waiting, the_only_connection_taken
-from conftest import Instrument, Side, Telemetry, wait_until
 from pymongo import MongoClient
 from pymongo.errors import WaitQueueTimeoutError
 from pymongo_resilience_instrumentation.testbed import (
@@ -26,8 +24,11 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
 )
 from pymongo_resilience_instrumentation.testbed.interception import Answer, Cut
-from reads import READS, Read, fill, fill_files
-from waiting import wait_for_server
+from support.busy_pools import Silent, Waiting, the_only_connection_taken
+from support.clients import Side, wait_until
+from support.supported_reads import READS, Read, fill, fill_files
+from support.telemetry import Instrument, Telemetry
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import RetryReason, RetryScheduled
 from pymongo_resilience.orchestrator import Rule

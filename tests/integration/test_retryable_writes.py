@@ -7,7 +7,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, fail_command
 from pymongo import InsertOne, UpdateOne
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
@@ -18,6 +17,8 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     Standalone,
 )
+from support.clients import SentCommands, Side, fail_command
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason, RetryScheduled
 from pymongo_resilience.orchestrator import Rule

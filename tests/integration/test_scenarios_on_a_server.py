@@ -1,4 +1,4 @@
-"""The table of ``tests/unit/scenarios.py`` once more, with pymongo, sockets and a server.
+"""The table of ``tests/support/engine/scenarios.py`` once more, with pymongo, sockets and a server.
 
 Real are the driver, its loop, its errors and their labels, sessions and transaction numbers, the
 strikes of the test bed, and what the instrumentation reads from all of it. Not real is time: the
@@ -18,17 +18,18 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, instrumentor
 from pymongo_resilience_instrumentation.retries import budgets
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from real_bed import SHORT_MS, Bed
-from real_calls import DOCUMENTS, Maker, RealCall
-from real_faults import FaultsInOrder, as_stated, is_refusal
-from unit.answers import quarter
-from unit.scenarios import SCENARIOS, Scenario
-from unit.work import START
+from support.clients import Side
+from support.engine.failing_work import START
+from support.engine.retry_strategies import quarter
+from support.engine.scenarios import SCENARIOS, Scenario
+from support.scenario_calls import DOCUMENTS, Maker, RealCall
+from support.scenario_faults import FaultsInOrder, as_stated, is_refusal
+from support.scenario_servers import SHORT_MS, Bed
+from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import (

@@ -11,7 +11,6 @@ from typing import Any
 import gridfs
 import pymongo
 import pytest
-from conftest import Side, Telemetry, fail_command, wait_until
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
@@ -22,6 +21,8 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet, Slow
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side, fail_command, wait_until
+from support.telemetry import Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import BestEffort, Config, ConfigurationError, Policy

@@ -14,18 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import canary_failures
-import canary_operations
-import canary_retries
 import pymongo
 import pymongo_resilience_instrumentation
 import pytest
-from canaries import MARK, PASSWORD, USER, leaks, matching
-from canary_operations import BESIDE, NOT_ON_THIS_SERVER, Place
-from canary_outputs import Outputs, instrumented, shows_itself
-from conftest import SentCommands, Side, fail_command
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support import canary_failures, canary_operations, canary_retries
+from support.canaries import MARK, PASSWORD, USER, leaks, matching
+from support.canary_operations import BESIDE, NOT_ON_THIS_SERVER, Place
+from support.canary_outputs import Outputs, instrumented, shows_itself
+from support.clients import SentCommands, Side, fail_command
 
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError

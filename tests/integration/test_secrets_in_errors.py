@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import subprocess
 import sys
 import traceback
@@ -11,22 +12,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import canary_failures
 import pymongo
 import pytest
-from canaries import DATE, MARK, PASSWORD, USER, leaks, matching, text
-from canary_outputs import instrumented
-from conftest import Side, fail_command
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo.errors import DuplicateKeyError, WriteConcernError
 from pymongo_resilience_instrumentation import cli
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support import canary_failures
+from support.canaries import DATE, MARK, PASSWORD, USER, leaks, matching, text
+from support.canary_outputs import instrumented
+from support.child_programs import PROGRAMS
+from support.clients import Side, fail_command
 
 import pymongo_resilience
 from pymongo_resilience import Event, Failure, Operation, override
 from pymongo_resilience.strategy import Answer
 
-CHILD = Path(__file__).with_name("canary_child.py")
+CHILD = PROGRAMS / "canary_child.py"
 URI = f"mongodb://{MARK}-user:{MARK}-password@127.0.0.1/"
 TAKEN = {"_id": text("a taken id")}
 
@@ -217,6 +219,7 @@ def test_the_standard_error_of_a_process_with_default_logging(tmp_path: Path) ->
     with EmbeddedServer(user=USER, password=PASSWORD) as server:
         child = subprocess.run(
             [sys.executable, "-W", "default", str(CHILD)],
+            env=os.environ | {"PYTHONPATH": str(PROGRAMS.parent)},
             input=server.uri,
             capture_output=True,
             text=True,

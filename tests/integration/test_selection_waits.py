@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side, wait_until
-from interrupting import interrupt
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
 from pymongo_resilience_instrumentation.timeouts import seen_waits
-from waiting import NOBODY, wait_for_server
+from support.clients import SentCommands, Side, wait_until
+from support.interruption import interrupt
+from support.telemetry import Instrument
+from support.wait_helpers import NOBODY, wait_for_server
 
 import pymongo_resilience
 

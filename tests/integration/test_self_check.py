@@ -8,10 +8,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, fail_command
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.self_check import Feature, Part, missing
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side, fail_command
+from support.telemetry import Instrument
 
 from pymongo_resilience import OperationTimeoutError
 

@@ -11,8 +11,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
 from pymongo_resilience_instrumentation.testbed import wire
+from support.clients import wait_until
 
 
 def test_messages_survive_a_changed_body() -> None:

@@ -12,8 +12,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from busy_pools import Silent
-from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import driver
@@ -22,6 +20,9 @@ from pymongo_resilience_instrumentation.selection.operation_counts import Attemp
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster, Standalone
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Latency, Reset
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.busy_pools import Silent
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import status

@@ -10,7 +10,6 @@ from typing import Any
 import bson
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side
 from pymongo import DeleteMany, InsertOne, UpdateMany, UpdateOne, WriteConcern
 from pymongo.errors import (
     AutoReconnect,
@@ -29,6 +28,8 @@ from pymongo_resilience_instrumentation.testbed import (
 )
 from pymongo_resilience_instrumentation.testbed.interception import Answer, Interception
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryDeclined
 from pymongo_resilience.orchestrator import Rule

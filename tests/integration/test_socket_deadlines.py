@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from busy_pools import Silent
-from closed_connections import Closed
-from conftest import Instrument, Side
 from pymongo.errors import NetworkTimeout
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from trickling import EVERY, Trickle, trickling
-from waiting import PLENTY_MS, wait_for_server
+from support.busy_pools import Silent
+from support.clients import Side
+from support.pool_connections import Closed
+from support.slow_sockets import EVERY, Trickle, trickling
+from support.telemetry import Instrument
+from support.wait_helpers import PLENTY_MS, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Stage, override
 

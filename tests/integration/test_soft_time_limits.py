@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import POLLING, Instrument, fail_command
 from pymongo import MongoClient, monitoring
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from striking import OURS, SoftTimeLimitExceeded
+from support.clients import POLLING, fail_command
+from support.striking import OURS, SoftTimeLimitExceeded
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Side
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo import monitoring
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side
 
 import pymongo_resilience
 from pymongo_resilience import Config, instrument, uninstrument

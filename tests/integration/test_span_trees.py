@@ -8,12 +8,13 @@ from typing import Any
 
 import gridfs
 import pytest
-from conftest import Instrument, Side
 from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo.errors import OperationFailure
 from pymongo.operations import IndexModel, SearchIndexModel
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from span_trees import command, failed, operation, trees
+from support.clients import Side
+from support.span_trees import command, failed, operation, trees
+from support.telemetry import Instrument
 
 SET = {"$set": {"a": 1}}
 TXN, CURSOR = "txn_number", "cursor_id"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side, Telemetry, fail_command
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
@@ -20,6 +19,8 @@ from pymongo_resilience_instrumentation.telemetry.operation_spans import Operati
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import SentCommands, Side, fail_command
+from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testing import set_active
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side
 from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver
@@ -22,6 +21,8 @@ from pymongo_resilience_instrumentation.testbed import (
     Interception,
     ReplicaSet,
 )
+from support.clients import Side
+from support.telemetry import Instrument
 
 from pymongo_resilience.failure import Stage
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from child_programs import ended
 from pymongo_resilience_instrumentation import calls
+from support.child_programs import ended
 
 PROGRAM = """
 import json, sys

@@ -7,9 +7,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Refuse
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument
 
 from pymongo_resilience import ClientStatus, Config, ServerStatus, status, uninstrument
 

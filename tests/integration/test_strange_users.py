@@ -8,10 +8,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from complaints import no_complaints
-from conftest import Instrument, Side, fail_command
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from support.clients import Side, fail_command
+from support.internal_errors import no_complaints
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction, override
 

@@ -8,12 +8,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
-from conftest import Instrument, Side, fail_command
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from striking import Line, SoftTimeLimitExceeded, moments, run
+from support.clients import Side, fail_command
+from support.striking import Line, SoftTimeLimitExceeded, moments, run
+from support.telemetry import Instrument
 
 from pymongo_resilience import Policy, RetryAction, bind, override
 from pymongo_resilience.breaker_states import HalfOpen

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import wrapt
-from conftest import Instrument, Side, fail_command
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation import driver, instrumentor, patches, self_check
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from support.clients import Side, fail_command
+from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config

@@ -9,8 +9,6 @@ from typing import Any
 import pymongo
 import pymongo_resilience_instrumentation.driver.events as driver_events
 import pytest
-from child_programs import run
-from conftest import Instrument, SentCommands, Side, Telemetry
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -29,6 +27,9 @@ from pymongo_resilience_instrumentation.clients.pools import Pool
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.child_programs import run
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import Config

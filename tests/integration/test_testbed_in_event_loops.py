@@ -11,8 +11,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import wait_until
-from free_ports import consecutive_free_ports
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     EmbeddedServer,
@@ -22,6 +20,8 @@ from pymongo_resilience_instrumentation.testbed import (
     TestbedError,
 )
 from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+from support.clients import wait_until
+from support.free_ports import consecutive_free_ports
 
 KINDS = (EmbeddedServer, ReplicaSet, ShardedCluster, Standalone)
 Kind = Callable[[], Any]

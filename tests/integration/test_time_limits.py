@@ -14,9 +14,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from closed_connections import Closed
-from conftest import Instrument, Side, wait_until
-from every_operation import BY_CLASS, Scene
 from pymongo import InsertOne, UpdateOne, WriteConcern, _csot
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
 from pymongo_resilience_instrumentation.testbed import (
@@ -29,7 +26,11 @@ from pymongo_resilience_instrumentation.testbed import (
     Slow,
 )
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS
-from waiting import wait_for_server
+from support.clients import Side, wait_until
+from support.every_operation import BY_CLASS, Scene
+from support.pool_connections import Closed
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Stage, override
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from bson.errors import InvalidDocument
-from busy_pools import Silent, the_only_connection_taken
-from conftest import Instrument, Side
 from gridfs import AsyncGridFSBucket, GridFSBucket
 from pymongo import InsertOne, UpdateOne, WriteConcern
 from pymongo.errors import (
@@ -37,7 +35,10 @@ from pymongo_resilience_instrumentation.testbed import (
 )
 from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
 from pymongo_resilience_instrumentation.testbed.interception import Amend
-from waiting import wait_for_server
+from support.busy_pools import Silent, the_only_connection_taken
+from support.clients import Side
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Stage, override
 

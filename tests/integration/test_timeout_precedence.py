@@ -10,10 +10,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, fail_command
 from pymongo import _csot
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from waiting import wait_for_server
+from support.clients import Side, fail_command
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, override
 

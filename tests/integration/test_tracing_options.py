@@ -7,13 +7,14 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, Telemetry
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.trace import StatusCode
 from pymongo.errors import ConfigurationError, DuplicateKeyError, OperationFailure
 from pymongo_resilience_instrumentation.telemetry.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side
+from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience.testing import set_active
 

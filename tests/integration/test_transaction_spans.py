@@ -14,7 +14,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, Telemetry
 from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import deferred
@@ -22,7 +21,9 @@ from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Fail
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from pymongo_resilience_instrumentation.transactions import transaction_spans
-from span_trees import command, failed, operation, transaction, trees
+from support.clients import Side
+from support.span_trees import command, failed, operation, transaction, trees
+from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import RetryScheduled

@@ -10,7 +10,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, SentCommands, Side
 from pymongo import InsertOne, _csot
 from pymongo.errors import (
     ExecutionTimeout,
@@ -20,7 +19,9 @@ from pymongo.errors import (
     PyMongoError,
 )
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
-from transactions import LONG, LOW, DriversTime, drivers_time, limits, run, session_of
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
+from support.transactions import LONG, LOW, DriversTime, drivers_time, limits, run, session_of
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side
 from pymongo import UpdateMany, WriteConcern
 from pymongo.errors import (
     AutoReconnect,
@@ -26,7 +25,9 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     ShardedCluster,
 )
-from waiting import wait_for_server
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import RetryScheduled
 from pymongo_resilience.orchestrator import Rule

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Instrument, Side
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side
+from support.telemetry import Instrument
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from child_programs import ended
+from support.child_programs import ended
 
 PROGRAM = """
 import logging, sys

@@ -16,7 +16,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pymongo import _csot
@@ -24,7 +23,9 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import calls, driver, instrumentor
 from pymongo_resilience_instrumentation.driver.waits import RESOLUTION
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from waiting import half_of, wait_for_server
+from support.clients import Side
+from support.telemetry import Instrument
+from support.wait_helpers import half_of, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, blocks, override
 from pymongo_resilience.testing import FakeClock

@@ -14,9 +14,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from busy_pools import the_only_connection_taken
-from conftest import Instrument, Side
-from handshakes import LOGIN, USER, Handshakes, find_server
 from pymongo.errors import (
     AutoReconnect,
     NetworkTimeout,
@@ -25,7 +22,11 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.gate import Gate
-from waiting import NOBODY, PLENTY_MS, half_of, wait_for_server
+from support.busy_pools import the_only_connection_taken
+from support.clients import Side
+from support.handshakes import LOGIN, USER, Handshakes, find_server
+from support.telemetry import Instrument
+from support.wait_helpers import NOBODY, PLENTY_MS, half_of, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, RetryAction, RetryScheduled, override
 from pymongo_resilience.orchestrator import Rule

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 from bson import Int64
-from conftest import Instrument, Side, fail_command
-from every_operation import BY_CLASS, Scene
 from pymongo import _csot, monitoring
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Interception, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import Answer
-from transactions import DriversTime, drivers_time
-from waiting import wait_for_server
+from support.clients import Side, fail_command
+from support.every_operation import BY_CLASS, Scene
+from support.telemetry import Instrument
+from support.transactions import DriversTime, drivers_time
+from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 

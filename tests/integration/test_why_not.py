@@ -15,7 +15,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from conftest import Instrument, Side, wait_until
 from pymongo import ReadPreference
 from pymongo.errors import (
     AutoReconnect,
@@ -27,7 +26,9 @@ from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.selection import descriptions, explanations
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import Refuse
-from waiting import NOBODY, wait_for_server
+from support.clients import Side, wait_until
+from support.telemetry import Instrument
+from support.wait_helpers import NOBODY, wait_for_server
 
 from pymongo_resilience import (
     OperationTimeoutError,

@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import Instrument, Side
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import Fault, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore, Fail, Overload
+from support.clients import Side
+from support.telemetry import Instrument
 
 from pymongo_resilience import RetryDeclined, RetryReason, override
 from pymongo_resilience.orchestrator import Rule

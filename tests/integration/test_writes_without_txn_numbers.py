@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from conftest import Instrument, SentCommands, Side, wait_until
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import AutoReconnect, NotPrimaryError, PyMongoError
 from pymongo_resilience_instrumentation.testbed import (
@@ -26,6 +25,8 @@ from pymongo_resilience_instrumentation.testbed import (
     Reset,
     Standalone,
 )
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument
 
 from pymongo_resilience import MongoDBSpecification, RetryScheduled, override
 from pymongo_resilience.orchestrator import Rule

@@ -12,7 +12,7 @@ from common import Child, Telemetry, client, say
 import pymongo_resilience
 
 sys.path.append(str(Path(__file__).parent.parent))
-from own_sockets import inodes_to
+from support.open_sockets import inodes_to
 
 MONITORS = 1
 """A client that polls looks at its one server over one connection."""

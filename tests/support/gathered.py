@@ -55,14 +55,14 @@ def _lines(config: pytest.Config) -> list[str]:
     gathered = config.stash[GATHERED]
     lines = [f"{group}: {count}" for group, count in cases(config).items()]
     if "conformance" in gathered:
-        from conformance import verdicts  # noqa: PLC0415
+        from support.conformance import verdicts  # noqa: PLC0415
 
         found = [verdicts.Verdict(**entry) for entry in gathered["conformance"]]
         lines += verdicts.summary(found)
         verdicts.write_json(found)
     lines += gathered.get("figures", [])
     if "chaos" in gathered:
-        from chaos import report  # noqa: PLC0415
+        from support.chaos import report  # noqa: PLC0415
 
         lines += report.tables(gathered["chaos"])
         report.write_json(gathered["chaos"])

@@ -7,13 +7,12 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine.retry_strategies import half
 
 from pymongo_resilience import backoff
 from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError, RetryAction
-
-from .answers import half
 
 attempts = st.integers(1, 10**9)
 thrown = st.floats(0, 1, exclude_max=True)

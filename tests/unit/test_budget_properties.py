@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.engine.endless_failures import repeated, run_forever
+from support.engine.engine_inputs import Setting, Tokens, budgets, settings_of_any_kind
+from support.engine.failing_work import Call, Fault
+from support.engine.retry_strategies import AT_ONCE, half
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.orchestrator import Orchestrator, Rule
 
-from .answers import AT_ONCE, half
-from .anything import Setting, Tokens, budgets, settings_of_any_kind
-from .endless import repeated, run_forever
-from .work import Call, Fault
-
 if TYPE_CHECKING:
-    from .work import Outcome
+    from support.engine.failing_work import Outcome
 
 OVERLOAD = Fault(
     reason=RetryReason.OVERLOADED, labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}), takes=1.0

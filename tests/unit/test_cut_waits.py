@@ -6,16 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.engine.failing_work import START, AwaitedWork, BlockingWork, Final
+from support.engine.retry_strategies import AT_ONCE, FAST_FAIL, half, waiting
+from support.engine.scenarios import CUT, OVERLOAD, READ
 
 from pymongo_resilience.budget import TokenBucket
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.orchestrator import Orchestrator, Rule
 from pymongo_resilience.testing import FakeClock, RecordingListener
-
-from .answers import AT_ONCE, FAST_FAIL, half, waiting
-from .scenarios import CUT, OVERLOAD, READ
-from .work import START, AwaitedWork, BlockingWork, Final
 
 both = pytest.mark.parametrize("kind", [BlockingWork, AwaitedWork], ids=["thread", "task"])
 ORCHESTRATOR = Orchestrator(random=half)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine.failing_work import START
 
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.testing import FakeClock
-
-from .work import START
 
 
 def test_it_counts_from_now_on_its_clock() -> None:

@@ -10,16 +10,22 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.engine.engine_inputs import (
+    calls,
+    faults,
+    forgiving_calls,
+    labels,
+    orchestrators,
+    strategies,
+)
+from support.engine.failing_work import Call, Fault
+from support.engine.override_plans import Block, Plan, Ran, Slowness, Step, in_task, in_thread
+from support.engine.retry_strategies import AT_ONCE, waiting
 
 from pymongo_resilience import blocks, policy
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.orchestrator import LAST_ATTEMPT, Orchestrator, Rule
-
-from .answers import AT_ONCE, waiting
-from .anything import calls, faults, forgiving_calls, labels, orchestrators, strategies
-from .plans import Block, Plan, Ran, Slowness, Step, in_task, in_thread
-from .work import Call, Fault
 
 run = pytest.mark.parametrize(
     "run", [in_thread, lambda plan: asyncio.run(in_task(plan))], ids=["thread", "task"]

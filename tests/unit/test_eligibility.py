@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.engine.topologies import primary, reading, replica_set, secondary, server, unknown
 
 from pymongo_resilience.eligibility import (
     LOCAL_THRESHOLD,
@@ -21,8 +22,6 @@ from pymongo_resilience.server_description import (
     TopologyDescription,
     TopologyType,
 )
-
-from .servers import primary, reading, replica_set, secondary, server, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,6 +7,9 @@ import logging
 from typing import Any
 
 import pytest
+from support.engine.failing_work import RESULT, BlockingWork
+from support.engine.retry_strategies import FAST_FAIL
+from support.engine.scenarios import CUT, READ
 
 from pymongo_resilience.events import (
     BreakerClosed,
@@ -23,10 +26,6 @@ from pymongo_resilience.executor import Executor
 from pymongo_resilience.failure import RetryReason
 from pymongo_resilience.orchestrator import Orchestrator, Rule
 from pymongo_resilience.testing import RecordingListener
-
-from .answers import FAST_FAIL
-from .scenarios import CUT, READ
-from .work import RESULT, BlockingWork
 
 SCHEDULED = RetryScheduled(
     "find", "shop.orders", RetryReason.NOT_PRIMARY, "db1.example:27017", 1, 0.0015

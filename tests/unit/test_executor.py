@@ -8,16 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.failure import RetryReason
-from pymongo_resilience.orchestrator import Orchestrator, Rule
-from pymongo_resilience.strategy import RetryAction
-from pymongo_resilience.testing import FakeClock, RecordingListener
-
-from .answers import AT_ONCE, FAST_FAIL, Answering, half, waiting
-from .scenarios import CUT, NOT_PRIMARY, OVERLOAD, READ, UNKNOWN
-from .work import (
+from support.engine.failing_work import (
     RESULT,
     START,
     AwaitedWork,
@@ -26,6 +17,14 @@ from .work import (
     run_in_task,
     run_in_thread,
 )
+from support.engine.retry_strategies import AT_ONCE, FAST_FAIL, Answering, half, waiting
+from support.engine.scenarios import CUT, NOT_PRIMARY, OVERLOAD, READ, UNKNOWN
+
+from pymongo_resilience.executor import AsyncExecutor, Executor
+from pymongo_resilience.failure import RetryReason
+from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.strategy import RetryAction
+from pymongo_resilience.testing import FakeClock, RecordingListener
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 
 import pytest
+from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
-
-from .answers import FAST_FAIL
 
 REASONS = {
     # name: value, allows_non_idempotent_retry, always_retry

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.engine.failing_work import RESULT, AttemptFailed, AwaitedWork, BlockingWork, FakeWork
+from support.engine.retry_strategies import FAST_FAIL, half
+from support.engine.scenarios import CUT, READ, UNKNOWN
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.testing import RecordingListener
-
-from .answers import FAST_FAIL, half
-from .scenarios import CUT, READ, UNKNOWN
-from .work import RESULT, AttemptFailed, AwaitedWork, BlockingWork, FakeWork
 
 ORCHESTRATOR = Orchestrator(random=half)
 Run = Callable[[FakeWork, RecordingListener], Any]

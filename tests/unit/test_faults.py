@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.engine.failing_work import AwaitedWork, BlockingWork
+from support.engine.retry_strategies import FAST_FAIL, half
+from support.engine.scenarios import CUT, READ
 
 from pymongo_resilience import faults
 from pymongo_resilience.events import Broadcast
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.testing import RecordingListener
-
-from .answers import FAST_FAIL, half
-from .scenarios import CUT, READ
-from .work import AwaitedWork, BlockingWork
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals here")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import examples
+from support.hostile_input import examples
 
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config
 from pymongo_resilience.errors import ConfigurationError

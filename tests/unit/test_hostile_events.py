@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from bson import Binary
-from complaints import no_complaints
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
@@ -25,7 +24,8 @@ from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSp
 from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics import ServerMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-from strategies import bson_values, error_documents, examples, strange_floats
+from support.hostile_input import bson_values, error_documents, examples, strange_floats
+from support.internal_errors import no_complaints
 
 from pymongo_resilience.switch import Switch
 

@@ -31,7 +31,8 @@ from pymongo_resilience_instrumentation.selection.breaker_errors import refused
 from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
 from pymongo_resilience_instrumentation.telemetry.metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import errors as timeouts
-from strategies import (
+from support.engine.driver_exceptions import built, exceptions, filled, made, nasty_children, others
+from support.hostile_input import (
     BOTH_OVERLOAD_LABELS,
     error_documents,
     examples,
@@ -47,8 +48,6 @@ from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.orchestrator import GiveUp, Orchestrator
 from pymongo_resilience.strategy import BestEffort
-
-from .any_exception import built, exceptions, filled, made, nasty_children, others
 
 pytestmark = pytest.mark.oldest
 

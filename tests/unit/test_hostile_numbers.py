@@ -9,7 +9,17 @@ from itertools import repeat
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import examples, strange_floats
+from support.engine.failing_work import (
+    START,
+    AwaitedWork,
+    BlockingWork,
+    Call,
+    Fault,
+    run_in_task,
+    run_in_thread,
+)
+from support.engine.retry_strategies import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB, half
+from support.hostile_input import examples, strange_floats
 
 from pymongo_resilience import backoff
 from pymongo_resilience.deadline import Deadline
@@ -25,9 +35,6 @@ from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Ve
 from pymongo_resilience.rtt import RoundTripTime
 from pymongo_resilience.strategy import RetryAction, RetryStrategy
 from pymongo_resilience.testing import FakeClock
-
-from .answers import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB, half
-from .work import START, AwaitedWork, BlockingWork, Call, Fault, run_in_task, run_in_thread
 
 READING = Call(kind=Kind.READ)
 numbers = st.floats() | strange_floats

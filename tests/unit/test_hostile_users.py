@@ -15,7 +15,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import examples, strange_floats
+from support.engine.failing_work import (
+    RESULT,
+    AwaitedWork,
+    BlockingWork,
+    Call,
+    FakeWork,
+    Fault,
+    Final,
+)
+from support.engine.retry_strategies import Answering, half
+from support.hostile_input import examples, strange_floats
 
 from pymongo_resilience.events import Broadcast, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
@@ -24,9 +34,6 @@ from pymongo_resilience.operation import Kind
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import RetryAction
 from pymongo_resilience.testing import RecordingListener
-
-from .answers import Answering, half
-from .work import RESULT, AwaitedWork, BlockingWork, Call, FakeWork, Fault, Final
 
 READ = Call(kind=Kind.READ)
 CUT = Fault(reason=RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, takes=1 / 64)

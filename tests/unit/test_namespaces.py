@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL, MONGODB, Answering
 
 from pymongo_resilience import namespaces
 from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.namespaces import NamespaceRules, matches
 from pymongo_resilience.policy import NOTHING, Policy
-
-from .answers import BEST_EFFORT, FAST_FAIL, MONGODB, Answering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

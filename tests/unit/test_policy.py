@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 
 from pymongo_resilience.blocks import current
 from pymongo_resilience.overrides import override
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError
-
-from .answers import BEST_EFFORT, FAST_FAIL
 
 if TYPE_CHECKING:
     from pymongo_resilience.failure import Failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.engine.topologies import primary, replica_set, secondary, unknown
 
 from pymongo_resilience.read_preference import PRIMARY, Mode, ReadPreference
 from pymongo_resilience.server_description import ServerDescription
@@ -12,8 +13,6 @@ from pymongo_resilience.staleness import (
     check_maximum,
     estimate,
 )
-
-from .servers import primary, replica_set, secondary, unknown
 
 
 def test_the_default_is_the_primary_without_more() -> None:

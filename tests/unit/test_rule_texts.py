@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import Failure, RetryReason, Stage
@@ -12,8 +13,6 @@ from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.testing import FakeClock
-
-from .answers import FAST_FAIL
 
 SECRET = "a value of a document"
 FAILURE = Failure(ValueError(SECRET), Stage.IN_FLIGHT, RetryReason.ACCESS_ERROR, code_name=SECRET)

@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING
 
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-
-from pymongo_resilience.deadline import Deadline
-from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.failure import RetryReason
-from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Rule
-from pymongo_resilience.strategy import RetryAction
-from pymongo_resilience.testing import FakeClock
-
-from .answers import AT_ONCE, MONGODB
-from .anything import (
+from support.engine.endless_failures import (
+    permitted,
+    refused_until,
+    repeated,
+    run_forever,
+    work_for,
+)
+from support.engine.engine_inputs import (
     SHORTEST_ATTEMPT,
     Setting,
     calls,
@@ -33,8 +30,7 @@ from .anything import (
     seconds,
     settings_of_any_kind,
 )
-from .endless import permitted, refused_until, repeated, run_forever, work_for
-from .work import (
+from support.engine.failing_work import (
     START,
     AwaitedWork,
     BlockingWork,
@@ -44,6 +40,15 @@ from .work import (
     run_in_task,
     run_in_thread,
 )
+from support.engine.retry_strategies import AT_ONCE, MONGODB
+
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.failure import RetryReason
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Rule
+from pymongo_resilience.strategy import RetryAction
+from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
     from pymongo_resilience.failure import Failure

@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.engine.failing_work import (
+    RESULT,
+    AwaitedWork,
+    BlockingWork,
+    Outcome,
+    run_in_task,
+    run_in_thread,
+)
+from support.engine.scenarios import SCENARIOS, Scenario
 
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
 from pymongo_resilience.orchestrator import Rule
-
-from .scenarios import SCENARIOS, Scenario
-from .work import RESULT, AwaitedWork, BlockingWork, Outcome, run_in_task, run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,13 +8,12 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.engine.topologies import primary, reading, replica_set, secondary, unknown
 
 from pymongo_resilience.eligibility import Criteria
 from pymongo_resilience.read_preference import Mode
 from pymongo_resilience.selection import ServerSelectionError, choose, select
 from pymongo_resilience.server_description import TopologyDescription, TopologyType
-
-from .servers import primary, reading, replica_set, secondary, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

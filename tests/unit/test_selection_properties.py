@@ -7,13 +7,12 @@ from random import Random
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.engine.topologies import ADDRESSES, any_criteria, topologies
 
 from pymongo_resilience.eligibility import Criteria, decide
 from pymongo_resilience.explanation import explain
 from pymongo_resilience.selection import ServerSelectionError, choose, select
 from pymongo_resilience.server_description import TopologyDescription
-
-from .servers import ADDRESSES, any_criteria, topologies
 
 counts = st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 20))
 

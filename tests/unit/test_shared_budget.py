@@ -15,13 +15,8 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-
-from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
-from pymongo_resilience.orchestrator import Orchestrator, Rule
-
-from .answers import BEST_EFFORT
-from .anything import (
+from support.engine.endless_failures import permitted
+from support.engine.engine_inputs import (
     Tokens,
     budgets,
     calls,
@@ -33,14 +28,18 @@ from .anything import (
     seconds,
     strategies,
 )
-from .endless import permitted
-from .stepped import Running, SharedClock, SteppedWork
-from .work import START, Fault
+from support.engine.failing_work import START, Fault
+from support.engine.retry_strategies import BEST_EFFORT
+from support.engine.stepped_operations import Running, SharedClock, SteppedWork
+
+from pymongo_resilience.events import RetryScheduled
+from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
+from pymongo_resilience.orchestrator import Orchestrator, Rule
 
 if TYPE_CHECKING:
-    from pymongo_resilience.strategy import RetryStrategy
+    from support.engine.failing_work import Call
 
-    from .work import Call
+    from pymongo_resilience.strategy import RetryStrategy
 
 TENTH = Fraction(1, 10)
 MOST = 6

@@ -19,10 +19,9 @@ from bson import ObjectId
 from pymongo.errors import NetworkTimeout, PyMongoError
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.timeouts.errors import timed_out
+from support.engine.driver_exceptions import made_of_itself
 
 from pymongo_resilience import OperationTimeoutError, Stage
-
-from .any_exception import made_of_itself
 
 pytestmark = pytest.mark.oldest
 

@@ -1,0 +1,201 @@
+"""One run: a workload through a scenario, on one side of pymongo, and its balance."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import pymongo
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from pymongo_resilience_instrumentation.testbed import (
+    EmbeddedServer,
+    ReplicaSet,
+    Scenario,
+    Standalone,
+)
+from support.chaos.ledger import Balance, Kind, found_in
+from support.chaos.residue import OpenSpans
+from support.chaos.workload import (
+    DATABASE,
+    DEADLINE,
+    Author,
+    Journal,
+    outcome_of_the_last_span,
+    run_tasks,
+    run_threads,
+)
+
+import pymongo_resilience
+from pymongo_resilience import Config
+
+OPEN_SPANS: Final = OpenSpans()
+THREADS: Final = 8
+TASKS: Final = 200
+CLIENT: Final = {
+    # Not shorter: 200 tasks keep one event loop busy for so long that a hello of a healthy member
+    # seems to be late, and the driver clears the pool again and again.
+    "connectTimeoutMS": 5000,
+    "heartbeatFrequencyMS": 1000,
+    # Everybody has a connection, and they are made again quickly after they were reset: who waits
+    # for one in pymongo's asynchronous pool is overtaken by whoever returns one and takes it back.
+    "maxPoolSize": 250,
+    "maxConnecting": 16,
+}
+
+
+class Side(StrEnum):
+    """Who retries."""
+
+    OURS = "ours"
+    PLAIN = "plain"
+
+
+class Api(StrEnum):
+    """Which of pymongo's two interfaces, and how many use it at once."""
+
+    THREADS = "8 threads"
+    TASKS = "200 tasks"
+
+
+class Topology(StrEnum):
+    """What stands in front of the server."""
+
+    REPLICA_SET = "replica set"
+    STANDALONE = "standalone"
+
+    def on(self, server: EmbeddedServer) -> ReplicaSet | Standalone:
+        """The deployment, not started."""
+        kind = ReplicaSet if self is Topology.REPLICA_SET else Standalone
+        return kind(server.address)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What can be written there: a standalone knows no transactions."""
+        if self is Topology.REPLICA_SET:
+            return tuple(Kind)
+        return tuple(kind for kind in Kind if kind is not Kind.TRANSACTION)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How soon a new primary was made use of, in seconds since its election."""
+
+    first: float
+    """Until the first operation that had waited for it ended."""
+    last: float
+    """Until the last of those that had waited ended."""
+
+
+@dataclass
+class Result:
+    """What came of one run."""
+
+    title: str
+    side: Side
+    api: Api
+    journal: Journal
+    balance: Balance
+    strikes: int
+    """Faults of the scenario."""
+    faults: dict[str, int]
+    """How often each kind acted: a black hole counts every message it swallows."""
+    repeats: int
+    """Writes that reached the server again after it had executed them."""
+    recovery: Recovery | None
+    """From the last election, if an operation waited for it."""
+
+
+class Outcomes(SpanProcessor):
+    """Tells the workload how its last operation ended, in the thread or task that ran it."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        attributes = span.attributes or {}
+        outcome = attributes.get("pymongo_resilience.outcome")
+        # The client is closed in the thread of the test, which writes nothing.
+        if outcome is not None and attributes.get("db.operation.name") != "endSessions":
+            outcome_of_the_last_span.set(str(outcome))
+
+
+@contextlib.contextmanager
+def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
+    """Instrument, or leave it; gives the client's options, with the same deadline for both."""
+    if side is Side.PLAIN:
+        yield {**CLIENT, "timeoutMS": int(DEADLINE * 1000)}
+        return
+    tracer_provider = TracerProvider(shutdown_on_exit=False)
+    tracer_provider.add_span_processor(Outcomes())
+    tracer_provider.add_span_processor(OPEN_SPANS)
+    pymongo_resilience.instrument(
+        Config(timeout_ms=int(DEADLINE * 1000)),
+        tracer_provider=tracer_provider,
+        meter_provider=MeterProvider(shutdown_on_exit=False),
+    )
+    try:
+        yield dict(CLIENT)
+    finally:
+        pymongo_resilience.uninstrument()
+
+
+def run(
+    title: str,
+    side: Side,
+    api: Api,
+    scenario: Scenario,
+    *,
+    seconds: float,
+    seed: int,
+    topology: Topology = Topology.REPLICA_SET,
+) -> Result:
+    """Play the scenario while the workload writes, then compare; on a server of its own."""
+    name, count = ("thread", THREADS) if api is Api.THREADS else ("task", TASKS)
+    authors = [Author(f"{name}-{number}", seed, topology.kinds) for number in range(count)]
+    journal = Journal()
+    with EmbeddedServer() as server:
+        with topology.on(server) as servers, side_in_force(side) as options:
+            played = servers.play(scenario)
+            if api is Api.THREADS:
+                with pymongo.MongoClient[Any](servers.uri, **options) as client:
+                    run_threads(client, authors, seconds=seconds, journal=journal)
+            else:
+                asyncio.run(_tasks(servers.uri, options, authors, seconds, seed, journal))
+            played.result(timeout=seconds)
+            faults, repeats = servers.injected(), servers.repeats
+            recovery = None
+            if isinstance(servers, ReplicaSet):
+                recovery = _recovery(journal, servers.elected_at)
+        # Past the members, and after their end: nothing that was held back arrives any more.
+        with pymongo.MongoClient[Any](server.uri) as direct:
+            balance = journal.ledger.balance(found_in(direct[DATABASE]))
+    return Result(
+        title=title,
+        side=side,
+        api=api,
+        journal=journal,
+        balance=balance,
+        strikes=len(scenario.steps),
+        faults=dict(faults),
+        repeats=repeats,
+        recovery=recovery,
+    )
+
+
+def _recovery(journal: Journal, elected_at: float) -> Recovery | None:
+    waited = [ended - elected_at for began, ended in journal.spans if began < elected_at < ended]
+    return Recovery(min(waited), max(waited)) if waited else None
+
+
+async def _tasks(
+    uri: str,
+    options: dict[str, Any],
+    authors: Sequence[Author],
+    seconds: float,
+    seed: int,
+    journal: Journal,
+) -> None:
+    async with pymongo.AsyncMongoClient[Any](uri, **options) as client:
+        await run_tasks(client, authors, seconds=seconds, seed=seed, journal=journal)

@@ -1,0 +1,237 @@
+"""Plays: pieces of work that might leave something behind, each for both of pymongo's APIs.
+
+Each makes its clients and is done with them; what it was meant to go through, it asserts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import bson
+import gridfs
+import pymongo
+import pytest
+from pymongo import InsertOne
+from pymongo_resilience_instrumentation.testbed import CutAfter
+from support.chaos.play_scene import AuditLog, Scene
+from support.clients import fail_command
+
+from pymongo_resilience import override
+
+OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
+
+
+class MishapError(Exception):
+    """Of the application's own code."""
+
+
+def success(scene: Scene) -> None:
+    with scene.documents() as coll:
+        assert scene.do(coll.find_one, {"_id": 1}) == {"_id": 1}
+        assert scene.do(coll.update_one, {"_id": 1}, {"$set": {"a": 1}}).modified_count == 1
+        assert len(scene.do(coll.find({}, batch_size=3).to_list)) == 10
+        assert scene.do(coll.count_documents, {}) == 10
+
+
+def retried(scene: Scene) -> None:
+    with scene.documents() as coll:
+        for command, work in (("find", coll.find_one), ("delete", coll.delete_one)):
+            with fail_command(scene.control, command, closeConnection=True, times=2):
+                scene.do(work, {"_id": 1})
+    assert scene.heard == ["RetryScheduled"] * 4
+
+
+def given_up(scene: Scene) -> None:
+    with scene.documents() as coll:
+        for command, work in (("find", coll.find_one), ("delete", coll.delete_one)):
+            with fail_command(scene.control, command, **OVERLOADED):
+                with pytest.raises(pymongo.errors.OperationFailure):
+                    scene.do(work, {"_id": 1})
+    assert scene.heard == (["RetryScheduled"] * 5 + ["RetryDeclined"]) * 2
+
+
+def refused(scene: Scene) -> None:
+    with scene.documents() as coll, pytest.raises(pymongo.errors.DuplicateKeyError):
+        scene.do(coll.insert_one, {"_id": 1})
+    assert scene.heard == ["RetryDeclined"]
+
+
+def deadline(scene: Scene) -> None:
+    # To connect takes a busy machine longer than a command has.
+    def connect() -> None:
+        with pymongo.timeout(0):
+            client.admin.command("ping")
+
+    async def connect_async() -> None:
+        with pymongo.timeout(0):
+            await client.admin.command("ping")
+
+    with scene.client(timeoutMS=100) as client:
+        scene.do(connect_async if scene.is_async else connect)
+        with fail_command(scene.control, "find", "insert", errorCode=6):
+            for work in (client.db.coll.find_one, client.db.coll.insert_one):
+                with pytest.raises(pymongo.errors.PyMongoError) as caught:
+                    scene.do(work, {"_id": 1})
+                assert caught.value.timeout
+    assert scene.heard[-1] == "RetryDeclined"
+
+
+def abandoned_cursor(scene: Scene) -> None:
+    with scene.documents() as coll:
+        cursor = coll.find({}, batch_size=2)
+        scene.do(cursor.next)
+        assert cursor.alive
+        del cursor
+        gc.collect()
+        assert scene.do(coll.find_one, {"_id": 1})
+
+
+def generator_closed_early(scene: Scene) -> None:
+    def some(coll: Any) -> None:
+        documents = (document for document in coll.find({}, batch_size=2))
+        assert next(documents) == {"_id": 0}
+        documents.close()
+
+    async def some_async(coll: Any) -> None:
+        documents = (document async for document in coll.find({}, batch_size=2))
+        assert await anext(documents) == {"_id": 0}
+        await documents.aclose()
+
+    with scene.documents() as coll:
+        scene.do(some_async if scene.is_async else some, coll)
+
+
+def transaction_left_by_an_exception(scene: Scene) -> None:
+    def write(coll: Any) -> None:
+        with coll.database.client.start_session() as session, session.start_transaction():
+            coll.insert_one({"_id": 10}, session=session)
+            raise MishapError
+
+    async def write_async(coll: Any) -> None:
+        async with coll.database.client.start_session() as session:
+            async with await session.start_transaction():
+                await coll.insert_one({"_id": 10}, session=session)
+                raise MishapError
+
+    with scene.documents() as coll:
+        with pytest.raises(MishapError):
+            scene.do(write_async if scene.is_async else write, coll)
+        assert scene.do(coll.count_documents, {}) == 10
+
+
+def override_left_by_an_exception(scene: Scene) -> None:
+    def write(coll: Any) -> None:
+        with override(idempotent=True, data={"a": 1}):
+            coll.insert_one({"_id": 1})
+
+    async def write_async(coll: Any) -> None:
+        async with override(idempotent=True, data={"a": 1}):
+            await coll.insert_one({"_id": 1})
+
+    with scene.documents() as coll, pytest.raises(pymongo.errors.DuplicateKeyError):
+        scene.do(write_async if scene.is_async else write, coll)
+
+
+def operation_in_a_listener(scene: Scene) -> None:
+    log = AuditLog()
+    with scene.client() as other, scene.documents(event_listeners=[log]) as coll:
+        log.coll = other[scene.database].log
+        scene.do(coll.insert_one, {"_id": 10})
+        for task in log.tasks:
+            scene.do(asyncio.wait_for, task, 5)
+        assert scene.do(log.coll.count_documents, {}) == 1
+
+
+def change_stream(scene: Scene) -> None:
+    with scene.documents() as coll:
+        for closes in (True, False):
+            stream = scene.do(coll.watch)
+            scene.do(coll.insert_one, {"closes": closes})
+            assert scene.do(stream.next)["operationType"] == "insert"
+            if closes:
+                scene.do(stream.close)
+            del stream
+            gc.collect()
+
+
+def grid_file(scene: Scene) -> None:
+    bucket_of = gridfs.AsyncGridFSBucket if scene.is_async else gridfs.GridFSBucket
+    with scene.client() as client:
+        bucket = bucket_of(client[scene.database], chunk_size_bytes=1024)
+        for closes in (True, False):
+            upload = bucket.open_upload_stream("a file")
+            scene.do(upload.write, b"x" * 5000)
+            if closes:
+                scene.do(upload.close)
+        download = scene.do(bucket.open_download_stream_by_name, "a file")
+        assert scene.do(download.read, 10) == b"x" * 10
+        scene.do(download.close)
+        abandoned = scene.do(bucket.open_download_stream_by_name, "a file")
+        assert scene.do(abandoned.read, 10) == b"x" * 10
+        del upload, download, abandoned
+        gc.collect()
+
+
+def input_that_fails(scene: Scene) -> None:
+    def documents() -> Iterator[Any]:
+        yield {"_id": 20}
+        raise MishapError
+
+    with scene.documents() as coll:
+        with pytest.raises(MishapError):
+            scene.do(coll.insert_many, documents())
+        with pytest.raises(bson.errors.InvalidDocument):
+            scene.do(coll.bulk_write, [InsertOne({"_id": 30}), InsertOne({"a": object()})])
+
+
+def many_at_once(scene: Scene) -> None:
+    def in_threads(coll: Any) -> None:
+        with ThreadPoolExecutor(8) as executor:
+            list(executor.map(lambda i: coll.update_one({"_id": i}, {"$inc": {"n": 1}}), range(8)))
+
+    async def in_tasks(coll: Any) -> None:
+        await asyncio.gather(*(coll.update_one({"_id": i}, {"$inc": {"n": 1}}) for i in range(8)))
+
+    with scene.documents() as coll:
+        scene.proxy.inject(CutAfter("update", times=4))
+        scene.do(in_tasks if scene.is_async else in_threads, coll)
+        assert scene.do(coll.count_documents, {"n": 1}) == 8
+    # A cut clears the pool, under the others as well.
+    assert len(scene.heard) >= 4
+    assert set(scene.heard) == {"RetryScheduled"}
+
+
+def unacknowledged(scene: Scene) -> None:
+    with scene.documents(w=0) as coll:
+        scene.do(coll.update_one, {"_id": 1}, {"$set": {"a": 1}})
+        assert scene.do(coll.find_one, {"a": 1})
+
+
+def many_clients(scene: Scene) -> None:
+    for _ in range(100):
+        with scene.client() as client:
+            scene.do(client.admin.command, "ping")
+
+
+PLAYS = (
+    success,
+    retried,
+    given_up,
+    refused,
+    deadline,
+    abandoned_cursor,
+    generator_closed_early,
+    transaction_left_by_an_exception,
+    override_left_by_an_exception,
+    operation_in_a_listener,
+    change_stream,
+    grid_file,
+    input_that_fails,
+    many_at_once,
+    unacknowledged,
+    many_clients,
+)

@@ -1,0 +1,118 @@
+"""Clients of both of pymongo's APIs, what they sent, and failpoints that hit them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pymongo
+
+from pymongo_resilience.testing import set_active
+
+APP = "under-test"
+POLLING = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 500, "appname": APP}
+"""Failpoints with not-primary codes leave a server unknown until its next heartbeat."""
+
+
+@dataclass
+class Side:
+    """One of pymongo's two APIs, called in the same way."""
+
+    name: str
+    runner: asyncio.Runner | None
+    clients: list[Any] = field(default_factory=list)
+
+    def client(self, uri: str, **options: Any) -> Any:
+        cls = pymongo.MongoClient if self.runner is None else pymongo.AsyncMongoClient
+        client: Any = cls(uri, **{**POLLING, **options})
+        self.clients.append(client)
+        return client
+
+    def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of a call, awaited where there is something to await."""
+        if self.runner is None:
+            return function(*args, **kwargs)
+
+        async def call() -> Any:
+            result = function(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+        return self.runner.run(call(), context=contextvars.copy_context())
+
+    def documents(self, cursor: Any) -> list[Any]:
+        documents: list[Any] = self.do(cursor.to_list)
+        return documents
+
+    def wait_for_members(self, client: Any, count: int) -> None:
+        """The driver's monitors find them one after the other; a retry avoids the one that failed
+        only if another one is known."""
+
+        def all_known() -> bool:
+            if self.runner is not None:
+                self.do(asyncio.sleep, 0)  # the monitors run on its loop
+            return len(client.nodes) == count
+
+        wait_until(all_known)
+
+    def close(self) -> None:
+        for client in self.clients:
+            self.do(client.close)
+        if self.runner is not None:
+            self.runner.close()
+
+
+@contextlib.contextmanager
+def fail_command(control: pymongo.MongoClient[Any], *commands: str, **data: Any) -> Iterator[None]:
+    """A failpoint for the clients under test: ``times=N`` or without end, off after the block."""
+    times = data.pop("times", None)
+    mode = "alwaysOn" if times is None else {"times": times}
+    with set_active(False):
+        control.admin.command(
+            {
+                "configureFailPoint": "failCommand",
+                "mode": mode,
+                "data": {"failCommands": list(commands), "appName": APP, **data},
+            }
+        )
+    try:
+        yield
+    finally:
+        with set_active(False):
+            control.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+
+
+def wait_until(condition: Callable[[], Any], *, timeout: float = 10.0) -> Any:
+    """The condition's first true value; an error once ``timeout`` seconds have passed."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {timeout} s")
+
+
+class SentCommands(pymongo.monitoring.CommandListener):
+    """Every command a client sent, as the driver reports it."""
+
+    def __init__(self) -> None:
+        self.started_events: list[Any] = []
+        self.ended = 0
+
+    def started(self, event: Any) -> None:
+        self.started_events.append(event)
+
+    def succeeded(self, event: Any) -> None:
+        self.ended += 1
+
+    def failed(self, event: Any) -> None:
+        self.ended += 1
+
+    def named(self, *names: str) -> list[Any]:
+        return [event.command for event in self.started_events if event.command_name in names]

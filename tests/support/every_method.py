@@ -1,0 +1,433 @@
+"""How to call each public method of pymongo's and GridFS's classes: those that send, and the rest.
+
+By the class of the sync half; the async one has the same names, but for the letter in ``__anext__``
+and its like. What every_operation.py has already is taken from there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import gridfs
+from gridfs.asynchronous import grid_file as async_grid_file
+from gridfs.synchronous import grid_file
+from pymongo.asynchronous import (
+    change_stream as async_change_stream,
+)
+from pymongo.asynchronous import (
+    client_session as async_client_session,
+)
+from pymongo.asynchronous import (
+    collection as async_collection,
+)
+from pymongo.asynchronous import (
+    command_cursor as async_command_cursor,
+)
+from pymongo.asynchronous import (
+    cursor as async_cursor,
+)
+from pymongo.asynchronous import (
+    database as async_database,
+)
+from pymongo.asynchronous import encryption as async_encryption
+from pymongo.asynchronous import (
+    mongo_client as async_mongo_client,
+)
+from pymongo.driver_info import DriverInfo
+from pymongo.errors import InvalidOperation
+from pymongo.synchronous import (
+    change_stream,
+    client_session,
+    collection,
+    command_cursor,
+    cursor,
+    database,
+    encryption,
+    mongo_client,
+)
+from support import every_method_of_encryption
+from support.every_operation import BY_CLASS, FILE, Scene
+
+CLASSES: dict[str, tuple[type, type]] = {
+    "Collection": (collection.Collection, async_collection.AsyncCollection),
+    "Database": (database.Database, async_database.AsyncDatabase),
+    "MongoClient": (mongo_client.MongoClient, async_mongo_client.AsyncMongoClient),
+    "Cursor": (cursor.Cursor, async_cursor.AsyncCursor),
+    "CommandCursor": (command_cursor.CommandCursor, async_command_cursor.AsyncCommandCursor),
+    "ChangeStream": (change_stream.ChangeStream, async_change_stream.AsyncChangeStream),
+    "ClientSession": (client_session.ClientSession, async_client_session.AsyncClientSession),
+    "GridFS": (grid_file.GridFS, async_grid_file.AsyncGridFS),
+    "GridFSBucket": (grid_file.GridFSBucket, async_grid_file.AsyncGridFSBucket),
+    "GridIn": (grid_file.GridIn, async_grid_file.AsyncGridIn),
+    "GridOut": (grid_file.GridOut, async_grid_file.AsyncGridOut),
+    "GridOutCursor": (grid_file.GridOutCursor, async_grid_file.AsyncGridOutCursor),
+    "ClientEncryption": (encryption.ClientEncryption, async_encryption.AsyncClientEncryption),
+}
+OPERATORS = frozenset({"__getitem__", "__iter__", "__next__", "__exit__", "__del__", "__call__"})
+"""The special methods that may send something; in the async half with an ``a`` before the name."""
+ONE_HALF_ALONE = {"Cursor.__getitem__": "sync", "GridOutCursor.__getitem__": "sync"}
+"""The other half's refuses."""
+UNSUPPORTED = (NotImplementedError,)
+Call = Callable[[Scene], Any]
+
+
+def public_methods(cls: type) -> set[str]:
+    found = {name for name, _ in inspect.getmembers(cls, callable) if name[0] != "_"}
+    own = {name for each in cls.__mro__ if each is not object for name in vars(each)}
+    found |= {name for name in OPERATORS if {name, asynchronous(name)} & own}
+    return found
+
+
+def asynchronous(operator: str) -> str:
+    """``__anext__`` for ``__next__``; of another name, that name."""
+    return operator.replace("__", "__a", 1) if operator in OPERATORS else operator
+
+
+def exists(owner: str, method: str, scene: Scene) -> bool:
+    """Whether the scene's half of pymongo has it."""
+    if ONE_HALF_ALONE.get(f"{owner}.{method}", scene.side.name) != scene.side.name:
+        return False
+    cls = CLASSES[owner][scene.side.runner is not None]
+    return hasattr(cls, method) or hasattr(cls, asynchronous(method))
+
+
+def methods_of(name: str) -> set[str]:
+    """Of both halves; ``aclose`` and ``aconnect`` are the async half's own."""
+    sync, asynchronous = CLASSES[name]
+    return public_methods(sync) | public_methods(asynchronous)
+
+
+def instances(scene: Scene) -> dict[str, Any]:
+    """One of each class, to read the properties of."""
+    return {
+        "Collection": scene.coll,
+        "Database": scene.db,
+        "MongoClient": scene.client,
+        "Cursor": scene.coll.find(),
+        "ChangeStream": scene.do(scene.coll.watch),
+        "ClientSession": scene.client.start_session(),
+        "GridOut": scene.do(scene.files.get, FILE),
+    }
+
+
+def _on(make: Call, method: str, *args: Any, **kwargs: Any) -> Call:
+    """The method of what was made, where that sends nothing."""
+    return lambda s: s.do(getattr(make(s), method), *args, **kwargs)
+
+
+def _refused(call: Call, *errors: type[Exception]) -> Call:
+    def refused(scene: Scene) -> None:
+        with suppress(TypeError, InvalidOperation, io.UnsupportedOperation, *errors):
+            result = call(scene)
+            if inspect.isawaitable(result):
+                scene.do(lambda: result)
+
+    return refused
+
+
+def _quietly(make: Call, methods: Iterable[tuple[str, tuple[Any, ...]]]) -> dict[str, Call]:
+    return {name: _on(make, name, *args) for name, args in methods}
+
+
+def _step(scene: Scene, iterable: Any) -> Any:
+    """``next()`` or ``anext()``, by the operator."""
+    return scene.do(getattr(iterable, "__anext__", None) or iterable.__next__)
+
+
+def _leave(scene: Scene, managed: Any) -> None:
+    """The end of a ``with`` block."""
+    leave = getattr(managed, "__aexit__", None) or managed.__exit__
+    scene.do(leave, None, None, None)
+
+
+def _find(scene: Scene) -> Any:
+    return scene.coll.find(batch_size=2)
+
+
+def _found(scene: Scene) -> Any:
+    """A cursor that has its first batch, and is open on the server."""
+    made = _find(scene)
+    scene.do(made.next)
+    return made
+
+
+def _aggregate(scene: Scene) -> Any:
+    """A command cursor whose first batch is used up."""
+    made = scene.do(scene.coll.aggregate, [{"$match": {}}], batchSize=1)
+    scene.do(made.next)
+    return made
+
+
+def _watch(scene: Scene) -> Any:
+    """A change stream with an event to come."""
+    stream = scene.do(scene.coll.watch, max_await_time_ms=100)
+    scene.do(scene.coll.insert_one, {})
+    return stream
+
+
+def _in_transaction(scene: Scene) -> Any:
+    session = scene.client.start_session()
+    scene.do(session.start_transaction)
+    scene.do(scene.coll.insert_one, {}, session=session)
+    return session
+
+
+def _with_transaction(scene: Scene) -> None:
+    def callback(session: Any) -> Any:
+        return scene.coll.insert_one({}, session=session)
+
+    async def awaiting(session: Any) -> Any:
+        return await callback(session)
+
+    session = scene.client.start_session()
+    scene.do(session.with_transaction, awaiting if scene.side.runner else callback)
+    scene.do(session.end_session)
+
+
+def _upload(scene: Scene) -> Any:
+    return scene.do(scene.bucket.open_upload_stream, "upload", 4)
+
+
+def _written(scene: Scene) -> Any:
+    stream = _upload(scene)
+    scene.do(stream.write, b"data")
+    return stream
+
+
+def _download(scene: Scene) -> Any:
+    """It reads what it is about with the first method."""
+    kind = async_grid_file.AsyncGridOut if scene.side.runner else gridfs.GridOut
+    return kind(scene.db.fs, FILE)
+
+
+def _opened(scene: Scene) -> Any:
+    stream = _download(scene)
+    scene.do(stream.open)
+    return stream
+
+
+def _files(scene: Scene) -> Any:
+    return scene.bucket.find({}, batch_size=2)
+
+
+def _close_a_client(scene: Scene, how: str) -> None:
+    client = scene.side.client(scene.uri)
+    scene.do(client.admin.command, "ping")
+    if how == "__exit__":
+        _leave(scene, client)
+    else:
+        scene.do(getattr(client, how, client.close))
+
+
+def _connect(scene: Scene) -> None:
+    """Monitors and handshakes alone."""
+    client = scene.side.client(scene.uri)
+    scene.do(getattr(client, "aconnect", lambda: None))
+
+
+def _set_after_close(scene: Scene) -> None:
+    """Before, it only keeps the value; and sync streams do it by assigning."""
+    stream = _written(scene)
+    scene.do(stream.close)
+    scene.do(getattr(stream, "set", stream.__setattr__), "label", 1)
+
+
+def _readlines(scene: Scene) -> None:
+    """The async stream has none that works: it takes io.IOBase's, which wants a sync one."""
+    stream = _download(scene)
+    scene.do(stream.open)
+    with suppress(TypeError):
+        scene.do(stream.readlines)
+
+
+_AGAIN: dict[str, dict[str, Call]] = {
+    owner: {each.name.partition(" with ")[0]: each.call for each in reversed(calls)}
+    for owner, calls in BY_CLASS.items()
+}
+SENDING: dict[str, dict[str, Call]] = {
+    **_AGAIN,
+    "ClientEncryption": every_method_of_encryption.SENDING,
+    "MongoClient": _AGAIN["MongoClient"] | {
+        "aclose": lambda s: _close_a_client(s, "aclose"),
+        "__exit__": lambda s: _close_a_client(s, "__exit__"),
+    },
+    "Cursor": {
+        "explain": _on(_find, "explain"),
+        "distinct": _on(_find, "distinct", "n"),
+        "next": _on(_find, "next"),
+        "to_list": _on(_find, "to_list"),
+        "close": _on(_found, "close"),
+        "__next__": lambda s: _step(s, _find(s)),
+        "__getitem__": lambda s: s.all(s.coll.find()[1:2]),
+        "__exit__": lambda s: _leave(s, _found(s)),
+    },
+    "CommandCursor": {
+        "next": _on(_aggregate, "next"),
+        "try_next": _on(_aggregate, "try_next"),
+        "to_list": _on(_aggregate, "to_list"),
+        "close": _on(_aggregate, "close"),
+        "__next__": lambda s: _step(s, _aggregate(s)),
+        "__exit__": lambda s: _leave(s, _aggregate(s)),
+    },
+    "ChangeStream": {
+        "next": _on(_watch, "next"),
+        "try_next": _on(_watch, "try_next"),
+        "close": _on(_watch, "close"),
+        "__next__": lambda s: _step(s, _watch(s)),
+        "__exit__": lambda s: _leave(s, _watch(s)),
+    },
+    "ClientSession": {
+        "commit_transaction": _on(_in_transaction, "commit_transaction"),
+        "abort_transaction": _on(_in_transaction, "abort_transaction"),
+        "end_session": _on(_in_transaction, "end_session"),
+        "with_transaction": _with_transaction,
+        "__exit__": lambda s: _leave(s, _in_transaction(s)),
+    },
+    "GridFS": _AGAIN["GridFS"] | {
+        "new_file": lambda s: s.do(s.files.new_file(filename="new").write, bytes(300_000)),
+    },
+    "GridIn": {
+        "write": _on(_upload, "write", b"more than a chunk"),
+        "writelines": _on(_upload, "writelines", [b"more than", b"a chunk"]),
+        "close": _on(_written, "close"),
+        "abort": _on(_written, "abort"),
+        "set": _set_after_close,
+        "__exit__": lambda s: _leave(s, _written(s)),
+    },
+    "GridOut": {
+        "open": _on(_download, "open"),
+        "read": _on(_download, "read"),
+        "readchunk": _on(_download, "readchunk"),
+        "readline": _on(_download, "readline"),
+        "readlines": _readlines,
+        "to_list": lambda s: s.all(_download(s)),
+        "close": _on(_opened, "close"),
+        "__exit__": lambda s: _leave(s, _opened(s)),
+        "seek": _on(_opened, "seek", 0, io.SEEK_END),
+        "__next__": lambda s: _step(s, _download(s)),
+    },
+    "GridOutCursor": {
+        "next": _on(_files, "next"),
+        "to_list": _on(_files, "to_list"),
+        "explain": _on(_files, "explain"),
+        "distinct": _on(_files, "distinct", "filename"),
+        "__next__": lambda s: _step(s, _files(s)),
+    },
+}  # fmt: skip
+
+
+_OF_A_CURSOR = [
+    ("add_option", (2,)), ("allow_disk_use", (True,)), ("batch_size", (2,)), ("clone", ()),
+    ("collation", (None,)), ("comment", ("text",)), ("hint", (None,)), ("limit", (1,)),
+    ("max", ([("n", 1)],)), ("max_await_time_ms", (1,)), ("max_scan", (1,)), ("max_time_ms", (1,)),
+    ("min", ([("n", 1)],)), ("remove_option", (2,)), ("rewind", ()), ("skip", (1,)),
+    ("sort", ("n",)), ("where", ("true",)), ("__iter__", ()), ("__del__", ()),
+]  # fmt: skip
+
+
+def _cursors(make: Call) -> dict[str, Call]:
+    def call(name: str, args: tuple[Any, ...]) -> Call:
+        def quiet(scene: Scene) -> None:
+            made = make(scene)
+            method = getattr(made, name, None) or getattr(made, asynchronous(name))
+            scene.do(method, *args)
+
+        return quiet
+
+    return {name: call(name, args) for name, args in _OF_A_CURSOR}
+
+
+def _unread(scene: Scene) -> Any:
+    kind = CLASSES["CommandCursor"][scene.side.runner is not None]
+    return kind(scene.coll, {"id": 0, "firstBatch": [{}]}, None)
+
+
+def _no_stream(scene: Scene) -> Any:
+    kind = CLASSES["ChangeStream"][scene.side.runner is not None]
+    return kind.__new__(kind)
+
+
+def _operator(make: Call, name: str) -> Call:
+    def quiet(scene: Scene) -> None:
+        made = make(scene)
+        method = getattr(made, name, None) or getattr(made, asynchronous(name))
+        method()
+
+    return quiet
+
+
+QUIET: dict[str, dict[str, Call]] = {
+    "ClientEncryption": every_method_of_encryption.QUIET,
+    "Collection": {
+        "with_options": lambda s: s.coll.with_options(),
+        "next": _refused(lambda s: s.coll.next()),
+        "__getitem__": lambda s: s.coll["sub"],
+        "__iter__": _refused(lambda s: iter(s.coll)),
+        "__next__": _refused(lambda s: s.coll.__next__()),
+        "__call__": _refused(lambda s: s.coll()),
+    },
+    "Database": {
+        "with_options": lambda s: s.db.with_options(),
+        "get_collection": lambda s: s.db.get_collection("coll"),
+        "next": _refused(lambda s: s.db.next()),
+        "__getitem__": lambda s: s.db["coll"],
+        "__iter__": _refused(lambda s: iter(s.db)),
+        "__next__": _refused(lambda s: s.db.__next__()),
+    },
+    "MongoClient": {
+        "append_metadata": lambda s: s.client.append_metadata(DriverInfo("test")),
+        "eq_props": lambda s: s.client.eq_props(),
+        "get_database": lambda s: s.client.get_database("db"),
+        "get_default_database": lambda s: s.client.get_default_database("db"),
+        "start_session": lambda s: s.do(s.client.start_session().end_session),
+        "aconnect": _connect,
+        "next": _refused(lambda s: s.client.next()),
+        "__getitem__": lambda s: s.client["db"],
+        "__iter__": _refused(lambda s: iter(s.client)),
+        "__next__": _refused(lambda s: s.client.__next__()),
+        "__del__": lambda s: None,  # warns, where nobody has closed it
+    },
+    "Cursor": _cursors(lambda s: s.coll.find()),
+    "GridOutCursor": {
+        **_cursors(lambda s: s.bucket.find({})),
+        "add_option": _refused(lambda s: s.bucket.find({}).add_option(2), *UNSUPPORTED),
+        "remove_option": _refused(lambda s: s.bucket.find({}).remove_option(2), *UNSUPPORTED),
+        "close": lambda s: s.do(s.bucket.find({}).close),
+        "__getitem__": lambda s: s.bucket.find({})[1:2],
+        "__exit__": lambda s: _leave(s, s.bucket.find({})),
+    },
+    "CommandCursor": {
+        "batch_size": lambda s: _unread(s).batch_size(2),
+        "__iter__": _operator(_unread, "__iter__"),
+        "__del__": _operator(_unread, "__del__"),
+    },
+    "ChangeStream": {"__iter__": _operator(_no_stream, "__iter__")},
+    "ClientSession": {
+        "start_transaction": lambda s: s.do(s.client.start_session().start_transaction),
+        "advance_cluster_time": lambda s: None,  # keeps what another session has
+        "advance_operation_time": lambda s: None,
+        "bind": lambda s: s.client.start_session().bind(),
+    },
+    "GridFSBucket": {},
+    "GridFS": {},
+    "GridIn": {
+        "read": _refused(lambda s: s.do(_upload(s).read)),
+        "readable": _on(_upload, "readable"),
+        "seekable": _on(_upload, "seekable"),
+        "writeable": _on(_upload, "writeable"),
+    },
+    "GridOut": {
+        name: _refused(_on(_download, name, *args))
+        for name, args in {
+            "fileno": (), "flush": (), "isatty": (), "readable": (), "seekable": (),
+            "tell": (), "truncate": (), "writable": (), "write": (b"",), "writelines": ([],),
+        }.items()
+    } | {
+        "__iter__": _operator(_download, "__iter__"),
+        "__del__": lambda s: None,  # of io.IOBase
+    },
+}  # fmt: skip

@@ -1,0 +1,122 @@
+"""Fixtures of the tests on a real server: one server for a session, clients, telemetry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import Side
+from support.telemetry import Instrument, Telemetry
+
+import pymongo_resilience
+from pymongo_resilience import Config
+from pymongo_resilience.testing import RecordingListener
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_monitors() -> Iterator[None]:
+    """After a network error the driver waits half a second before it looks at a server again.
+
+    That is the driver's affair; shortened, the same scenarios run many times faster.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.02)
+        yield
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def control(server: EmbeddedServer) -> Iterator[pymongo.MongoClient[Any]]:
+    """Looks at the database and arms failpoints; failpoints never hit it."""
+    with pymongo.MongoClient(server.uri, appname="control") as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address, members=1) as running:
+        yield running
+
+
+@pytest.fixture
+def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
+    with ReplicaSet(server.address) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(server: EmbeddedServer) -> Iterator[ShardedCluster]:
+    with ShardedCluster(server.address) as running:
+        yield running
+
+
+@pytest.fixture
+def database(control: pymongo.MongoClient[Any]) -> Iterator[str]:
+    """The name of a database of the test's own."""
+    name = f"test_{time.monotonic_ns()}"
+    yield name
+    # A transaction that a failed test has left open must not keep all the others waiting.
+    with pymongo.timeout(10):
+        control.drop_database(name)
+
+
+@pytest.fixture(params=["sync", "async"])
+def side(request: pytest.FixtureRequest, proxy: ReplicaSet) -> Iterator[Side]:
+    # After what it talks to, so that its clients are closed while there is a server to say so to:
+    # without one, close() waits until serverSelectionTimeoutMS.
+    for name in {"replica_set", "cluster"} & set(request.fixturenames):
+        request.getfixturevalue(name)
+    made = Side(request.param, asyncio.Runner() if request.param == "async" else None)
+    if made.runner is not None:
+        made.runner.get_loop()  # now, or it keeps the context of its first use
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def instrument() -> Iterator[Instrument]:
+    """``instrument(**options of Config)``, taken off again after the test."""
+
+    def start(
+        *,
+        strategy: Any = None,
+        policies: Any = None,
+        config_strategy: str = "fast_fail",
+        **options: Any,
+    ) -> Telemetry:
+        exporter, reader, decisions = (
+            InMemorySpanExporter(),
+            InMemoryMetricReader(),
+            RecordingListener(),
+        )
+        tracer_provider = TracerProvider(shutdown_on_exit=False)
+        tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
+        pymongo_resilience.instrument(
+            Config(strategy=config_strategy, **options),
+            strategy=strategy,
+            policies=policies,
+            listeners=[decisions],
+            tracer_provider=tracer_provider,
+            meter_provider=MeterProvider([reader], shutdown_on_exit=False),
+        )
+        return Telemetry(exporter, reader, decisions)
+
+    yield start
+    if pymongo_resilience.is_instrumented():
+        pymongo_resilience.uninstrument()
