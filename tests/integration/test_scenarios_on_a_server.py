@@ -153,10 +153,10 @@ def let_breakers_answer(patch: pytest.MonkeyPatch, faults: FaultsInOrder) -> Non
     elsewhere = [("elsewhere", 27017)]
     really = CircuitBreaker.try_acquire
 
-    def answer(breaker: CircuitBreaker) -> Permit | Refusal:
+    def answer(breaker: CircuitBreaker, *given: Any) -> Permit | Refusal:
         refused = faults.refusal()
         if refused is None:
-            return really(breaker)
+            return really(breaker, *given)
         assert refused.next_probe_in is not None
         patch.setattr(driver, "choices", lambda *_: elsewhere if refused.elsewhere else [])
         return Refusal(refused.next_probe_in)

@@ -74,6 +74,8 @@ LIVING_TOO_SHORT = {
     "TopologyDescription": "these",
     "Decision": "these",
     "ServerVerdict": "an address, and a text of ours",
+    "Check": "a time and two facts of a monitor",
+    "_Explained": "pymongo's words and these texts",
     "ServerSelectionError": "these texts",
     "IncompatibleTopologyError": "the driver's text about versions",
     "ServerSelector": "as the application's own shows itself",

@@ -135,7 +135,7 @@ def test_a_fault_is_logged_with_its_stack_and_without_the_drivers_text(
             override(idempotent=True),
             pytest.raises(WriteConcernError, match=MARK),
         ):
-            side.do(ours.update_many, TAKEN, {"$set": {"a": 1}})
+            side.do(ours.update_many, {"$or": [TAKEN]}, {"$set": {"a": 1}})
         try:
             raise LookupError(text("what the application is handling"))
         except LookupError:
