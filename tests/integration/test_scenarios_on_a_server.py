@@ -208,7 +208,7 @@ def test_the_row_comes_true_on_a_server(
         assert isinstance(error, PyMongoError)
         assert error.attempts == row.attempts
         assert isinstance(error, OperationTimeoutError) == (row.end is Rule.DEADLINE)
-    count_case(f"scenarios on the real server, sync and async, of {len(SCENARIOS)}", name)
+    count_case("scenarios on the real server", name)
 
 
 def record_screening(patch: pytest.MonkeyPatch) -> list[tuple[Kind, Stage]]:

@@ -78,7 +78,7 @@ def test_the_row_comes_true(
     assert events == expected_events(scenario, outcome.waits)
     if scenario.end is not None:
         assert "find" in outcome.events[-1].why, "in words, too"
-    count_case("scenarios, each in a thread and in a task", name)
+    count_case("scenarios", name)
 
 
 def expected_events(scenario: Scenario, waits: list[float]) -> list[Event]:
