@@ -63,7 +63,7 @@ class TurnedClock(MonotonicClock):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> TurnedClock:
     made = TurnedClock()
-    monkeypatch.setattr(instrumentor, "MonotonicClock", lambda: made)
+    monkeypatch.setattr(instrumentor, "ClientClock", lambda _: made)
     return made
 
 

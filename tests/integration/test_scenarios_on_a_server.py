@@ -131,7 +131,7 @@ def turn_time_by_hand(
 
     Whether there is a deadline at all is still the driver's to say.
     """
-    patch.setattr(instrumentor, "MonotonicClock", lambda: clock)
+    patch.setattr(instrumentor, "ClientClock", lambda _: clock)
     patch.setattr(instrumentor, "Orchestrator", functools.partial(Orchestrator, random=quarter))
     really_left = driver.remaining
 

@@ -183,7 +183,7 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
     ):
         # Before 4.20 connections were in the module of their pool.
         patch.setattr(f"{module}.time", clock, raising=False)
-    patch.setattr(instrumentor, "MonotonicClock", lambda: stage)
+    patch.setattr(instrumentor, "ClientClock", lambda _: stage)
     for owner in driver.selection_timeout_owners():
         patch.setattr(owner, driver.SELECTION_TIMEOUT, _beginning(stage, owner))
     topology, pool = half.module("topology"), half.module("pool")
