@@ -202,8 +202,6 @@ def explain_selection(
 
 
 def _instrumentor() -> PymongoResilienceInstrumentor:
-    from pymongo_resilience_instrumentation.instrumentor import (  # noqa: PLC0415 - the one lazy import
-        PymongoResilienceInstrumentor,
-    )
+    from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor  # noqa: PLC0415 - the one lazy import
 
     return PymongoResilienceInstrumentor()

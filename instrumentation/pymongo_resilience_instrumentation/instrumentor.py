@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pymongo
 from opentelemetry import metrics, trace
-from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]  # not in __all__
-    BaseInstrumentor,
-)
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in __all__
 
 from pymongo_resilience import switch
 from pymongo_resilience._version import __version__
@@ -24,9 +22,7 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.orchestrator import Orchestrator
 from pymongo_resilience.strategy import NAMED
-from pymongo_resilience_instrumentation.clients import (
-    setup as new_clients,
-)
+from pymongo_resilience_instrumentation.clients import setup as new_clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.clients.registry import Clients
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
@@ -35,10 +31,7 @@ from pymongo_resilience_instrumentation.retries.coroutine_strategies import Coro
 from pymongo_resilience_instrumentation.runtime import CallLog, Reported, Runtime, Unreported
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
-from pymongo_resilience_instrumentation.telemetry import (
-    semconv,
-    tracing,
-)
+from pymongo_resilience_instrumentation.telemetry import semconv, tracing
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics import (
@@ -52,13 +45,7 @@ from pymongo_resilience_instrumentation.telemetry.span_hooks import SpanHooks
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
 from pymongo_resilience_instrumentation.transactions.transaction_spans import TransactionSpans
 
-from . import (
-    deferred,
-    driver,
-    forks,
-    monkey_patching,
-    self_check,
-)
+from . import deferred, driver, forks, monkey_patching, self_check
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -452,9 +439,7 @@ def _selectors(
     counting = counts and config.server_selection != "driver"
     if not counting and breakers is None:
         return None
-    from pymongo_resilience_instrumentation.selection.selector import (  # noqa: PLC0415 - pymongo mostly selects
-        Selectors,
-    )
+    from pymongo_resilience_instrumentation.selection.selector import Selectors  # noqa: PLC0415 - pymongo mostly selects
 
     return Selectors(ours, breakers, counting=counting)
 

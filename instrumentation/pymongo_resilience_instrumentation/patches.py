@@ -17,29 +17,17 @@ from pymongo.synchronous.database import Database
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation.cleanup import (
     end_sessions as end_sessions_wrappers,
-)
-from pymongo_resilience_instrumentation.cleanup import (
     kill_cursors as kill_cursors_wrappers,
 )
-from pymongo_resilience_instrumentation.clients import (
-    closings,
-)
+from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import (
     creation as cursor_makers,
-)
-from pymongo_resilience_instrumentation.cursors import (
     wrappers as cursor_wrappers,
 )
-from pymongo_resilience_instrumentation.gridfs import (
-    import_hook as late_gridfs,
-)
+from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
 from pymongo_resilience_instrumentation.interception.methods import Method, by_position
-from pymongo_resilience_instrumentation.operations import (
-    public as operations,
-)
-from pymongo_resilience_instrumentation.public_api import (
-    wrappers,
-)
+from pymongo_resilience_instrumentation.operations import public as operations
+from pymongo_resilience_instrumentation.public_api import wrappers
 from pymongo_resilience_instrumentation.retries import (
     attempt_wrappers,
     deprioritized,
@@ -47,34 +35,22 @@ from pymongo_resilience_instrumentation.retries import (
 )
 from pymongo_resilience_instrumentation.selection import (
     fast_fail,
+    selected_servers as selection_wrappers,
     selection_errors,
 )
-from pymongo_resilience_instrumentation.selection import (
-    selected_servers as selection_wrappers,
-)
 from pymongo_resilience_instrumentation.self_check import Feature
-from pymongo_resilience_instrumentation.single_documents import (
-    rewrite as single_documents,
-)
-from pymongo_resilience_instrumentation.timeouts import (
-    time_limits,
-    waits,
-)
+from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
+from pymongo_resilience_instrumentation.timeouts import time_limits, waits
 from pymongo_resilience_instrumentation.transactions import (
     sessions,
     transaction_spans,
-)
-from pymongo_resilience_instrumentation.transactions import (
     wrappers as session_wrappers,
 )
 
-from . import (
-    driver,
-)
+from . import driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from collections.abc import Collection as Container
+    from collections.abc import Callable, Collection as Container, Iterable, Iterator, Mapping
 
     from pymongo_resilience_instrumentation.operations.public import PublicOperation
     from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper

@@ -22,19 +22,11 @@ from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
-from pymongo_resilience_instrumentation.timeouts import (
-    errors as timeouts,
-)
-from pymongo_resilience_instrumentation.timeouts import (
-    seen_waits,
-)
+from pymongo_resilience_instrumentation.timeouts import errors as timeouts, seen_waits
 from pymongo_resilience_instrumentation.transactions.sessions import transaction_of
 from pymongo_resilience_instrumentation.transactions.transaction_spans import parent_of
 
-from . import (
-    calls,
-    driver,
-)
+from . import calls, driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import event, example, given, note
-from hypothesis import strategies as st
+from hypothesis import event, example, given, note, strategies as st
 from pymongo.errors import ProtocolError, PyMongoError
 from support.chaos.beside_plain_pymongo import Hostile, Laboratory, Run, instead, raised_by_us
 from support.chaos.damaged_replies import Damage, damages

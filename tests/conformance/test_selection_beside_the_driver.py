@@ -18,19 +18,14 @@ from pymongo.hello import Hello
 from pymongo.read_preferences import make_read_preference
 from pymongo.server_description import ServerDescription as DriverServer
 from pymongo.synchronous.settings import TopologySettings
-from pymongo.topology_description import TOPOLOGY_TYPE
-from pymongo.topology_description import TopologyDescription as DriverTopology
+from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription as DriverTopology
 from pymongo_resilience_instrumentation.retries import deprioritized
 from support.engine.topologies import ALONE, any_criteria, topologies
 from support.hostile_input import examples
 
 from pymongo_resilience.eligibility import Criteria, decide
 from pymongo_resilience.read_preference import Mode
-from pymongo_resilience.server_description import (
-    ServerDescription,
-    ServerType,
-    TopologyDescription,
-)
+from pymongo_resilience.server_description import ServerDescription, ServerType, TopologyDescription
 
 IN_A_SET = {"ok": 1, "setName": "rs"}
 HELLOS: dict[ServerType, dict[str, Any]] = {

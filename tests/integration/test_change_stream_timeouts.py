@@ -7,9 +7,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import (
-    EmbeddedServer,
-)
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.cursor_cleanup import background_by_hand, is_open, run_background
 from support.cursor_timeouts import MINUTE

@@ -16,14 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pymongo.errors import InvalidOperation, PyMongoError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side
-from support.every_method import (
-    CLASSES,
-    QUIET,
-    SENDING,
-    exists,
-    instances,
-    methods_of,
-)
+from support.every_method import CLASSES, QUIET, SENDING, exists, instances, methods_of
 from support.every_operation import Scene
 from support.telemetry import Instrument, Telemetry
 

@@ -24,12 +24,7 @@ from pymongo.synchronous.topology import Topology
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.selection import hopeless
 from pymongo_resilience_instrumentation.selection.fast_fail import Patience
-from pymongo_resilience_instrumentation.testbed import (
-    CutBefore,
-    EmbeddedServer,
-    ReplicaSet,
-    peers,
-)
+from pymongo_resilience_instrumentation.testbed import CutBefore, EmbeddedServer, ReplicaSet, peers
 from pymongo_resilience_instrumentation.testbed.peers import Peer, with_tls
 from support.clients import Side, wait_until
 from support.telemetry import Instrument

@@ -9,29 +9,17 @@ import gridfs
 import pytest
 from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
-from pymongo_resilience_instrumentation import (
-    calls,
-    driver,
-)
+from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cursors import (
     creation as cursor_makers,
-)
-from pymongo_resilience_instrumentation.cursors import (
     wrappers as cursor_wrappers,
 )
 from pymongo_resilience_instrumentation.gridfs import (
     errors as gridfs_errors,
-)
-from pymongo_resilience_instrumentation.gridfs import (
     wrappers as gridfs_wrappers,
 )
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.transactions import (
-    sessions,
-)
-from pymongo_resilience_instrumentation.transactions import (
-    wrappers as session_wrappers,
-)
+from pymongo_resilience_instrumentation.transactions import sessions, wrappers as session_wrappers
 from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, run, session_of

@@ -21,12 +21,8 @@ import gridfs
 import pymongo
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics._internal.aggregation import (
-    _ExplicitBucketHistogramAggregation,
-)
-from opentelemetry.sdk.metrics._internal.measurement_consumer import (
-    SynchronousMeasurementConsumer,
-)
+from opentelemetry.sdk.metrics._internal.aggregation import _ExplicitBucketHistogramAggregation
+from opentelemetry.sdk.metrics._internal.measurement_consumer import SynchronousMeasurementConsumer
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo import _csot as pymongo_csot

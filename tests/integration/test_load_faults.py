@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
-from pymongo_resilience_instrumentation.testbed import (
-    Overload,
-    RateLimit,
-    ReplicaSet,
-    Slow,
-)
+from pymongo_resilience_instrumentation.testbed import Overload, RateLimit, ReplicaSet, Slow
 from pymongo_resilience_instrumentation.testbed.faults import load
 from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask

@@ -8,15 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo import (
-    DeleteMany,
-    DeleteOne,
-    IndexModel,
-    InsertOne,
-    ReplaceOne,
-    UpdateMany,
-    UpdateOne,
-)
+from pymongo import DeleteMany, DeleteOne, IndexModel, InsertOne, ReplaceOne, UpdateMany, UpdateOne
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Overload, ReplicaSet
 from support.clients import SentCommands, Side

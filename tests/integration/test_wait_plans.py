@@ -16,8 +16,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pymongo import _csot
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import calls, driver, instrumentor

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bson import DBRef
-from pymongo import (
-    DeleteMany,
-    DeleteOne,
-    IndexModel,
-    InsertOne,
-    ReplaceOne,
-    UpdateMany,
-    UpdateOne,
-)
+from pymongo import DeleteMany, DeleteOne, IndexModel, InsertOne, ReplaceOne, UpdateMany, UpdateOne
 from pymongo.operations import SearchIndexModel
 from support.canaries import BINARY, DATE, FLOAT, MARK, NUMBER, OBJECT_ID, document, matching, text
 from support.clients import Side

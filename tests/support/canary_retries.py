@@ -14,13 +14,7 @@ from support.canaries import MARK, NUMBER, PASSWORD, USER, WRONG_PASSWORD, docum
 from support.canary_operations import CHANGE, Operation, Place
 from support.clients import fail_command
 
-from pymongo_resilience import (
-    BestEffort,
-    Failure,
-    OperationTimeoutError,
-    RetryReason,
-    override,
-)
+from pymongo_resilience import BestEffort, Failure, OperationTimeoutError, RetryReason, override
 from pymongo_resilience.strategy import Answer
 
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}

@@ -17,24 +17,12 @@ from gridfs.asynchronous import grid_file as async_grid_file
 from gridfs.synchronous import grid_file
 from pymongo.asynchronous import (
     change_stream as async_change_stream,
-)
-from pymongo.asynchronous import (
     client_session as async_client_session,
-)
-from pymongo.asynchronous import (
     collection as async_collection,
-)
-from pymongo.asynchronous import (
     command_cursor as async_command_cursor,
-)
-from pymongo.asynchronous import (
     cursor as async_cursor,
-)
-from pymongo.asynchronous import (
     database as async_database,
-)
-from pymongo.asynchronous import encryption as async_encryption
-from pymongo.asynchronous import (
+    encryption as async_encryption,
     mongo_client as async_mongo_client,
 )
 from pymongo.driver_info import DriverInfo

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from support.engine.endless_failures import repeated, run_forever
 from support.engine.engine_inputs import Setting, Tokens, budgets, settings_of_any_kind
 from support.engine.failing_work import Call, Fault

@@ -8,8 +8,7 @@ from dataclasses import FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from pymongo_resilience.breaker import BreakerSettings
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option

@@ -8,8 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from support.hostile_input import examples
 
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config

@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import repeat
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from support.engine.failing_work import (
     START,
     AwaitedWork,
@@ -23,13 +22,7 @@ from support.hostile_input import examples, strange_floats
 
 from pymongo_resilience import backoff
 from pymongo_resilience.deadline import Deadline
-from pymongo_resilience.failure import (
-    RETRYABLE,
-    SYSTEM_OVERLOADED,
-    Failure,
-    RetryReason,
-    Stage,
-)
+from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Verdict
 from pymongo_resilience.rtt import RoundTripTime

@@ -13,8 +13,7 @@ from itertools import repeat
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.engine.failing_work import (
     RESULT,
     AwaitedWork,

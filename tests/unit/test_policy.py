@@ -9,8 +9,7 @@ from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 
 from pymongo_resilience.blocks import current

@@ -10,8 +10,7 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 from support.engine.endless_failures import (
     permitted,
     refused_until,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from support.engine.topologies import ADDRESSES, any_criteria, topologies
 
 from pymongo_resilience.eligibility import Criteria, decide

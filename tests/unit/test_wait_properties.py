@@ -15,8 +15,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.driver.deadline import DeadlineWithin

@@ -21,12 +21,7 @@ from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.transactions import transaction_spans
 from pymongo_resilience_instrumentation.transactions.sessions import transaction_of
 
-from .background import (
-    BackgroundCall,
-    CloseInBackground,
-    Dropped,
-    NeverWaits,
-)
+from .background import BackgroundCall, CloseInBackground, Dropped, NeverWaits
 from .work import KILL_CURSORS, CleanupCall, CloseNow
 
 if TYPE_CHECKING:

@@ -6,12 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .workload import (
-    ORDERS,
-    Effect,
-    Step,
-    effects,
-)
+from .workload import ORDERS, Effect, Step, effects
 
 if TYPE_CHECKING:
     from pymongo.database import Database

@@ -102,15 +102,9 @@ class Telemetry:
         self._meters = MeterProvider(readers, resource=resource)
 
     def _send_to(self, base: str) -> MetricReader:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415 - only with --otlp
-            OTLPMetricExporter,
-        )
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - only with --otlp
-            OTLPSpanExporter,
-        )
-        from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - only with --otlp
-            PeriodicExportingMetricReader,
-        )
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415 - only with --otlp
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - only with --otlp
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415 - only with --otlp
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - only with --otlp
 
         exporter = OTLPSpanExporter(endpoint=f"{base}/v1/traces")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from .checks import (
-    check_in_progress,
-    topology_of,
-)
+from .checks import check_in_progress, topology_of
 from .clients import (
     RESOLVE,
     cursor_namespace,
@@ -19,11 +16,7 @@ from .clients import (
     show_listeners,
     topology_description,
 )
-from .commands import (
-    PASSED,
-    commanded_connections,
-    passing_command,
-)
+from .commands import PASSED, commanded_connections, passing_command
 from .cursors import (
     awaits_data,
     client_of_stream,
@@ -53,33 +46,11 @@ from .deadline import (
     remaining,
     timeout_in_force,
 )
-from .events import (
-    command_events,
-    listeners_of,
-    tell,
-    tell_with_events,
-)
-from .interruptions import (
-    SENDERS,
-    handled_error,
-    interrupted_commands,
-    topology_classes,
-)
-from .names import (
-    parts,
-    parts_of_gridfs,
-)
-from .namespaces import (
-    client_of_collection,
-    client_of_database,
-    names_of_collection,
-)
-from .pools import (
-    connections,
-    operations_in_progress,
-    places_to_wait,
-    pool_of,
-)
+from .events import command_events, listeners_of, tell, tell_with_events
+from .interruptions import SENDERS, handled_error, interrupted_commands, topology_classes
+from .names import parts, parts_of_gridfs
+from .namespaces import client_of_collection, client_of_database, names_of_collection
+from .pools import connections, operations_in_progress, places_to_wait, pool_of
 from .repetition import (
     deprioritize,
     pin_again,
@@ -114,11 +85,7 @@ from .retry_loop import (
     set_retryable,
     supports_txn_number,
 )
-from .running_timeout import (
-    RunningTimeout,
-    hidden_timeout,
-    runs_already,
-)
+from .running_timeout import RunningTimeout, hidden_timeout, runs_already
 from .selected import (
     SELECT,
     address,
@@ -137,13 +104,7 @@ from .selection import (
     selects_for_writes,
     show_selector,
 )
-from .sessions import (
-    END_SESSION,
-    bound_session,
-    bound_session_of,
-    session_classes,
-    session_modules,
-)
+from .sessions import END_SESSION, bound_session, bound_session_of, session_classes, session_modules
 from .time_limits import (
     leave_limit_out,
     lift_limits,
@@ -152,9 +113,7 @@ from .time_limits import (
     limits_for_a_client,
     refuse_without_end,
 )
-from .tls import (
-    TLS_ERRORS,
-)
+from .tls import TLS_ERRORS
 from .waiting import (
     cancel_checks,
     forget_transient,
@@ -179,12 +138,7 @@ from .waits import (
     topology_owners,
     within_wait,
 )
-from .write_models import (
-    filter_of,
-    for_one_document,
-    has_collation,
-    namespace_of_model,
-)
+from .write_models import filter_of, for_one_document, has_collation, namespace_of_model
 
 __all__ = [
     "ASYNC_HALF",

@@ -14,13 +14,7 @@ from gridfs.asynchronous.grid_file import (
     AsyncGridOut,
     AsyncGridOutCursor,
 )
-from gridfs.synchronous.grid_file import (
-    GridFS,
-    GridFSBucket,
-    GridIn,
-    GridOut,
-    GridOutCursor,
-)
+from gridfs.synchronous.grid_file import GridFS, GridFSBucket, GridIn, GridOut, GridOutCursor
 
 from . import cursors
 

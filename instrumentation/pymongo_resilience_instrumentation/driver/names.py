@@ -12,20 +12,11 @@ from .interruptions import SENDERS, SENDING
 from .pools import IDLE, IN_USE, PLACES
 from .retry_loop import LOOP
 from .selected import SELECT
-from .selection import (
-    ERROR_MESSAGE,
-    PREFERENCES,
-    STALENESS,
-)
+from .selection import ERROR_MESSAGE, PREFERENCES, STALENESS
 from .sessions import END_SESSION
 from .time_limits import CONNECTIONS
 from .waiting import SELECTING
-from .waits import (
-    ASYNC_HALF,
-    HANDSHAKE,
-    SELECTION_TIMEOUT,
-    SYNC_HALF,
-)
+from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
 from .write_models import OF_DELETES, OF_UPDATES
 
 if TYPE_CHECKING:

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo_resilience.deadline import SHORTEST
 
-from .deadline import (
-    RTT,
-    TIMEOUT,
-    InForce,
-    now,
-)
+from .deadline import RTT, TIMEOUT, InForce, now
 
 try:
     from pymongo import _csot

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience_instrumentation import calls
 
-from .deadline import (
-    TIMEOUT,
-    DeadlineWithin,
-    now,
-    remaining,
-)
+from .deadline import TIMEOUT, DeadlineWithin, now, remaining
 from .interruptions import topology_classes
 from .running_timeout import RunningTimeout
 

@@ -12,35 +12,21 @@ from pymongo_resilience.binding import policy_of
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.faults import from_outside, logger
 from pymongo_resilience.unfinished import closes_a_coroutine
-from pymongo_resilience_instrumentation import (
-    calls,
-    driver,
-)
+from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.clients import (
     options as client_options,
-)
-from pymongo_resilience_instrumentation.clients import (
     setup as new_clients,
 )
-from pymongo_resilience_instrumentation.cursors import (
-    creation as cursor_makers,
-)
+from pymongo_resilience_instrumentation.cursors import creation as cursor_makers
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures.errors_raised import end_with
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.operations.changes import CHANGES, DEFINITIONS, WRITES
-from pymongo_resilience_instrumentation.telemetry import (
-    listeners,
-    tracing,
-)
-from pymongo_resilience_instrumentation.transactions import (
-    sessions,
-)
+from pymongo_resilience_instrumentation.telemetry import listeners, tracing
+from pymongo_resilience_instrumentation.transactions import sessions
 
-from . import (
-    plain_calls,
-)
+from . import plain_calls
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.methods import Function

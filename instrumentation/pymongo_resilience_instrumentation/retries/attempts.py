@@ -33,28 +33,18 @@ from pymongo_resilience.policy import shorter
 from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience.unfinished import closes_a_coroutine
-from pymongo_resilience_instrumentation import (
-    driver,
-)
-from pymongo_resilience_instrumentation.cursors import (
-    cursor_timeouts,
-)
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.cursors import cursor_timeouts
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.failures import (
-    classify as failures,
-)
+from pymongo_resilience_instrumentation.failures import classify as failures
 from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.selection.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
-from pymongo_resilience_instrumentation.timeouts import (
-    seen_waits,
-)
+from pymongo_resilience_instrumentation.timeouts import seen_waits
 from pymongo_resilience_instrumentation.timeouts.errors import elapsed, timed_out
 
-from . import (
-    deprioritized,
-)
+from . import deprioritized
 
 if TYPE_CHECKING:
     from collections.abc import Callable

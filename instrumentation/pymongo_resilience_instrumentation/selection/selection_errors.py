@@ -75,9 +75,7 @@ def error_message(runtime: Runtime) -> Wrapper:
         if not runtime.switch.on:
             return text
         try:
-            from .explanations import (  # noqa: PLC0415 - rarely needed
-                why_not,
-            )
+            from .explanations import why_not  # noqa: PLC0415 - rarely needed
 
             words = UNREACHABLE if _only_lists_servers(text, topology) else text
             said = _Explained.made(words, f"{words} ({why_not(topology, *args)})")

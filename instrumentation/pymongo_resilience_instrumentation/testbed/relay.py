@@ -8,16 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from . import wire
-from .interception import (
-    HELLO_COMMANDS,
-    Amend,
-    Answer,
-    Cut,
-    CutAfterReply,
-    Delay,
-    Hang,
-    Rewrite,
-)
+from .interception import HELLO_COMMANDS, Amend, Answer, Cut, CutAfterReply, Delay, Hang, Rewrite
 
 if TYPE_CHECKING:
     from .backend import Upstream

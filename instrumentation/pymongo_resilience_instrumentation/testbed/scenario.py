@@ -8,12 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from .fault import (
-    not_negative,
-    positive,
-    refused,
-    whole,
-)
+from .fault import not_negative, positive, refused, whole
 from .interception import Interception
 
 if TYPE_CHECKING:

@@ -10,12 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from bson.errors import BSONError
-from pymongo.errors import (
-    ClientBulkWriteException,
-    NotPrimaryError,
-    OperationFailure,
-    PyMongoError,
-)
+from pymongo.errors import ClientBulkWriteException, NotPrimaryError, OperationFailure, PyMongoError
 from support.origin_text import text_without_origin
 
 ERRORS: Final = (PyMongoError, BSONError)

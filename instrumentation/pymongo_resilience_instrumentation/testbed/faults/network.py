@@ -6,12 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from pymongo_resilience_instrumentation.testbed.fault import (
-    Fault,
-    not_negative,
-    positive,
-    whole,
-)
+from pymongo_resilience_instrumentation.testbed.fault import Fault, not_negative, positive, whole
 from pymongo_resilience_instrumentation.testbed.interception import (
     HELLO_COMMANDS,
     Connection,
