@@ -157,7 +157,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     def _put_on(self, settings: Settings, earlier: Runtime | None) -> None:
         """``earlier`` gives way, once nothing of what takes its place can be refused any more."""
         config = settings.config
-        lacking = self_check.tell(driver.parts()) if earlier is None else self._lacking
+        lacking = self_check.tell(driver.names.parts()) if earlier is None else self._lacking
         without = set(lacking)
         if config.strategy == "driver" and settings.strategy is None:
             without |= {Feature.RETRIES, Feature.CLEANUP}
@@ -462,7 +462,7 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
 
 def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
     count = 0
-    for client in driver.existing_clients():
+    for client in driver.clients.existing_clients():
         runtime.coroutines.meet(client)
         runtime.deprecated.meet(client)
         tracing.keep_for_existing(client)

@@ -93,9 +93,9 @@ class Patches:
         for owner in CLIENTS:
             constructor = wrappers.constructor(runtime, hides_listeners=Feature.REPR not in without)
             self._wrap(owner, "__init__", constructor)
-            if Feature.REPR not in without and driver.RESOLVE in vars(owner):
-                resolved = wrappers.resolved(_is_async(owner, driver.RESOLVE))
-                self._wrap(owner, driver.RESOLVE, resolved)
+            if Feature.REPR not in without and driver.clients.RESOLVE in vars(owner):
+                resolved = wrappers.resolved(_is_async(owner, driver.clients.RESOLVE))
+                self._wrap(owner, driver.clients.RESOLVE, resolved)
         for features, patches in _BY_FEATURES:
             if not any(feature in without for feature in features):
                 for owner, name, wrapper in patches(runtime):
@@ -179,14 +179,14 @@ def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in (Collection, AsyncCollection):
         for name in ("find", "find_raw_batches"):
             yield owner, name, cursor_makers.find(runtime)
-    for owner in _where_defined(driver.cursor_classes(), "to_list"):
+    for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
         yield owner, "to_list", cursor_wrappers.to_list(runtime, _is_async(owner, "to_list"))
-    for owner in _where_defined(driver.cursor_classes(), "_clone"):
+    for owner in _where_defined(driver.cursors.cursor_classes(), "_clone"):
         yield owner, "_clone", cursor_makers.clone(runtime)
 
 
 def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in driver.stream_classes():
+    for owner in driver.cursors.stream_classes():
         asynchronous = _is_async(owner, "next")
         step = "__anext__" if asynchronous else "__next__"
         yield owner, "_run_aggregation_cmd", cursor_wrappers.resume(runtime, asynchronous)
@@ -195,7 +195,9 @@ def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
 
 
 def _of_closing(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in _where_defined((*driver.cursor_classes(), *driver.stream_classes()), "close"):
+    for owner in _where_defined(
+        (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes()), "close"
+    ):
         yield owner, "close", cursor_wrappers.close(runtime, _is_async(owner, "close"))
 
 
@@ -219,22 +221,26 @@ def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:
 
 
 def _of_selection(_: Runtime) -> Iterator[Wrapped]:
-    yield driver.topology_description(), "apply_selector", deprioritized.select
+    yield driver.clients.topology_description(), "apply_selector", deprioritized.select
 
 
 def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.selectors is not None:
-        for loop, asynchronous in driver.loop_classes():
-            yield loop, driver.SELECT, selection_wrappers.get_server(runtime, asynchronous)
+        for loop, asynchronous in driver.retry_loop.loop_classes():
+            yield (
+                loop,
+                driver.selection.SELECT,
+                selection_wrappers.get_server(runtime, asynchronous),
+            )
 
 
 def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in driver.topology_owners(driver.ERROR_MESSAGE):
-        yield owner, driver.ERROR_MESSAGE, selection_errors.error_message(runtime)
+    for owner in driver.waits.topology_owners(driver.selection.ERROR_MESSAGE):
+        yield owner, driver.selection.ERROR_MESSAGE, selection_errors.error_message(runtime)
 
 
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in driver.limited_connections():
+    for owner in driver.commands.limited_connections():
         yield owner, "apply_timeout", time_limits.limit(runtime)
 
 
@@ -242,34 +248,34 @@ def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.config.command_comment:
         from pymongo_resilience_instrumentation.telemetry import command_comments  # noqa: PLC0415 - off by default
 
-        for owner in driver.commanded_connections():
-            yield owner, driver.PASSED, command_comments.comment(runtime)
+        for owner in driver.commands.commanded_connections():
+            yield owner, driver.commands.PASSED, command_comments.comment(runtime)
 
 
 def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in driver.topology_classes():
+    for owner in driver.interruptions.topology_classes():
         yield owner, "handle_error", wrappers.connection_error(runtime)
 
 
 def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner, asynchronous in driver.session_classes():
+    for owner, asynchronous in driver.sessions.session_classes():
         for name, wrapper in session_wrappers.of_a_session(runtime, asynchronous):
             yield owner, name, wrapper
-    for module in driver.session_modules():
+    for module in driver.sessions.session_modules():
         yield module, "_within_time_limit", session_wrappers.within_time_limit(runtime)
 
 
 def _of_ended_sessions(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.transaction_spans is not None:
-        for owner, asynchronous in driver.session_classes():
+        for owner, asynchronous in driver.sessions.session_classes():
             ending = transaction_spans.end_session(runtime, asynchronous)
-            yield owner, driver.END_SESSION, ending
+            yield owner, driver.sessions.END_SESSION, ending
 
 
 def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
-    for loop, asynchronous in driver.loop_classes():
+    for loop, asynchronous in driver.retry_loop.loop_classes():
         yield loop, "run", loop_wrappers.run(runtime, asynchronous)
-        read, write = driver.ATTEMPTS
+        read, write = driver.retry_loop.ATTEMPTS
         yield loop, read, attempt_wrappers.read(runtime, asynchronous)
         yield loop, write, attempt_wrappers.write(runtime, asynchronous)
 

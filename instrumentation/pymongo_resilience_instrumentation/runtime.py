@@ -203,7 +203,7 @@ class Runtime:
             for each in call.waits or ():
                 self.clients.waiting.pop(each, None)
             if call.selected is not None:
-                call.server = driver.address(call.selected)
+                call.server = driver.selection.address(call.selected)
             call.note_target()
         except Exception:  # noqa: BLE001 - not even a log may be written here
             call.public = False
@@ -263,7 +263,7 @@ class Runtime:
                 judged = timeouts.of_call(call, error)
             if isinstance(judged, OperationFailure) and call.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
-                server = driver.address_of(call.selected)
+                server = driver.retry_loop.address_of(call.selected)
                 attempts = 1 + len(call.reasons)
                 state_origin(judged, server=server, attempts=attempts, reasons=call.reasons)
         except Exception:
@@ -290,7 +290,7 @@ class Runtime:
         Where it was entered without a wrapper of ours around it (a commit, a method bound before
         ``instrument()``), it gets a call of its own that keeps its deadline and ends its spans.
         """
-        client = driver.client(loop)
+        client = driver.retry_loop.client(loop)
         call = calls.current()
         owns_call = call is None or call.client is not client
         if call is None or owns_call:
@@ -344,11 +344,11 @@ class Runtime:
         return self.end(work.call, error) if work.owns_call else error
 
     def _loop_call(self, loop: Any, client: Any) -> Call:
-        database, collection = driver.namespace(loop)
-        name = driver.operation_name(loop)
+        database, collection = driver.retry_loop.namespace(loop)
+        name = driver.retry_loop.operation_name(loop)
         call = Call(client, name, (database, collection))
         call.public, call.unknown_concern = False, True
-        call.transaction = transaction_of(driver.session(loop))
+        call.transaction = transaction_of(driver.retry_loop.session(loop))
         self.enter(call)
         return call
 
@@ -381,7 +381,7 @@ class Runtime:
         call.started = time.perf_counter()
         call.timeout, call.deadline = self.deadline(call)
         if anew and self.knows_timeouts and call.timeout is not None:
-            call.deadline = driver.RunningTimeout.anew(call.timeout).resume()
+            call.deadline = driver.deadline.RunningTimeout.anew(call.timeout).resume()
         call.light = self.light and call.public and call.timeout is None and not call.only_reads
         calls.enter(call)
 
@@ -399,8 +399,8 @@ class Runtime:
         own: float | None = call.client.options.timeout
         if not self.knows_timeouts:
             return own, NO_DEADLINE
-        in_force, said = driver.timeout_in_force(), blocks.current().timeout_ms
-        hidden = None if in_force else driver.hidden_timeout()
+        in_force, said = driver.deadline.timeout_in_force(), blocks.current().timeout_ms
+        hidden = None if in_force else driver.deadline.hidden_timeout()
         if hidden is not None and not said:
             return hidden.seconds, hidden.resume()
         if in_force is not None:
@@ -409,10 +409,10 @@ class Runtime:
             if shorter(in_force, said / 1000) == in_force:
                 return in_force, NO_DEADLINE
             # pymongo keeps the earlier of both ends.
-            return said / 1000, driver.Timeout(said / 1000)
+            return said / 1000, driver.deadline.Timeout(said / 1000)
         seconds, call.configured = self.timeout_without_blocks(call)
         # Also where it is the client's own: pymongo's loop over several batches has none.
-        return seconds, NO_DEADLINE if seconds is None else driver.Timeout(seconds)
+        return seconds, NO_DEADLINE if seconds is None else driver.deadline.Timeout(seconds)
 
     def timeout_without_blocks(self, call: Call) -> tuple[float | None, bool]:
         """The seconds that ``deadline`` would give, were there no ``pymongo.timeout`` around it.
@@ -443,6 +443,6 @@ class Runtime:
         if call.outer_context is not None:
             context.attach(call.outer_context)
         ours = self.knows_timeouts and call.deadline is not NO_DEADLINE
-        if ours and driver.timeout_in_force() == call.timeout:
-            driver.forget_timeout()
+        if ours and driver.deadline.timeout_in_force() == call.timeout:
+            driver.deadline.forget_timeout()
         calls.forget()

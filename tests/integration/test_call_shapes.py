@@ -148,7 +148,7 @@ def reshaped(
     places = {(p.owner, p.name): p.original for p in reversed(patches.applied)}
     pymongo_resilience.uninstrument()
     # What it looks for in the code of pymongo's own methods is not in that of the ones here.
-    lacking = self_check.missing(driver.parts())
+    lacking = self_check.missing(driver.names.parts())
     monkeypatch.setattr(self_check, "missing", lambda _: lacking)
     made = Reshaped()
     made.make_newer(places)

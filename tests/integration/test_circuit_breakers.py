@@ -503,7 +503,7 @@ def test_a_server_that_left_is_forgotten(
     telemetry = instrument(**LONG)
     coll = opened(side, proxy, database, telemetry)
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "known_addresses", lambda _: set())
+        patch.setattr(driver.selection, "known_addresses", lambda _: set())
         assert telemetry.points("pymongo_resilience.circuit_breaker.state") == []
     side.do(coll.find_one)
     ((attributes, _),) = telemetry.points("pymongo_resilience.circuit_breaker.state")

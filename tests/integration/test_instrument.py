@@ -25,8 +25,8 @@ from pymongo_resilience.testing import set_active
 def _patched_places() -> dict[str, dict[str, Any]]:
     """``vars()`` of every class we patch and of every module these live in."""
     classes = {owner for owner, _ in patches.PUBLIC} | set(patches.CLIENTS)
-    classes |= {loop for loop, _ in driver.loop_classes()}
-    classes |= {*driver.selection_timeout_owners()}
+    classes |= {loop for loop, _ in driver.retry_loop.loop_classes()}
+    classes |= {*driver.waits.selection_timeout_owners()}
     modules = {name: vars(__import__(name, fromlist=["_"])) for name in _modules_of(classes)}
     return {str(cls): dict(vars(cls)) for cls in classes} | {
         name: dict(module) for name, module in modules.items()
@@ -36,7 +36,7 @@ def _patched_places() -> dict[str, dict[str, Any]]:
 def _modules_of(classes: set[type]) -> set[str]:
     waiting = {
         half.module(name).__name__
-        for half in (driver.SYNC_HALF, driver.ASYNC_HALF)
+        for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF)
         for name in ("topology", "pool")
     }
     others = {"pymongo", "pymongo.monitoring", "pymongo._csot"}
@@ -131,7 +131,7 @@ def test_our_listeners_stand_beside_the_applications_own(
     instrument()
     own = SentCommands()
     client = side.do(side.client, server.uri, event_listeners=[own])
-    listeners = driver.listeners_of(client)
+    listeners = driver.events.listeners_of(client)
     assert own in listeners
     ours = [each for each in listeners if isinstance(each, OurListener)]
     for kind in (
@@ -153,7 +153,7 @@ def test_a_client_made_from_anothers_options_has_our_listeners_once(
     instrument()
     with pymongo.MongoClient(server.uri) as first, first._duplicate() as second:
         count = [
-            sum(isinstance(each, OurListener) for each in driver.listeners_of(client))
+            sum(isinstance(each, OurListener) for each in driver.events.listeners_of(client))
             for client in (first, second)
         ]
         assert count == [3, 3]
@@ -169,7 +169,7 @@ def test_a_client_shows_only_the_applications_own_listeners(
     client = side.do(side.client, server.uri, **options)
     assert repr(client) == repr(plain)
     assert client.options.event_listeners == plain.options.event_listeners
-    assert len(driver.listeners_of(client)) == len(options.get("event_listeners", ())) + 3
+    assert len(driver.events.listeners_of(client)) == len(options.get("event_listeners", ())) + 3
     pymongo_resilience.uninstrument()
     assert client.options.event_listeners == plain.options.event_listeners
 
@@ -293,9 +293,9 @@ def test_the_driver_strategy_leaves_the_loop_alone_and_watches(
     control: pymongo.MongoClient[Any],
     instrument: Instrument,
 ) -> None:
-    before = {str(loop): dict(vars(loop)) for loop, _ in driver.loop_classes()}
+    before = {str(loop): dict(vars(loop)) for loop, _ in driver.retry_loop.loop_classes()}
     telemetry = instrument(config_strategy="driver")
-    after = {str(loop): dict(vars(loop)) for loop, _ in driver.loop_classes()}
+    after = {str(loop): dict(vars(loop)) for loop, _ in driver.retry_loop.loop_classes()}
     assert _differences(before, after) == set()
     coll = side.client(server.uri)[database].coll
     with fail_command(control, "find", closeConnection=True, times=1):
@@ -321,7 +321,7 @@ def test_nothing_of_ours_is_registered_for_a_client_without_spans_and_metrics(
 ) -> None:
     instrument(traces=False, metrics=False)
     client = side.do(side.client, server.uri)
-    assert driver.listeners_of(client) == []
+    assert driver.events.listeners_of(client) == []
 
 
 def test_a_fault_of_ours_never_reaches_the_application(

@@ -179,7 +179,7 @@ def test_a_pymongo_that_reports_it_itself_is_left_alone(
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in driver.SENDERS:
+    for name in driver.interruptions.SENDERS:
         module = importlib.import_module(name)
         source = inspect.getsource(module._run_command)
         assert source.count("except Exception as exc") == 1
@@ -201,8 +201,11 @@ def test_without_the_seam_the_span_ends_with_the_call(
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parts = [*driver.parts(), Part(Feature.INTERRUPTIONS, "pymongo.topology_shared", ("gone",))]
-    monkeypatch.setattr(driver, "parts", lambda: iter(parts))
+    parts = [
+        *driver.names.parts(),
+        Part(Feature.INTERRUPTIONS, "pymongo.topology_shared", ("gone",)),
+    ]
+    monkeypatch.setattr(driver.names, "parts", lambda: iter(parts))
     telemetry = instrument()
     coll = _seeded(side, proxy, database, journal)
     assert _interrupted_find(side, coll, held, journal) == []

@@ -186,7 +186,9 @@ def test_where_another_library_stands_in_for_the_loop_the_application_sees_the_e
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = next(
-        each for each, is_async in driver.loop_classes() if is_async == (side.name == "async")
+        each
+        for each, is_async in driver.retry_loop.loop_classes()
+        if is_async == (side.name == "async")
     )
     original = loop.run
 

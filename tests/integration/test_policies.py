@@ -401,7 +401,7 @@ def test_a_coroutine_strategy_is_refused_as_soon_as_a_sync_client_is_there(
         caplog.clear()
         clients = [pymongo.MongoClient[Any](connect=False)] if existing else []
         # Not those of the whole session.
-        monkeypatch.setattr(driver, "existing_clients", clients.copy)
+        monkeypatch.setattr(driver.clients, "existing_clients", clients.copy)
         instrument(**options)
         pymongo.AsyncMongoClient[Any](connect=False)
         assert len(_about_coroutines(caplog)) == len(clients)

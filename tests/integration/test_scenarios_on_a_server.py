@@ -133,16 +133,16 @@ def turn_time_by_hand(
     """
     patch.setattr(instrumentor, "ClientClock", lambda _: clock)
     patch.setattr(instrumentor, "Orchestrator", functools.partial(Orchestrator, random=quarter))
-    really_left = driver.remaining
+    really_left = driver.deadline.remaining
 
     def left() -> float | None:
         if really_left() is None or row.timeout is None:
             return None
         return START + row.timeout - clock.now()
 
-    patch.setattr(driver, "remaining", left)
-    patch.setattr(driver, "server_selection_timeout", lambda loop: row.window)
-    patch.setattr(driver, "min_rtt", lambda: faults.min_rtt)
+    patch.setattr(driver.deadline, "remaining", left)
+    patch.setattr(driver.retry_loop, "server_selection_timeout", lambda loop: row.window)
+    patch.setattr(driver.deadline, "min_rtt", lambda: faults.min_rtt)
 
 
 def let_breakers_answer(patch: pytest.MonkeyPatch, faults: FaultsInOrder) -> None:
@@ -158,7 +158,9 @@ def let_breakers_answer(patch: pytest.MonkeyPatch, faults: FaultsInOrder) -> Non
         if refused is None:
             return really(breaker, *given)
         assert refused.next_probe_in is not None
-        patch.setattr(driver, "choices", lambda *_: elsewhere if refused.elsewhere else [])
+        patch.setattr(
+            driver.selection, "choices", lambda *_: elsewhere if refused.elsewhere else []
+        )
         return Refusal(refused.next_probe_in)
 
     patch.setattr(CircuitBreaker, "try_acquire", answer)

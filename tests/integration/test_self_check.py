@@ -20,7 +20,7 @@ pytestmark = pytest.mark.oldest
 
 Lacking = dict[Feature, list[str]]
 
-KNOWN_TO_LACK: Lacking = missing([*driver.parts(), *driver.parts_of_gridfs()])
+KNOWN_TO_LACK: Lacking = missing([*driver.names.parts(), *driver.names.parts_of_gridfs()])
 
 
 def test_the_installed_pymongo_has_every_private_name() -> None:
@@ -32,7 +32,7 @@ def test_the_installed_pymongo_has_every_private_name() -> None:
 def _newly_lacking() -> Lacking:
     found = {
         feature: [name for name in names if name not in KNOWN_TO_LACK.get(feature, ())]
-        for feature, names in missing(driver.parts()).items()
+        for feature, names in missing(driver.names.parts()).items()
     }
     return {feature: names for feature, names in found.items() if names}
 
@@ -127,7 +127,7 @@ def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    before = [dict(vars(loop)) for loop, _ in driver.loop_classes()]
+    before = [dict(vars(loop)) for loop, _ in driver.retry_loop.loop_classes()]
     name = remove(monkeypatch)
     caplog.clear()
     telemetry = instrument(timeout_ms=5000)
@@ -138,7 +138,7 @@ def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
     assert name in line
     assert Feature.RETRIES.value in line
     monkeypatch.undo()
-    assert [dict(vars(loop)) for loop, _ in driver.loop_classes()] == before
+    assert [dict(vars(loop)) for loop, _ in driver.retry_loop.loop_classes()] == before
 
     client = side.do(side.client, server.uri)
     with fail_command(control, "find", closeConnection=True, times=1):
@@ -153,9 +153,9 @@ def _pretend_to_need(monkeypatch: pytest.MonkeyPatch, feature: Feature, name: st
     """As if the feature needed a name that pymongo lacks: the real ones pymongo needs itself."""
     parts = [
         Part(part.feature, part.place, (name,)) if part.feature is feature else part
-        for part in driver.parts()
+        for part in driver.names.parts()
     ]
-    monkeypatch.setattr(driver, "parts", lambda: iter(parts))
+    monkeypatch.setattr(driver.names, "parts", lambda: iter(parts))
 
 
 def test_without_the_timeout_context_no_default_timeout_is_set_and_the_rest_works(
@@ -203,7 +203,7 @@ def test_without_the_drivers_waits_a_deadline_is_still_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    halves = (driver.SYNC_HALF, driver.ASYNC_HALF)
+    halves = (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF)
     before = [dict(vars(half.module("pool"))) for half in halves]
     _pretend_to_need(monkeypatch, Feature.WAITS, "_no_such_wait")
     caplog.clear()

@@ -458,7 +458,7 @@ def test_a_server_that_left_is_forgotten(
     ours(servers)
     assert len(ours._converted) == 3
     stays = replica_set.members[0].address
-    monkeypatch.setattr(driver, "known_addresses", lambda _: {stays})
+    monkeypatch.setattr(driver.selection, "known_addresses", lambda _: {stays})
     ours([copy.copy(each) for each in servers if each.address == stays] * 2)
     assert list(ours._converted) == [stays]
 

@@ -24,7 +24,9 @@ SECONDS = 0.5
 
 
 def attributes() -> dict[str, Any]:
-    owners = {owner for owner, _ in patches.PUBLIC} | {loop for loop, _ in driver.loop_classes()}
+    owners = {owner for owner, _ in patches.PUBLIC} | {
+        loop for loop, _ in driver.retry_loop.loop_classes()
+    }
     return {f"{owner}.{name}": it for owner in owners for name, it in vars(owner).items()}
 
 
@@ -115,7 +117,7 @@ def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(
     assert attributes() == before
 
 
-@pytest.mark.parametrize("attempt", driver.ATTEMPTS)
+@pytest.mark.parametrize("attempt", driver.retry_loop.ATTEMPTS)
 def test_a_layer_that_others_keep_in_place_repeats_nothing_of_a_later_one(
     attempt: str,
     side: Side,
@@ -124,7 +126,7 @@ def test_a_layer_that_others_keep_in_place_repeats_nothing_of_a_later_one(
     control: MongoClient[Any],
     instrument: Instrument,
 ) -> None:
-    owners = [loop for loop, _ in driver.loop_classes()]
+    owners = [loop for loop, _ in driver.retry_loop.loop_classes()]
     originals = [vars(owner)[attempt] for owner in owners]
 
     def passing(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:

@@ -183,8 +183,8 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
         # Before 4.20 connections were in the module of their pool.
         patch.setattr(f"{module}.time", clock, raising=False)
     patch.setattr(instrumentor, "ClientClock", lambda _: stage)
-    for owner in driver.selection_timeout_owners():
-        patch.setattr(owner, driver.SELECTION_TIMEOUT, _beginning(stage, owner))
+    for owner in driver.waits.selection_timeout_owners():
+        patch.setattr(owner, driver.waits.SELECTION_TIMEOUT, _beginning(stage, owner))
     topology, pool = half.module("topology"), half.module("pool")
     asynchronous = side.runner is not None
     for module, name, played in (
@@ -198,7 +198,7 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
 
 
 def _beginning(stage: Stage, owner: type) -> Any:
-    original = getattr(owner, driver.SELECTION_TIMEOUT)
+    original = getattr(owner, driver.waits.SELECTION_TIMEOUT)
 
     def get_server_selection_timeout(topology: Any) -> Any:
         stage.begin_attempt()

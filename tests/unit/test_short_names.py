@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.driver.namespaces import _behind
+from pymongo_resilience_instrumentation.driver.clients import _behind
 
 pytestmark = pytest.mark.oldest
 
@@ -51,6 +51,6 @@ def test_what_is_not_as_known_is_asked_of_the_property(
 def test_they_are_what_the_properties_say(cls: Any) -> None:
     client = cls(connect=False)
     coll = client.shop.orders
-    assert driver.client_of_collection(coll) is client
-    assert driver.client_of_database(client.shop) is client
-    assert driver.names_of_collection(coll) == ("shop", "orders")
+    assert driver.clients.client_of_collection(coll) is client
+    assert driver.clients.client_of_database(client.shop) is client
+    assert driver.clients.names_of_collection(coll) == ("shop", "orders")

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.driver.deadline import DeadlineWithin
-from pymongo_resilience_instrumentation.driver.running_timeout import RunningTimeout
+from pymongo_resilience_instrumentation.driver.deadline import DeadlineWithin, RunningTimeout
 from pymongo_resilience_instrumentation.driver.waits import RESOLUTION
 
 from pymongo_resilience.testing import FakeClock
@@ -177,8 +176,8 @@ class Walk:
             return  # the wrapper leaves that to the driver
         now = self.clock.now()
         topology = SimpleNamespace(_settings=SimpleNamespace(server_selection_timeout=own))
-        left = driver.remaining()
-        handed = driver.begin_selection(topology, own if left is None else left)
+        left = driver.deadline.remaining()
+        handed = driver.waits.begin_selection(topology, own if left is None else left)
         ends = model.ends if model.timeout else NEVER
         assert handed == pytest.approx(min(own, ends - now), abs=ROUNDING)
         if model.selection is not None:
@@ -186,8 +185,8 @@ class Walk:
 
     def wait(self, asked: float | None, model: Model) -> None:
         now, limit = self.clock.now(), model.limit()
-        handed = driver.shortened(asked, of_pool=False)
-        of_pool = driver.shortened(asked, of_pool=True)
+        handed = driver.waits.shortened(asked, of_pool=False)
+        of_pool = driver.waits.shortened(asked, of_pool=True)
         if limit is None:
             assert handed == of_pool == asked
             return
@@ -209,15 +208,15 @@ class Walk:
     def connect(self, own: float | None, model: Model) -> None:
         now, limit = self.clock.now(), model.limit()
         options = SimpleNamespace(connect_timeout=own)
-        handed = driver.time_to_connect((("host", 1), options), {})
+        handed = driver.waits.time_to_connect((("host", 1), options), {})
         if limit is None:
             assert handed is None
             return
         assert handed is not None
         assert handed == pytest.approx(min(limit - now, own or NEVER), abs=ROUNDING)
         before = _csot.DEADLINE.get()
-        with driver.within_wait(handed):
-            left = driver.remaining()
+        with driver.waits.within_wait(handed):
+            left = driver.deadline.remaining()
             assert left is not None
             assert now + left <= max(limit, now + RESOLUTION) + ROUNDING
         assert _csot.DEADLINE.get() == before

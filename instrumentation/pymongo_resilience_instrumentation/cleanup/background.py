@@ -38,7 +38,7 @@ class BackgroundCall(Call):
         super().__init__(client, KILL_CURSORS, ("", None))
         self.public = self.reads_inside = False
         self.unknown_concern = True
-        self.is_last = driver.kills_no_more(client)
+        self.is_last = driver.clients.kills_no_more(client)
         """The client is being closed: no later run takes up what this one leaves."""
 
 
@@ -73,7 +73,7 @@ class CloseInBackground(CloseNow):
             requeues = _requeues(cursor_id) + 1
             if requeues <= self._most_requeues():
                 again = RequeuedId(cursor_id, requeues)
-                driver.kill_later(self._client, again, self._cursor_address)
+                driver.clients.kill_later(self._client, again, self._cursor_address)
             else:
                 self._log_dropped(1)
 

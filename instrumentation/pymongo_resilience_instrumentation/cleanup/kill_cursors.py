@@ -46,7 +46,7 @@ class _Kills:
     def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         self.runtime = runtime
         self.now: Any = runtime.async_executor if asynchronous else runtime.executor
-        retries, interval = self.now.orchestrator.max_retries, driver.kill_interval()
+        retries, interval = self.now.orchestrator.max_retries, driver.clients.kill_interval()
         # The same rules; only what they call a delay is the time until the next run.
         self.background: Any = (AsyncExecutor if asynchronous else Executor)(
             Orchestrator(retries, interval, interval, random=lambda: 1.0),
@@ -85,7 +85,7 @@ class _Kills:
         if isinstance(outer, BackgroundCall) and outer.is_last:
             return None
         runtime = self.runtime
-        call = CleanupCall(client, KILL_CURSORS, *driver.cursor_namespace(cursor_address))
+        call = CleanupCall(client, KILL_CURSORS, *driver.clients.cursor_namespace(cursor_address))
         budget = runtime.budgets.of(client)
         facts = (call, runtime.rules, self.now.clock, budget)
         cursors = {"cursor_ids": cursor_ids, "cursor_address": cursor_address}
@@ -98,7 +98,9 @@ class _Kills:
         # stream of GridFS, is within that one's own time; with the session of with_transaction, in
         # what is left of that.
         call.transaction = transaction_of(session)
-        refreshed = outer is None and call.transaction is None and not driver.runs_already()
+        refreshed = (
+            outer is None and call.transaction is None and not driver.deadline.runs_already()
+        )
         runtime.enter(call, anew=refreshed)
         if not refreshed and call.transaction is None:
             call.deadline = calls.NO_DEADLINE

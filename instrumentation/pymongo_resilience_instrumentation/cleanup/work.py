@@ -158,11 +158,11 @@ class CloseNow(Cleanup):
             enabled=self._client.options.retry_reads,
             block=blocks.current(),
             deadline=self._deadline(),
-            max_retries=driver.max_retries(self._client),
+            max_retries=driver.clients.max_retries(self._client),
         )
 
     def _deadline(self) -> Deadline | None:
-        timeout, left = driver.timeout_in_force(), driver.remaining()
+        timeout, left = driver.deadline.timeout_in_force(), driver.deadline.remaining()
         if timeout is None or left is None:
             return None
         return Deadline(self._clock, self._clock.now() + left, timeout)
@@ -184,10 +184,10 @@ class CloseNow(Cleanup):
         requeues = min(self._attempts, self._most_requeues())
         for cursor_id in self._ids:
             again = RequeuedId(cursor_id, requeues)
-            driver.kill_later(self._client, again, self._cursor_address)
+            driver.clients.kill_later(self._client, again, self._cursor_address)
 
     def _most_requeues(self) -> int:
-        own = driver.max_retries(self._client)
+        own = driver.clients.max_retries(self._client)
         return min(MOST_REQUEUES, self.configured if own is None else own)
 
     def _log_dropped(self, count: int) -> None:
@@ -200,7 +200,7 @@ class EndSessions(Cleanup):
     _window: Deadline | None = None
 
     def operation(self) -> Operation:
-        left = driver.remaining()
+        left = driver.deadline.remaining()
         length = END_SESSIONS_WINDOW if left is None else min(END_SESSIONS_WINDOW, left)
         self._window = Deadline.after(self._clock, length)
         options = self._client.options
@@ -208,7 +208,7 @@ class EndSessions(Cleanup):
             # Sessions serve reads and writes alike: both, as for a command runner.
             enabled=options.retry_reads and options.retry_writes,
             retry_window=self._window,
-            max_retries=driver.max_retries(self._client),
+            max_retries=driver.clients.max_retries(self._client),
         )
 
     def limit(self) -> AbstractContextManager[None]:
@@ -216,5 +216,5 @@ class EndSessions(Cleanup):
         a close() waits for servers that are gone until serverSelectionTimeoutMS. A repetition may
         not take longer than the window either."""
         if self._window is None:
-            return driver.Timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
-        return driver.Timeout(max(SHORTEST, self._window.remaining()))
+            return driver.deadline.Timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
+        return driver.deadline.Timeout(max(SHORTEST, self._window.remaining()))

@@ -137,7 +137,7 @@ def _close(runtime: Runtime, asynchronous: bool) -> Method:
             begin(given[0])
             result = original(*given, **kwargs)
             try:
-                driver.wake_selections(given[0])
+                driver.waits.wake_selections(given[0])
             except Exception:
                 logger.exception("a fault of pymongo-resilience after a client was closed")
             return result
@@ -149,7 +149,7 @@ def _close(runtime: Runtime, asynchronous: bool) -> Method:
             begin(given[0])
             result = await original(*given, **kwargs)
             try:
-                await driver.wake_selections_async(given[0])
+                await driver.waits.wake_selections_async(given[0])
             except Exception:
                 logger.exception("a fault of pymongo-resilience after a client was closed")
             return result

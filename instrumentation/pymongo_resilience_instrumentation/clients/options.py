@@ -62,9 +62,9 @@ def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 def server_selector(kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
     """The name of the option as it was written, and the selector, if one was given."""
     for name, value in kwargs.items():
-        if name.lower() == driver.SELECTOR:
+        if name.lower() == driver.selection.SELECTOR:
             return name, (value,)
-    return driver.SELECTOR, ()
+    return driver.selection.SELECTOR, ()
 
 
 def _is_negative(value: str) -> bool:

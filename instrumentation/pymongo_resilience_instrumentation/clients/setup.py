@@ -54,7 +54,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
     False where it has not all those that a new client gets now: it keeps the kinds it was made
     with. In the driver's own view nothing changes.
     """
-    ours = [each for each in driver.listeners_of(client) if isinstance(each, OurListener)]
+    ours = [each for each in driver.events.listeners_of(client) if isinstance(each, OurListener)]
     state = next((each.client for each in ours if isinstance(each, Pools)), None)
     if state is None or not runtime.clients.has(state):
         return False
@@ -66,7 +66,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
             each.switch = Switch()
         else:
             vars(each).update(vars(made))
-    driver.tell_with_events(client)
+    driver.events.tell_with_events(client)
     tell_without_events(client, dispensable=runtime.judges)
     return not wanted and not runtime.counts
 

@@ -111,16 +111,16 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
         keep(cursor, call.cursor)
 
     def of_a_stream(call: Call, stream: Any) -> None:
-        inner = driver.cursor_of_stream(stream)
+        inner = driver.cursors.cursor_of_stream(stream)
         _hand(call.bound, stream)
         _hand(call.bound, inner)
         if not runtime.knows_timeouts:
             return
         seconds, configured = runtime.timeout_without_blocks(call)
         # A timeout of the configuration's leaves the wait for news alone.
-        driver.set_timeout_of_each_next(stream, None if configured else seconds)
+        driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
         each_batch = seconds if configured else None
-        kept = cursor_timeouts.of_stream(call, each_batch, driver.max_await_time_ms(inner))
+        kept = cursor_timeouts.of_stream(call, each_batch, driver.cursors.max_await_time_ms(inner))
         keep(stream, kept)
         if configured:
             keep(inner, kept)

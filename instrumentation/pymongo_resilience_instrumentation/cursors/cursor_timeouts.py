@@ -77,14 +77,14 @@ class CursorTimeout:
         around = blocks.current().timeout_ms
         own = self.seconds and self.seconds + self.wait
         seconds = shorter(own, (around or 0) / 1000)
-        in_force = driver.timeout_in_force()
-        if not seconds and (in_force is not None or driver.hidden_timeout() is not None):
+        in_force = driver.deadline.timeout_in_force()
+        if not seconds and (in_force is not None or driver.deadline.hidden_timeout() is not None):
             return None
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
         if end is None:
-            return None if known == in_force else (known, driver.Timeout(seconds))
-        return known, driver.RunningTimeout.begin(seconds).until(end).resume()
+            return None if known == in_force else (known, driver.deadline.Timeout(seconds))
+        return known, driver.deadline.RunningTimeout.begin(seconds).until(end).resume()
 
 
 def kept_by(cursor: Any) -> CursorTimeout | None:
@@ -127,17 +127,17 @@ def timeout_of(
     if call.timeout is None:
         return None
     # What a method or a stream of GridFS reads is within the one deadline that it has.
-    within_another = driver.runs_already()
+    within_another = driver.deadline.runs_already()
     if tailable:
         mode = ITERATION
     elif within_another or writes or (of_gridfs and not call.configured):
         mode = CURSOR_LIFETIME
-    blocked = driver.timeout_in_force() is not None and not blocks.current().timeout_ms
+    blocked = driver.deadline.timeout_in_force() is not None and not blocks.current().timeout_ms
     default = ITERATION if call.configured else CURSOR_LIFETIME
     return CursorTimeout(
         seconds=None if blocked or within_another else runtime.timeout_without_blocks(call)[0],
         mode=mode or runtime.config.timeout_mode or default,
-        began=driver.now(),
+        began=driver.deadline.now(),
         to_close=call.timeout,
         wait=wait_for_news(max_await_ms) if awaits_data and call.configured else 0.0,
     )
@@ -153,7 +153,7 @@ def of_stream(
     if call.timeout is None:
         return None
     wait = wait_for_news(max_await_ms)
-    return CursorTimeout(each_batch, ITERATION, driver.now(), call.timeout, wait=wait)
+    return CursorTimeout(each_batch, ITERATION, driver.deadline.now(), call.timeout, wait=wait)
 
 
 def wait_for_news(max_await_ms: int | None) -> float:

@@ -42,9 +42,9 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - th
         if len(given) > 2:  # noqa: PLR2004 - as the driver calls it, and without another call
             client, operation, of = given[:3]
         else:
-            client, operation, of = driver.run_operation_arguments(given, kwargs)
+            client, operation, of = driver.cursors.run_operation_arguments(given, kwargs)
         nested = found() is not None and runtime.nested(client)
-        cursor = driver.cursor_of(of)
+        cursor = driver.cursors.cursor_of(of)
         name = str(getattr(operation.name, "value", operation.name))
         if nested and not _reads_for_the_application(name):
             return None
@@ -61,7 +61,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - th
             and none_holds(client)
         ):
             if shows:
-                call.server = driver.pinned_address(operation)
+                call.server = driver.cursors.pinned_address(operation)
             enter_plain(call)
             if tells:
                 runtime.draw(call, None if session is None else parent_of(session))
@@ -69,7 +69,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - th
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
         runtime.begin(call, session)
-        call.server = driver.pinned_address(operation)
+        call.server = driver.cursors.pinned_address(operation)
         try:
             if cursor is not None and call.transaction is None:
                 _apply(runtime, call, cursor, first=name != "getMore")
@@ -146,10 +146,10 @@ def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.Curs
     return cursor_timeouts.timeout_of(
         runtime,
         call,
-        tailable=driver.is_tailable(cursor),
-        awaits_data=driver.awaits_data(cursor),
-        max_await_ms=driver.max_await_time_ms(cursor),
-        of_gridfs=driver.is_of_files(cursor),
+        tailable=driver.cursors.is_tailable(cursor),
+        awaits_data=driver.cursors.awaits_data(cursor),
+        max_await_ms=driver.cursors.max_await_time_ms(cursor),
+        of_gridfs=driver.cursors.is_of_files(cursor),
     )
 
 
@@ -164,11 +164,11 @@ def _kill_later(
     if not runtime.switch.on or not isinstance(error, (NetworkTimeout, WaitQueueTimeoutError)):
         return
     try:
-        client, operation, _ = driver.run_operation_arguments(given, kwargs)
+        client, operation, _ = driver.cursors.run_operation_arguments(given, kwargs)
         address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
         if operation.cursor_id and operation.conn_mgr is None:
-            cursor_address = driver.cursor_address(operation, address)
-            driver.kill_later(client, operation.cursor_id, cursor_address)
+            cursor_address = driver.cursors.cursor_address(operation, address)
+            driver.clients.kill_later(client, operation.cursor_id, cursor_address)
     except Exception:
         logger.exception("a fault of pymongo-resilience after a timeout of a cursor")
 
@@ -178,7 +178,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Method:
 
     def begin(cursor: Any) -> AbstractContextManager[None]:
         nothing_to_fetch = cursor.cursor_id == 0
-        if nothing_to_fetch or driver.timeout_in_force() is not None:
+        if nothing_to_fetch or driver.deadline.timeout_in_force() is not None:
             return NO_DEADLINE
         transaction = sessions.transaction_of_any(cursor.session, asynchronous)
         if transaction is not None:
@@ -237,10 +237,13 @@ def close(runtime: Runtime, asynchronous: bool) -> Method:
         kept = kept_by(closed)
         if kept is None or calls.current() is not None:
             return NO_DEADLINE
-        around = blocks.current().timeout_ms is not None or driver.timeout_in_force() is not None
+        around = (
+            blocks.current().timeout_ms is not None
+            or driver.deadline.timeout_in_force() is not None
+        )
         if around or not getattr(closed, "cursor_id", True):
             return NO_DEADLINE
-        return driver.RunningTimeout.anew(kept.to_close).resume()
+        return driver.deadline.RunningTimeout.anew(kept.to_close).resume()
 
     closing = within(runtime, begin, asynchronous)
 
@@ -276,13 +279,13 @@ def next_of_stream(runtime: Runtime, asynchronous: bool) -> Method:
     """
 
     def begin(stream: Any) -> AbstractContextManager[None]:
-        around, in_force = blocks.current().timeout_ms, driver.timeout_in_force()
+        around, in_force = blocks.current().timeout_ms, driver.deadline.timeout_in_force()
         if around is None and in_force is None:
             return NO_DEADLINE
-        own = driver.timeout_of_each_next(stream)
+        own = driver.cursors.timeout_of_each_next(stream)
         seconds = shorter((around or 0) / 1000, own or 0)
         longer = in_force is not None and shorter(seconds, in_force) == in_force
-        return NO_DEADLINE if longer else driver.Timeout(seconds)
+        return NO_DEADLINE if longer else driver.deadline.Timeout(seconds)
 
     return within(runtime, begin, asynchronous)
 
@@ -293,10 +296,10 @@ def resume(runtime: Runtime, asynchronous: bool) -> Method:
 
     def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
         stream = given[0]
-        client = driver.client_of_stream(stream)
+        client = driver.cursors.client_of_stream(stream)
         if runtime.nested(client):
             return None
-        target = operations.namespace_of(driver.target_of_stream(stream))
+        target = operations.namespace_of(driver.cursors.target_of_stream(stream))
         call = Call(client, "aggregate", target)
         call.bound = policy_of_cursor(stream)
         runtime.begin(call)

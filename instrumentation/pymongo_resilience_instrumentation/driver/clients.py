@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import ssl
+from operator import attrgetter
 from typing import Any
 
 from pymongo import common
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.database import Database
 
 from .events import listeners_of
 
@@ -88,3 +94,31 @@ def kills_no_more(client: Any) -> bool:
 def kill_interval() -> float:
     """Seconds between two runs of the background task."""
     return float(common.KILL_CURSOR_FREQUENCY)
+
+
+def _behind(name: str, *classes: type) -> str:
+    private = f"_{name}"
+    # Not everything has code: somebody may have put something else in the constructor's place.
+    codes = [getattr(cls.__init__, "__code__", None) for cls in classes]  # type: ignore[misc]  # only looked at
+    known = all(private in getattr(code, "co_names", ()) for code in codes)
+    return private if known else name
+
+
+_DATABASE = _behind("database", Collection, AsyncCollection)
+
+client_of_collection = attrgetter(f"{_DATABASE}.{_behind('client', Database, AsyncDatabase)}")
+client_of_database = attrgetter(_behind("client", Database, AsyncDatabase))
+names_of_collection = attrgetter(
+    f"{_DATABASE}.{_behind('name', Database, AsyncDatabase)}",
+    _behind("name", Collection, AsyncCollection),
+)
+"""The database's and its own."""
+
+
+try:
+    from pymongo.ssl_support import PYSSLError, SSLError
+except ImportError:
+    TLS_ERRORS: tuple[type[Exception], ...] = (ssl.SSLError,)
+else:
+    # Of PyOpenSSL, where it is installed, and of the standard library.
+    TLS_ERRORS = (PYSSLError, SSLError)

@@ -7,9 +7,14 @@ before encryption and size checks. Left out are unacknowledged bulk writes, whic
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import inspect
+from typing import TYPE_CHECKING, Any
 
-from .time_limits import CONNECTIONS
+from pymongo import DeleteMany, DeleteOne, UpdateMany, UpdateOne
+from pymongo.errors import ExecutionTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
 
 PASSED = "send_cluster_time"
 
@@ -28,3 +33,86 @@ def passing_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     """The command and its client, None for the driver's own, given the method's arguments."""
     given = dict(zip(("command", "session", "client"), args, strict=False)) | kwargs
     return given["command"], given["client"]
+
+
+OF_DELETES = ("_filter", "_collation", "_hint", "_namespace")
+OF_UPDATES = (*OF_DELETES, "_doc", "_upsert", "_array_filters")
+
+
+def filter_of(model: Any) -> Any:
+    return model._filter
+
+
+def has_collation(model: Any) -> bool:
+    return model._collation is not None
+
+
+def namespace_of_model(model: Any) -> str:
+    """``"database.collection"``, which a client's bulk write asks for; empty without one."""
+    return model._namespace or ""
+
+
+def for_one_document(model: UpdateMany | DeleteMany) -> Any:
+    """The same for a single document."""
+    common: dict[str, Any] = {
+        "filter": model._filter,
+        "namespace": model._namespace,
+        "hint": model._hint,
+    }
+    if isinstance(model, DeleteMany):
+        return DeleteOne(**common)
+    return UpdateOne(
+        **common,
+        update=model._doc,
+        upsert=model._upsert,
+        array_filters=model._array_filters,
+    )
+
+
+LIMIT = "maxTimeMS"
+CONNECTIONS = ("pymongo.synchronous.pool:Connection", "pymongo.asynchronous.pool:AsyncConnection")
+
+
+def limited_connections() -> set[type]:
+    """The classes that have the method: two, or the one that both share."""
+    found = set()
+    for place in CONNECTIONS:
+        module, _, name = place.partition(":")
+        cls = getattr(importlib.import_module(module), name)
+        found.add(next(each for each in cls.__mro__ if "apply_timeout" in vars(each)))
+    return found
+
+
+def limits_for_a_client(method: Any) -> bool:
+    """Whether it is given the client beside the command (4.17 to 4.19)."""
+    return "client" in inspect.signature(method).parameters
+
+
+def refuse_without_end(command: MutableMapping[str, Any], left: float) -> None:
+    """Raises ExecutionTimeout, in the driver's words and shape, for a limit that would be none."""
+    if command.get(LIMIT) == 0:
+        text = f"operation would exceed time limit, remaining timeout:{left:.5f} < 1 ms "
+        raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
+
+
+def limit_of(command: MutableMapping[str, Any] | None) -> int | None:
+    """What the application has put into a command itself; a getMore is None."""
+    return None if command is None else command.get(LIMIT)
+
+
+def leave_limit_out(command: MutableMapping[str, Any], own: int | None) -> None:
+    """No limit of the driver's for the command; ``own`` is kept, unless it is None.
+
+    That of its connection's socket stays.
+    """
+    if own is None:
+        command.pop(LIMIT, None)
+    else:
+        command[LIMIT] = own
+
+
+def lift_limits(connection: Any, command: MutableMapping[str, Any] | None) -> None:
+    """No limit for the command, and none for its connection's socket."""
+    if command is not None:
+        command.pop(LIMIT, None)
+    connection.set_conn_timeout(None)

@@ -6,18 +6,14 @@ from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
-from .commands import PASSED
+from .commands import CONNECTIONS, OF_DELETES, OF_UPDATES, PASSED
 from .events import ARGUMENTS, ENABLED
 from .interruptions import SENDERS, SENDING
 from .pools import IDLE, IN_USE, PLACES
 from .retry_loop import LOOP
-from .selected import SELECT
-from .selection import ERROR_MESSAGE, PREFERENCES, STALENESS
+from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
 from .sessions import END_SESSION
-from .time_limits import CONNECTIONS
-from .waiting import SELECTING
-from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
-from .write_models import OF_DELETES, OF_UPDATES
+from .waits import ASYNC_HALF, HANDSHAKE, SELECTING, SELECTION_TIMEOUT, SYNC_HALF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

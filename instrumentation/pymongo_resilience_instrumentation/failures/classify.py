@@ -308,7 +308,7 @@ def _refused_by_tls(error: Exception) -> bool:
     about TLS at all."""
     cause = error.__cause__
     return (
-        isinstance(cause, driver.TLS_ERRORS)
+        isinstance(cause, driver.clients.TLS_ERRORS)
         and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
         and not isinstance(error, NetworkTimeout)
     )

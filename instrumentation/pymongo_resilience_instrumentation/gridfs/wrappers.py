@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
-    Begin = Callable[[Any], tuple[driver.RunningTimeout | None, bool]]
+    Begin = Callable[[Any], tuple[driver.deadline.RunningTimeout | None, bool]]
 
 _TIMEOUT = "_pymongo_resilience_timeout"
 _NEW = object()
@@ -59,10 +59,10 @@ OF_A_STREAM = (
 def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Method]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
 
-    def begin(bucket: Any) -> tuple[driver.RunningTimeout | None, bool]:
+    def begin(bucket: Any) -> tuple[driver.deadline.RunningTimeout | None, bool]:
         return _begin(runtime, gridfs.files_of_bucket(bucket))
 
-    def resume(stream: Any) -> tuple[driver.RunningTimeout | None, bool]:
+    def resume(stream: Any) -> tuple[driver.deadline.RunningTimeout | None, bool]:
         noted = vars(stream).get(_TIMEOUT, _NEW)
         if noted is not _NEW and noted is not _ANEW:
             return noted, False
@@ -83,15 +83,15 @@ def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Method]]:
                 yield owner, name, _wrapper(runtime, owner, name, resume, False)
 
 
-def _begin(runtime: Runtime, files: Any) -> tuple[driver.RunningTimeout | None, bool]:
+def _begin(runtime: Runtime, files: Any) -> tuple[driver.deadline.RunningTimeout | None, bool]:
     """What begins now, and whether each method of a stream has it anew."""
     seconds, by_iteration = runtime.timeout_of(
         files.database.client, (files.database.name, files.name), policy_of(files)
     )
-    return None if seconds is None else driver.RunningTimeout.begin(seconds), by_iteration
+    return None if seconds is None else driver.deadline.RunningTimeout.begin(seconds), by_iteration
 
 
-def _note(stream: Any, timeout: driver.RunningTimeout | None, by_iteration: bool) -> None:
+def _note(stream: Any, timeout: driver.deadline.RunningTimeout | None, by_iteration: bool) -> None:
     # Not as an attribute: what is set on an upload stream becomes a field of the file.
     vars(stream)[_TIMEOUT] = _ANEW if by_iteration else timeout
 
@@ -101,7 +101,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
 
     def enter(
         instance: Any,
-    ) -> tuple[tuple[driver.RunningTimeout | None, bool], AbstractContextManager[None]]:
+    ) -> tuple[tuple[driver.deadline.RunningTimeout | None, bool], AbstractContextManager[None]]:
         if not runtime.switch.acts():
             return none, NO_DEADLINE
         try:
@@ -114,7 +114,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
             logger.exception("a fault of pymongo-resilience before %s of GridFS", name)
             return none, NO_DEADLINE
 
-    def leave(result: Any, begun: tuple[driver.RunningTimeout | None, bool]) -> Any:
+    def leave(result: Any, begun: tuple[driver.deadline.RunningTimeout | None, bool]) -> Any:
         try:
             if opening and runtime.switch.acts():
                 _note(result, *begun)

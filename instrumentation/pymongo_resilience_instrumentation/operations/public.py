@@ -38,7 +38,7 @@ class PublicOperation(NamedTuple):
 
 
 def _collection(instance: Any, *_: Any) -> Target:
-    names: tuple[str, str] = driver.names_of_collection(instance)
+    names: tuple[str, str] = driver.clients.names_of_collection(instance)
     return names
 
 
@@ -146,14 +146,14 @@ _CLIENT_METHODS: dict[str, tuple[str, Any]] = {
 
 COLLECTION: Mapping[str, PublicOperation] = {
     method: PublicOperation(
-        name, driver.client_of_collection, _collection, gives=_gives(method), method=method
+        name, driver.clients.client_of_collection, _collection, gives=_gives(method), method=method
     )
     for method, name in _COLLECTION_METHODS.items()
 }
 DATABASE: Mapping[str, PublicOperation] = {
     method: PublicOperation(
         name,
-        driver.client_of_database,
+        driver.clients.client_of_database,
         target,
         read_commands.only_reads if method == "cursor_command" else None,
         _gives(method),

@@ -26,7 +26,7 @@ def none_holds(runtime: Runtime) -> Callable[[Any], bool]:
     """Whether a call of a client is one, but for what the call's own object and session say."""
     # On the way of every operation, so looked up once.
     found, around = calls.found, blocks.innermost
-    timeout_in_force, deadline = driver.TIMEOUT.get, driver.DEADLINE.get
+    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
     own_timeouts = runtime.client_timeouts
     if not runtime.leaves_timeouts:
         return lambda _: False
@@ -48,7 +48,7 @@ def enter(runtime: Runtime) -> Callable[[Call], None]:
     make_current, light = calls.make_current, runtime.light
     # Of a variable that is not set, its default is looked for anew each time: as long as for three
     # that are set, and the driver asks for this one sixteen times.
-    set_timeout = driver.TIMEOUT.set
+    set_timeout = driver.deadline.TIMEOUT.set
 
     def enter_plain(call: Call) -> None:
         if pending:

@@ -61,7 +61,7 @@ def public(
     name, client_of = operation.name, operation.client
     only_reads, gives = operation.only_reads, operation.gives
     changes = name in CHANGES
-    bound_session = driver.bound_session_of(asynchronous)
+    bound_session = driver.sessions.bound_session_of(asynchronous)
     before_session = MOST_ARGUMENTS if session_at is None else 1 + session_at
     tells = runtime.operation_spans is not None
     none_holds, enter_plain = plain_calls.none_holds(runtime), plain_calls.enter(runtime)
@@ -295,8 +295,8 @@ def _show_given(client: Any) -> None:
     """Among the client's options, what the application gave in place of what is ours."""
     if _GIVEN in vars(client):
         given, selector = vars(client)[_GIVEN]
-        driver.show_listeners(client, given, listeners.OurListener)
-        driver.show_selector(client, *selector)
+        driver.clients.show_listeners(client, given, listeners.OurListener)
+        driver.selection.show_selector(client, *selector)
 
 
 def connection_error(runtime: Runtime) -> Wrapper:
@@ -307,10 +307,10 @@ def connection_error(runtime: Runtime) -> Wrapper:
         wrapped: Callable[..., Any], _topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
-            error = driver.handled_error(args, kwargs)
+            error = driver.interruptions.handled_error(args, kwargs)
             if runtime.switch.on and not isinstance(error, Exception):
                 unfinished = closes_a_coroutine(error)
-                for report in driver.interrupted_commands(error):
+                for report in driver.interruptions.interrupted_commands(error):
                     defer(report) if unfinished else report()
         except Exception:
             logger.exception("a fault of pymongo-resilience after an interruption")

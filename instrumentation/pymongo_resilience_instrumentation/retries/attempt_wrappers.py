@@ -31,9 +31,9 @@ class _FirstWrite:
     def __init__(self, loop: Any, func: Any) -> None:
         self._loop = loop
         self._func = func
-        self.was_retryable = driver.is_retryable(loop)
+        self.was_retryable = driver.retry_loop.is_retryable(loop)
         self.reached_connection = False
-        driver.replace_func(loop, self)
+        driver.retry_loop.replace_func(loop, self)
 
     def __call__(self, session: Any, connection: Any, retryable: bool) -> Any:
         if self.was_retryable and not retryable:
@@ -44,11 +44,11 @@ class _FirstWrite:
     @property
     def wanted_txn_number(self) -> bool:
         """To be asked after a failure; the end of a transaction has the transaction's number."""
-        return self.was_retryable and not driver.in_transaction(self._loop)
+        return self.was_retryable and not driver.retry_loop.in_transaction(self._loop)
 
     def release(self) -> None:
         """As with Attempts: nothing may keep the two alive together."""
-        driver.replace_func(self._loop, self._func)
+        driver.retry_loop.replace_func(self._loop, self._func)
 
 
 def read(runtime: Runtime, asynchronous: bool) -> Method:
@@ -56,7 +56,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
 
     def of_sync(original: Function) -> Function:
         def method(loop: Any) -> Any:
-            work = driver.func(loop)
+            work = driver.retry_loop.func(loop)
             if type(work) is Attempts and work.runtime is runtime:
                 return executor.run(_prepared(work, original, asynchronous))
             try:
@@ -66,7 +66,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
                     raise
                 failed = error
             try:
-                reached = driver.reached_connection(failed)
+                reached = driver.retry_loop.reached_connection(failed)
                 with _after(runtime, loop, failed, reached, original) as work:
                     return executor.recover(work, failed)
             finally:
@@ -76,7 +76,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
 
     def of_async(original: Function) -> Function:
         async def method(loop: Any) -> Any:
-            work = driver.func(loop)
+            work = driver.retry_loop.func(loop)
             if type(work) is Attempts and work.runtime is runtime:
                 return await async_executor.run(_prepared(work, original, asynchronous))
             try:
@@ -86,7 +86,7 @@ def read(runtime: Runtime, asynchronous: bool) -> Method:
                     raise
                 failed = error
             try:
-                reached = driver.reached_connection(failed)
+                reached = driver.retry_loop.reached_connection(failed)
                 with _after(runtime, loop, failed, reached, original) as work:
                     return await async_executor.recover(work, failed)
             finally:
@@ -102,7 +102,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
 
     def of_sync(original: Function) -> Function:
         def method(loop: Any) -> Any:
-            work = driver.func(loop)
+            work = driver.retry_loop.func(loop)
             if type(work) is Attempts and work.runtime is runtime:
                 return executor.run(_prepared(work, original, asynchronous))
             if not _is_light(runtime, loop):
@@ -125,7 +125,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
 
     def of_async(original: Function) -> Function:
         async def method(loop: Any) -> Any:
-            work = driver.func(loop)
+            work = driver.retry_loop.func(loop)
             if type(work) is Attempts and work.runtime is runtime:
                 return await async_executor.run(_prepared(work, original, asynchronous))
             if not _is_light(runtime, loop):

@@ -127,8 +127,8 @@ class Attempts:
         if call.only_reads:
             # The runner's own command comes first; what others run inside of the call comes later.
             self._only_reads, call.only_reads = True, False
-        self.wants_txn_number = driver.carries_txn_number(loop)
-        self._func = driver.func(loop)
+        self.wants_txn_number = driver.retry_loop.carries_txn_number(loop)
+        self._func = driver.retry_loop.func(loop)
 
     def begin(self) -> None:
         """From now on ``release`` is needed, which may be called more than once."""
@@ -136,7 +136,7 @@ class Attempts:
         if avoided:
             self._avoided = avoided
             self._avoiding = deprioritized.begin()
-        driver.replace_func(self._loop, self)
+        driver.retry_loop.replace_func(self._loop, self)
 
     def release(self, error: BaseException | None) -> None:
         """Give the loop its function back: nothing may keep the two alive together.
@@ -166,8 +166,8 @@ class Attempts:
         if self.call.waits:
             seen_waits.over(self.call, None if self.reached_connection else error)
         if not self.call.ended:
-            self.call.selected = driver.server(self._loop)
-        driver.replace_func(self._loop, self._func)
+            self.call.selected = driver.retry_loop.server(self._loop)
+        driver.retry_loop.replace_func(self._loop, self._func)
 
     def __enter__(self) -> Self:
         return self
@@ -192,15 +192,15 @@ class Attempts:
         """
         loop = self._loop
         try:
-            supported = driver.supports_txn_number(loop, connection)
+            supported = driver.retry_loop.supports_txn_number(loop, connection)
         except Exception:
             logger.exception("a fault of pymongo-resilience before a write was sent")
-            return bool(driver.is_retryable(loop))
+            return bool(driver.retry_loop.is_retryable(loop))
         if not supported:
             refuse_lost_txn_number(loop, connection)
             if self._bound_to_txn_number is not None:
                 raise TxnNumberUnsupportedError("the server supports no retryable writes any more")
-        driver.set_retryable(loop, supported)
+        driver.retry_loop.set_retryable(loop, supported)
         return supported
 
     def ask_breaker(self, server: Any) -> None:
@@ -213,7 +213,7 @@ class Attempts:
         try:
             self.permit = self.breakers.admit(self._loop, server, self)
         except CircuitBreakerOpenError:
-            driver.note_server(self._loop, server)
+            driver.selection.note_server(self._loop, server)
             raise
         except Exception:
             logger.exception("a fault of pymongo-resilience before a connection was checked out")
@@ -241,32 +241,32 @@ class Attempts:
         call = self.call
         rules = self.runtime.rules
         said = said_of(call, rules)
-        kind = Kind.READ if self._only_reads else driver.kind(loop)
+        kind = Kind.READ if self._only_reads else driver.retry_loop.kind(loop)
         deadline, window = self._deadlines()
         return Operation(
             name=call.operation,
             namespace=call.namespace,
             kind=kind,
             strategy=rules.strategy if said.strategy is None else said.strategy,
-            retries_enabled=driver.retries_enabled(loop, kind),
-            in_transaction=driver.in_transaction(loop),
+            retries_enabled=driver.retry_loop.retries_enabled(loop, kind),
+            in_transaction=driver.retry_loop.in_transaction(loop),
             acknowledged=call.acknowledged,
             declared_idempotent=bool(said.idempotent),
             deadline=deadline,
             retry_window=window,
-            max_retries=driver.max_retries(driver.client(loop)),
+            max_retries=driver.clients.max_retries(driver.retry_loop.client(loop)),
             budget=self.budget,
             method=_method(call, kind),
             data=NO_DATA if said.data is None else said.data,
         )
 
     def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:
-        timeout, clock = driver.timeout_in_force(), self.runtime.executor.clock
+        timeout, clock = driver.deadline.timeout_in_force(), self.runtime.executor.clock
         if timeout is None:
             return None, None
-        left = driver.remaining()
+        left = driver.deadline.remaining()
         if left is None:
-            window = driver.server_selection_timeout(self._loop)
+            window = driver.retry_loop.server_selection_timeout(self._loop)
             return None, Deadline.after(clock, window)
         # Of two that are in force, the driver keeps the earlier end, but only the inner length.
         given = shorter(timeout, self.call.timeout or 0)
@@ -275,7 +275,7 @@ class Attempts:
     def describe(self, error: Exception, operation: Operation) -> Failure:
         if self.call.waits:
             seen_waits.over(self.call, None if self.reached_connection else error)
-        progress = driver.bulk_progress(self._loop)
+        progress = driver.retry_loop.bulk_progress(self._loop)
         if self._progress is not None and progress != self._progress:
             operation.next_command()
             self._bound_to_txn_number = None
@@ -290,15 +290,15 @@ class Attempts:
         if unselected and self.call.explained:
             name_servers_once(error)
         if hopeless_cause(error) is not None:
-            driver.forget_transient(error)
+            driver.waits.forget_transient(error)
         failure = failures.describe(
             error,
             failures.Attempt(
                 reached_connection=self.reached_connection,
-                carried_txn_number=driver.carries_txn_number(self._loop),
+                carried_txn_number=driver.retry_loop.carries_txn_number(self._loop),
                 # The loop still has that of the attempt before.
-                server=None if unselected else driver.server_address(self._loop),
-                min_rtt=driver.min_rtt(),
+                server=None if unselected else driver.retry_loop.server_address(self._loop),
+                min_rtt=driver.deadline.min_rtt(),
             ),
         )
         if self.permit is not None:
@@ -306,12 +306,12 @@ class Attempts:
         return failure
 
     def leave(self, failure: Failure) -> Any:
-        return driver.unpin(self._loop, failure)
+        return driver.repetition.unpin(self._loop, failure)
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
         if self._last is None or not (failure.no_writes_performed or _refused(failure)):
             self._last = failure
-        driver.prepare_retry(self._loop, failure, operation.attempts, self._last.error)
+        driver.repetition.prepare_retry(self._loop, failure, operation.attempts, self._last.error)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
         if not (failure.retryable_overload or operation.declared_idempotent) and (
             failure.stage is not Stage.NOT_SENT
@@ -320,24 +320,26 @@ class Attempts:
             # Retryable Writes: where the server of the retry does not support it, the original
             # error is raised. By our own rules, what was never sent is sent without a number.
             self._bound_to_txn_number = failure
-        if driver.stays_pinned(self._loop, failure):
-            driver.pin_again(self._loop)
+        if driver.repetition.stays_pinned(self._loop, failure):
+            driver.repetition.pin_again(self._loop)
         elif (
-            driver.is_sharded(self._loop)
+            driver.retry_loop.is_sharded(self._loop)
             or failure.elsewhere
             or (failure.overloaded and self._avoids_overloaded())
         ):
             if self._avoided is None:
                 self._avoided = deprioritized.avoided()
-            self._avoiding = deprioritized.avoid(driver.deprioritize(self._loop), self._avoiding)
+            self._avoiding = deprioritized.avoid(
+                driver.repetition.deprioritize(self._loop), self._avoiding
+            )
 
     def _avoids_overloaded(self) -> bool:
         """Unless asked to, a read that prefers the primary or secondaries is not moved to the
         other kind of member: it would read older data, or overload the primary."""
-        asked = driver.retargets_on_overload(driver.client(self._loop))
+        asked = driver.clients.retargets_on_overload(driver.retry_loop.client(self._loop))
         if asked is None:
             asked = self.runtime.config.overload_retargeting
-        return not driver.prefers_members(self._loop) if asked is None else asked
+        return not driver.retry_loop.prefers_members(self._loop) if asked is None else asked
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
         if failure.stage is Stage.NOT_SENT and self.runtime.closings.closed(self.call.client):
@@ -400,12 +402,12 @@ class Attempts:
 def refuse_lost_txn_number(loop: Any, connection: Any) -> None:
     """Raises TxnNumberLostError for a write that lost its txnNumber on the way."""
     try:
-        lost = driver.lost_its_txn_number(loop, connection)
+        lost = driver.retry_loop.lost_its_txn_number(loop, connection)
     except Exception:
         logger.exception("a fault of pymongo-resilience before a write was sent")
         return
     if lost:
-        driver.set_retryable(loop, True)
+        driver.retry_loop.set_retryable(loop, True)
         raise TxnNumberLostError(
             "the server ceased to be a known primary before the write was sent"
         )

@@ -66,7 +66,7 @@ def _select(original: Function) -> Function:
             return original(description, selector, address, custom_selector, deprioritized_servers)
         known = description.server_descriptions()
         avoided = [known[address] for address in failed if address in known]
-        measured = driver.measuring_the_whole_set(selector, description)
+        measured = driver.selection.measuring_the_whole_set(selector, description)
         found = original(description, measured, address, custom_selector, avoided)
         return found or original(description, selector, address, custom_selector, None)
 

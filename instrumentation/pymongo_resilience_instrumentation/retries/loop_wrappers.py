@@ -46,7 +46,7 @@ class _Run:
         around = calls.found()
         if around is not None and around.reporting:
             self._runtime.unreported.note()
-            driver.retry_once_at_most(loop)
+            driver.repetition.retry_once_at_most(loop)
             return None
         try:
             return self._runtime.enter_loop(loop)
@@ -61,7 +61,7 @@ class _Run:
 class _Sync(_Run):
     def around(self, original: Function) -> Function:
         switch, budgets = self.switch, self.budgets
-        found, client_of, avoided = calls.found, driver.client, deprioritized.avoided
+        found, client_of, avoided = calls.found, driver.retry_loop.client, deprioritized.avoided
 
         def run(loop: Any) -> Any:
             call = found()
@@ -87,7 +87,7 @@ class _Sync(_Run):
                 if call.waits:
                     seen_waits.over(call, None)
                 if not call.ended:
-                    call.selected = driver.server(loop)
+                    call.selected = driver.retry_loop.server(loop)
                 return result
             finally:
                 call.loop = around
@@ -122,7 +122,7 @@ class _Sync(_Run):
 class _Async(_Run):
     def around(self, original: Function) -> Function:
         switch, budgets = self.switch, self.budgets
-        found, client_of, avoided = calls.found, driver.client, deprioritized.avoided
+        found, client_of, avoided = calls.found, driver.retry_loop.client, deprioritized.avoided
 
         async def run(loop: Any) -> Any:
             call = found()
@@ -149,7 +149,7 @@ class _Async(_Run):
                 if call.waits:
                     seen_waits.over(call, None)
                 if not call.ended:
-                    call.selected = driver.server(loop)
+                    call.selected = driver.retry_loop.server(loop)
                 return result
             finally:
                 call.loop = around
@@ -193,6 +193,6 @@ def undo(work: Any, around: Call | None, error: BaseException) -> None:
 
 def _interrupted(call: Call, loop: Any, error: BaseException) -> None:
     if call.waits:
-        seen_waits.over(call, None if driver.reached_connection(error) else error)
+        seen_waits.over(call, None if driver.retry_loop.reached_connection(error) else error)
     if not call.ended:
-        call.selected = driver.server(loop)
+        call.selected = driver.retry_loop.server(loop)

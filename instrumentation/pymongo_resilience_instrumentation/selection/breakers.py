@@ -61,10 +61,10 @@ class ClientBreakers:
         applies = self._applies
         if applies is None:
             # For good: a server has been selected, and Single remains Single.
-            applies = self._applies = driver.topology_type(loop) not in ALONE
+            applies = self._applies = driver.selection.topology_type(loop) not in ALONE
         if not applies:
             return None
-        address = driver.address(server)
+        address = driver.selection.address(server)
         found = self._breakers.known(address)
         if found is None:
             self._keep({address})
@@ -72,7 +72,7 @@ class ClientBreakers:
         answer = found.try_acquire(holder)
         if isinstance(answer, Permit):
             return answer
-        if driver.is_bound(loop):
+        if driver.selection.is_bound(loop):
             return None
         raise refused(
             address_text(address),
@@ -81,13 +81,13 @@ class ClientBreakers:
             next_probe_in=answer.next_probe_in,
             elsewhere=self._is_elsewhere(loop, address),
             # As pymongo labels it where no server could be selected.
-            labels=[TRANSIENT_TRANSACTION] if driver.in_transaction(loop) else [],
+            labels=[TRANSIENT_TRANSACTION] if driver.retry_loop.in_transaction(loop) else [],
         )
 
     def _is_elsewhere(self, loop: Any, address: Address) -> bool:
         refusing = self._breakers.refusing()
         try:
-            others = driver.choices(loop, self.without_open)
+            others = driver.selection.choices(loop, self.without_open)
         except Exception as error:  # noqa: BLE001 - the selector is the application's
             deliver(error)
             return False
@@ -115,7 +115,7 @@ class ClientBreakers:
     def _keep(self, more: set[Address]) -> None:
         client = self._client()
         if client is not None:
-            self._breakers.keep(driver.known_addresses(client) | more)
+            self._breakers.keep(driver.selection.known_addresses(client) | more)
 
     def start_afresh(self) -> None:
         """In a forked child: see CircuitBreaker."""

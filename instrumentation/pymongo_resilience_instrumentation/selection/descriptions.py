@@ -68,12 +68,12 @@ def server(described: Any) -> ServerDescription:
         average_rtt=described.round_trip_time,
         minimum_rtt=described.min_round_trip_time or None,
         error=None if error is None else error_text(error, described.address),
-        error_age=None if error is None else max(0.0, driver.now() - updated),
+        error_age=None if error is None else max(0.0, driver.deadline.now() - updated),
     )
 
 
 def _check(topology: Any, address: Address) -> str | None:
-    check = driver.check_in_progress(topology, address)
+    check = driver.checks.check_in_progress(topology, address)
     if check is None:
         return None
     seconds = f"for {check.seconds:.1f} s".replace(".0 s", " s")

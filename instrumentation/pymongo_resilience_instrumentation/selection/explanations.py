@@ -51,7 +51,7 @@ def explain_selection(
         open_breakers={} if runtime is None else _open_breakers(runtime.breakers_of(client)),
         local_threshold=client.options.local_threshold_ms / 1000,
     )
-    return explain(descriptions.topology(described, driver.topology_of(client)), criteria)
+    return explain(descriptions.topology(described, driver.checks.topology_of(client)), criteria)
 
 
 def _open_breakers(breakers: Mapping[Address, Snapshot]) -> dict[str, float]:
@@ -65,7 +65,7 @@ def _open_breakers(breakers: Mapping[Address, Snapshot]) -> dict[str, float]:
 def why_not(topology: Any, selector: Any) -> str:
     """One text for all servers of a topology, none of which ``selector`` has let through."""
     criteria = _criteria(selector)
-    if applications_own(driver.selector_of(topology)) is not None:
+    if applications_own(driver.selection.selector_of(topology)) is not None:
         # It is not asked once more. What the rules have left is what it has refused.
         criteria = criteria._replace(server_selector=lambda _: ())
     verdicts = explain(descriptions.topology(topology.description, topology), criteria)
@@ -73,9 +73,9 @@ def why_not(topology: Any, selector: Any) -> str:
 
 
 def _criteria(selector: Any) -> Criteria:
-    if driver.selects_for_writes(selector):
+    if driver.selection.selects_for_writes(selector):
         return Criteria(write=True)
-    if driver.is_no_selector(selector):
+    if driver.selection.is_no_selector(selector):
         return Criteria(bound_elsewhere=True)
     preference = getattr(selector, "effective_pref", selector)
     return Criteria(read_preference=descriptions.read_preference(preference))

@@ -133,7 +133,7 @@ class Logins:
         self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def refusals(self, client: Any, address: Address) -> int:
-        pool = driver.pool_of(client, address)
+        pool = driver.pools.pool_of(client, address)
         return 0 if pool is None else self._refused.get(pool, 0)
 
     def failed(self, pool: Any, error: OperationFailure) -> None:
@@ -178,10 +178,10 @@ class Probes:
 def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
     """A module or class, the name of its function or method, and what runs in its place."""
     logins = Logins()
-    for half in (driver.SYNC_HALF, driver.ASYNC_HALF):
+    for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
         yield half.module("topology"), half.wait, wait(runtime, logins)
-        making = connect(logins, asynchronous=half is driver.ASYNC_HALF)
-        yield half.module("pool").Pool, driver.HANDSHAKE, making
+        making = connect(logins, asynchronous=half is driver.waits.ASYNC_HALF)
+        yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
 
 
 def connect(logins: Logins, *, asynchronous: bool) -> Method:
@@ -240,7 +240,7 @@ def _verdict(
 ) -> Exception | None:
     """The error to fail with at once; None to wait."""
     client = call.client
-    if not driver.waits_for_server(client, condition):
+    if not driver.waits.waits_for_server(client, condition):
         return None
     patience = call.patience
     if patience is None:
@@ -250,26 +250,26 @@ def _verdict(
     if not patience.applies:
         return None
     topology = client.topology_description
-    now = driver.now()
+    now = driver.deadline.now()
     cause = patience.look(topology, now, functools.partial(logins.refusals, client))
     if cause is None:
         for address, found in patience.found.items():
             # Of one connection, perhaps: whether it is the password's, the next login says, and
             # that nobody can try before the server was checked.
             if found.cause is Cause.PASSWORD and probes.take_first(found.description.error, now):
-                driver.cancel_checks(client, [address])
+                driver.waits.cancel_checks(client, [address])
         return None
     error = (
         _refusal(client, patience, probes, now)
         if cause is Cause.PASSWORD
         else hopeless.selection_error(
             cause,
-            found_on(topology) or dict.fromkeys(driver.seeds(client)),
+            found_on(topology) or dict.fromkeys(driver.waits.seeds(client)),
             topology.replica_set_name,
         )
     )
     if error is not None:
-        driver.log_failed_selection(hopeless.log_text(cause, topology.replica_set_name))
+        driver.waits.log_failed_selection(hopeless.log_text(cause, topology.replica_set_name))
     return error
 
 
@@ -295,6 +295,6 @@ def _refusal(client: Any, patience: Patience, probes: Probes, now: float) -> Exc
     if patience.probing is not refusal and probes.take(refusal, newest.last_update_time, now):
         patience.probing = refusal
         # A streamed hello comes back after heartbeatFrequencyMS: until then nobody could try.
-        driver.cancel_checks(client, patience.found)
+        driver.waits.cancel_checks(client, patience.found)
         return None
     return hopeless.refused_again(refusal, newest.address, now - newest.last_update_time)

@@ -31,7 +31,7 @@ def get_server(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """
 
     def begin(loop: Any) -> Attempts | None:
-        work = driver.func(loop)
+        work = driver.retry_loop.func(loop)
         if type(work) is not Attempts or work.runtime is not runtime:
             return None
         work.call.selecting = work.count
@@ -40,7 +40,7 @@ def get_server(runtime: Runtime, asynchronous: bool) -> Wrapper:
     def end(work: Attempts, server: Any) -> None:
         if work.count is None:
             return
-        address = driver.address_of(server)
+        address = driver.retry_loop.address_of(server)
         if address is not None:
             work.count.take(address)
 

@@ -88,7 +88,7 @@ class ServerSelector:
         cached = self._converted.get(described.address)
         if cached is not None and cached[0] is described:
             return cached[1]
-        there = driver.known_addresses(client)
+        there = driver.selection.known_addresses(client)
         self._converted = {each: it for each, it in self._converted.items() if each in there}
         converted = descriptions.server(described)
         self._converted[described.address] = described, converted
@@ -99,7 +99,7 @@ def applications_own(selector: Any) -> Any:
     """Without ours around it; a client may be made from the options of another one."""
     while isinstance(selector, ServerSelector):
         selector = selector.own
-    return None if driver.is_no_selector(selector) else selector
+    return None if driver.selection.is_no_selector(selector) else selector
 
 
 class Selectors:

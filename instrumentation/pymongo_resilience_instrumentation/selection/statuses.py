@@ -33,7 +33,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         if counts is not None:
             return counts.by_address.get(address, 0)
         try:
-            return driver.operations_in_progress(client, at)
+            return driver.pools.operations_in_progress(client, at)
         except AttributeError:  # a pymongo that lacks a name: the self-check has said so
             return None
 

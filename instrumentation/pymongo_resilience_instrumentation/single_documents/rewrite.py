@@ -208,7 +208,9 @@ class _Writes:
         if not all(_can_be_single(models[index]) for index in many):
             return None
         namespaces = {
-            driver.namespace_of_model(models[index]) if self._of_a_client else call.namespace
+            driver.commands.namespace_of_model(models[index])
+            if self._of_a_client
+            else call.namespace
             for index in many
         }
         if not self._may_be_retried(call, target, arguments, namespaces):
@@ -259,7 +261,7 @@ class _Bulk:
         self._sent: Sequence[int] = ()
         self._before: dict[str, Any] = {}
         self.single = [
-            driver.for_one_document(each) if index in self._many else each
+            driver.commands.for_one_document(each) if index in self._many else each
             for index, each in enumerate(models)
         ]
 
@@ -308,7 +310,9 @@ def _is_refusal(error: BaseException) -> bool:
 
 def _can_be_single(model: Any) -> bool:
     return (
-        type(model) in MANY and not driver.has_collation(model) and pins_id(driver.filter_of(model))
+        type(model) in MANY
+        and not driver.commands.has_collation(model)
+        and pins_id(driver.commands.filter_of(model))
     )
 
 

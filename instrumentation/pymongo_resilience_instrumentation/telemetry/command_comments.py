@@ -39,7 +39,7 @@ def comment(runtime: Runtime) -> Wrapper:
     ) -> Any:
         try:
             if runtime.switch.on:
-                _add(connection, *driver.passing_command(args, kwargs))
+                _add(connection, *driver.commands.passing_command(args, kwargs))
         except Exception:
             logger.exception("a fault of pymongo-resilience before a command was sent")
         return wrapped(*args, **kwargs)

@@ -374,10 +374,10 @@ def tell_without_events(client: Any, *, dispensable: bool) -> None:
 
     ``dispensable``: nobody but the spans needs to know of commands.
     """
-    for each in driver.listeners_of(client):
+    for each in driver.events.listeners_of(client):
         if isinstance(each, (Commands, Pools)):
             instead = each.without_events()
-            driver.tell(
+            driver.events.tell(
                 client,
                 each,
                 instead,

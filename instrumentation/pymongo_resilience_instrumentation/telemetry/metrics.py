@@ -108,7 +108,7 @@ class OperationMetrics:
             call.operation,
             database or "admin",
             collection if self._by_collection else None,
-            call.server if call.selected is None else driver.address(call.selected),
+            call.server if call.selected is None else driver.selection.address(call.selected),
         )
         if error is not None:
             attributes = {**attributes, semconv.ERROR_TYPE: error_type(error)}

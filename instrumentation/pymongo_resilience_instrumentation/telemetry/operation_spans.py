@@ -145,7 +145,7 @@ class OperationSpans:
 
 def _hear_commands(client: Any, wanted: bool) -> None:
     """``wanted``: spans may come of them."""
-    events = driver.command_events(client)
+    events = driver.events.command_events(client)
     if events is None:
         return
     if not events.are_of(client):

@@ -30,7 +30,7 @@ class OtherTracers:
     def settle(self, said: Mapping[str, Any] | None) -> Tracing:
         """What holds for a client that is being made, which said this of itself."""
         settled = tracing.settled(said)
-        if not driver.knows_tracing():
+        if not driver.clients.knows_tracing():
             return settled
         asked = (said or {}).get("enabled")
         if not (tracing.says_enabled() if asked is None else asked):

@@ -71,7 +71,7 @@ def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """
     if OPTION not in kwargs:
         return kwargs, None
-    if driver.knows_tracing():
+    if driver.clients.knows_tracing():
         said = kwargs[OPTION]
         return kwargs, said if isinstance(said, Mapping) else None
     rest = kwargs.copy()

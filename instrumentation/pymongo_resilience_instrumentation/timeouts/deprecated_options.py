@@ -67,13 +67,13 @@ class DeprecatedOptions:
     def of_batch(self, call: Call, batch: Any) -> None:
         """What a cursor was given before."""
         with _harmless(call.operation):
-            if driver.has_max_time(batch):
+            if driver.deadline.has_max_time(batch):
                 self._tell(call.client, ["maxTimeMS"])
 
     def of_commit(self, call: Call, session: Any) -> None:
         """What its transaction was given before."""
         with _harmless(call.operation):
-            if driver.has_max_commit_time(session):
+            if driver.deadline.has_max_commit_time(session):
                 self._tell(call.client, ["maxCommitTimeMS"])
 
     def _tell(self, client: Any, options: Iterable[str]) -> None:

@@ -68,7 +68,7 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
         return error
     if isinstance(error, OperationTimeoutError) or not classify.expired(error):
         return error
-    server = driver.address_of(call.selected)
+    server = driver.retry_loop.address_of(call.selected)
     if server is None and call.server is not None:
         server = address_text(call.server)
     return timed_out(
@@ -88,12 +88,12 @@ def elapsed(call: Call) -> float:
     """Seconds of its timeout that are gone, which may have begun before the call: a cursor's life,
     a transaction, a block, a stream's ``next``."""
     if call.cursor is not None and call.cursor.ends is not None:
-        return driver.now() - call.cursor.began
+        return driver.deadline.now() - call.cursor.began
     if call.transaction is not None:
-        return driver.now() - call.transaction.began
+        return driver.deadline.now() - call.transaction.began
     own = call.elapsed()
-    if call.deadline is NO_DEADLINE and driver.timeout_in_force() == call.timeout:
-        left = driver.remaining()
+    if call.deadline is NO_DEADLINE and driver.deadline.timeout_in_force() == call.timeout:
+        left = driver.deadline.remaining()
         return own if left is None or call.timeout is None else max(own, call.timeout - left)
     return own
 

@@ -117,7 +117,7 @@ def _timed(
             call = calls.current() if switch.acts() else None
             if call is None:
                 return None
-            if connects and not driver.connects_for_an_operation(given[1:], kwargs):
+            if connects and not driver.waits.connects_for_an_operation(given[1:], kwargs):
                 return None
             place = given[0] if given else kwargs["condition"]
             wait = _in_progress(call, what)

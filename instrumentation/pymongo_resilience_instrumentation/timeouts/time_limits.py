@@ -25,13 +25,13 @@ def limit(runtime: Runtime) -> Method:
     A cursor's first command has none by iteration.
     """
 
-    timeout_in_force, switch = driver.TIMEOUT.get, runtime.switch
+    timeout_in_force, switch = driver.deadline.TIMEOUT.get, runtime.switch
 
     def around(original: Function) -> Function:
         def method(connection: Any, cmd: Any) -> Any:
             if timeout_in_force() is None or not switch.on:
                 return original(connection, cmd)
-            own = driver.limit_of(cmd)
+            own = driver.commands.limit_of(cmd)
             result = original(connection, cmd)
             _limit(connection, cmd, own)
             return result
@@ -39,12 +39,12 @@ def limit(runtime: Runtime) -> Method:
         def method_of_a_client(connection: Any, client: Any, cmd: Any) -> Any:
             if timeout_in_force() is None or not switch.on:
                 return original(connection, client, cmd)
-            own = driver.limit_of(cmd)
+            own = driver.commands.limit_of(cmd)
             result = original(connection, client, cmd)
             _limit(connection, cmd, own)
             return result
 
-        return method_of_a_client if driver.limits_for_a_client(original) else method
+        return method_of_a_client if driver.commands.limits_for_a_client(original) else method
 
     return Method(around)
 
@@ -60,7 +60,7 @@ def _limit(connection: Any, command: Any, own: int | None) -> None:
 
 
 def _lift_or_refuse(connection: Any, command: Any, own: int | None) -> None:
-    timeout = driver.TIMEOUT.get()
+    timeout = driver.deadline.TIMEOUT.get()
     if timeout and command is None:
         return
     call = calls.current()
@@ -68,8 +68,8 @@ def _lift_or_refuse(connection: Any, command: Any, own: int | None) -> None:
     document = call is not None and call.operation == "runCommand"
     if not timeout:
         if not document:
-            driver.lift_limits(connection, command)
+            driver.commands.lift_limits(connection, command)
     elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
-        driver.leave_limit_out(command, own if document else None)
+        driver.commands.leave_limit_out(command, own if document else None)
     else:
-        driver.refuse_without_end(command, driver.remaining() or 0.0)
+        driver.commands.refuse_without_end(command, driver.deadline.remaining() or 0.0)

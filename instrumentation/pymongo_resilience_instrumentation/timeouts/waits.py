@@ -30,13 +30,13 @@ GRACE = 0.005
 
 def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
     """A class or module, the name of one of its attributes, and what runs in its place."""
-    for owner in driver.selection_timeout_owners():
-        yield owner, driver.SELECTION_TIMEOUT, selection_timeout(runtime)
+    for owner in driver.waits.selection_timeout_owners():
+        yield owner, driver.waits.SELECTION_TIMEOUT, selection_timeout(runtime)
     for half, connecting in (
-        (driver.SYNC_HALF, connect(runtime)),
-        (driver.ASYNC_HALF, connect_async(runtime)),
+        (driver.waits.SYNC_HALF, connect(runtime)),
+        (driver.waits.ASYNC_HALF, connect_async(runtime)),
     ):
-        asynchronous = half is driver.ASYNC_HALF
+        asynchronous = half is driver.waits.ASYNC_HALF
         for module, what in (("topology", For.SERVER), ("pool", For.CONNECTION)):
             waiting = wait(runtime, of_pool=what is For.CONNECTION)
             if runtime.shows_calls:
@@ -46,19 +46,19 @@ def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
         making = handshake(runtime, asynchronous=asynchronous)
         if runtime.shows_calls:
             making = seen_connecting(runtime, making, asynchronous=asynchronous)
-        yield half.module("pool").Pool, driver.HANDSHAKE, making
+        yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
 
 
 def selection_timeout(runtime: Runtime) -> Method:
     """``min(serverSelectionTimeoutMS, remaining)``; the attempt's waits begin here."""
-    timeout_in_force = driver.TIMEOUT.get
+    timeout_in_force = driver.deadline.TIMEOUT.get
 
     def around(original: Function) -> Function:
         def method(topology: Any) -> Any:
             timeout = original(topology)
             try:
                 if timeout_in_force() is not None and runtime.switch.on:
-                    return driver.begin_selection(topology, timeout)
+                    return driver.waits.begin_selection(topology, timeout)
             except Exception:
                 logger.exception("a fault of pymongo-resilience before a server was selected")
             return timeout
@@ -76,7 +76,7 @@ def wait(runtime: Runtime, *, of_pool: bool) -> Method:
         def waiting(condition: Any, timeout: Any, *args: Any, **kwargs: Any) -> Any:
             if runtime.switch.on:
                 try:
-                    timeout = driver.shortened(timeout, of_pool=of_pool)
+                    timeout = driver.waits.shortened(timeout, of_pool=of_pool)
                 except Exception:
                     logger.exception("a fault of pymongo-resilience before a wait")
             return original(condition, timeout, *args, **kwargs)
@@ -101,8 +101,8 @@ def handshake(runtime: Runtime, *, asynchronous: bool) -> Method:
     has left of ``min(serverSelectionTimeoutMS, remaining)``."""
 
     def begin(_pool: Any) -> AbstractContextManager[None]:
-        seconds = driver.time_to_wait()
-        return NO_DEADLINE if seconds is None else driver.within_wait(seconds)
+        seconds = driver.waits.time_to_wait()
+        return NO_DEADLINE if seconds is None else driver.waits.within_wait(seconds)
 
     return within(runtime, begin, asynchronous)
 
@@ -113,10 +113,10 @@ def connect(runtime: Runtime) -> Wrapper:
     def wrapper(
         wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        seconds = _within(driver.time_to_connect, runtime, args, kwargs)
+        seconds = _within(driver.waits.time_to_connect, runtime, args, kwargs)
         if seconds is None:
             return wrapped(*args, **kwargs)
-        within = driver.within_wait(seconds)
+        within = driver.waits.within_wait(seconds)
         try:
             with within:
                 return wrapped(*args, **kwargs)
@@ -135,13 +135,13 @@ def connect_async(runtime: Runtime) -> Wrapper:
     async def wrapper(
         wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        seconds = _within(driver.time_to_connect, runtime, args, kwargs)
+        seconds = _within(driver.waits.time_to_connect, runtime, args, kwargs)
         if seconds is None:
             return await wrapped(*args, **kwargs)
-        within = driver.within_wait(seconds)
+        within = driver.waits.within_wait(seconds)
         try:
             with within:
-                if not driver.connects_with_tls(args, kwargs):
+                if not driver.waits.connects_with_tls(args, kwargs):
                     return await wrapped(*args, **kwargs)
                 try:
                     async with asyncio.timeout(seconds + GRACE):

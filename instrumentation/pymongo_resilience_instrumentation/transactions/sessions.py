@@ -55,7 +55,7 @@ def default_of(session: Any) -> Policy:
 class TransactionDeadline(NamedTuple):
     """The one deadline of a with_transaction, for the operations with its session."""
 
-    timeout: driver.RunningTimeout
+    timeout: driver.deadline.RunningTimeout
     timed: Block | None
     """The ``override`` with a timeout around with_transaction."""
     began: float
@@ -69,7 +69,10 @@ class TransactionDeadline(NamedTuple):
         timed = blocks.timed()
         inside = timed is not None and timed is not self.timed
         if not inside and calls.current() is None:
-            inside = driver.timeout_in_force() is not None and not driver.runs_already()
+            inside = (
+                driver.deadline.timeout_in_force() is not None
+                and not driver.deadline.runs_already()
+            )
         if inside:
             raise InvalidOperation(
                 "inside of with_transaction an operation with its session has what remains of the "
@@ -99,7 +102,7 @@ def session_of_call(
     session = kwargs.get("session")
     if session is None and session_at is not None and len(args) > session_at:
         session = args[session_at]
-    return driver.bound_session(asynchronous) if session is None else session
+    return driver.sessions.bound_session(asynchronous) if session is None else session
 
 
 def transaction_of_any(session: Any, asynchronous: bool) -> TransactionDeadline | None:
@@ -108,7 +111,7 @@ def transaction_of_any(session: Any, asynchronous: bool) -> TransactionDeadline 
 
 
 def _or_bound(session: Any, asynchronous: bool) -> Any:
-    return driver.bound_session(asynchronous) if session is None else session
+    return driver.sessions.bound_session(asynchronous) if session is None else session
 
 
 def position(method: Callable[..., Any] | None) -> int | None:

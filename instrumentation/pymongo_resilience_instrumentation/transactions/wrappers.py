@@ -89,9 +89,9 @@ class _Transaction:
     def __init__(self, seconds: float, *, judges: bool) -> None:
         """``judges``: whether its errors are ours to judge."""
         self._judges = judges
-        self._outside = driver.RunningTimeout.in_force()
-        self.timeout = driver.RunningTimeout.begin(seconds)
-        self._deadline = TransactionDeadline(self.timeout, blocks.timed(), driver.now())
+        self._outside = driver.deadline.RunningTimeout.in_force()
+        self.timeout = driver.deadline.RunningTimeout.begin(seconds)
+        self._deadline = TransactionDeadline(self.timeout, blocks.timed(), driver.deadline.now())
         self._runs = 0
         self._raised: PyMongoError | None = None
 
@@ -150,7 +150,7 @@ class _Transaction:
         return timed_out(
             error,
             timeout_s=seconds,
-            elapsed_s=driver.now() - self._deadline.began,
+            elapsed_s=driver.deadline.now() - self._deadline.began,
             attempts=self._runs,
             name="with_transaction",
             reasons=getattr(last, "retry_reasons", ()),
@@ -245,7 +245,7 @@ def within_time_limit(runtime: Runtime) -> Wrapper:
     def wrapper(
         wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        left = driver.remaining() if runtime.switch.on else None
+        left = driver.deadline.remaining() if runtime.switch.on else None
         if left is None:
             return wrapped(*args, **kwargs)
         pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
