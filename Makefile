@@ -11,6 +11,7 @@
 #   make report                     all that the documents quote: measured, kept, written into them
 #   make bench-sick                 what a sick server costs, with circuit breakers and without
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
+#   make fleet                      simulated fleets under overload: a table and a figure of docs/overload.md
 #   make gate                       fails where an operation takes more instructions than it did
 #   make clean                      remove what the other targets made
 
@@ -28,7 +29,7 @@ GATE := .venv-gate
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-overload report gate clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-overload fleet report gate clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -106,6 +107,10 @@ clean:
 # documents take them from there: make report ARGS="--overload list.json".
 bench-overload: $(MAIN)/bench.stamp
 	@$(MAIN)/bin/python bench/overload.py $(ARGS)
+
+# Virtual time: a minute, the same numbers everywhere. Other sizes of the budget: bench/fleet.py --candidates.
+fleet: $(MAIN)/bench.stamp
+	@$(MAIN)/bin/python bench/make_report.py --only fleet
 
 # A stamp is newer than pyproject.toml, or its environment is brought up to date first.
 

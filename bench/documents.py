@@ -22,9 +22,10 @@ OVERLOAD = ROOT / "docs" / "overload.md"
 FIGURES = {
     "performance": ROOT / "docs" / "performance.svg",
     "overload": ROOT / "docs" / "overload.svg",
+    "fleet": ROOT / "docs" / "fleet.svg",
 }
 
-SHOWN = {"performance": ("healthy", "growth"), "overload": ("overload",)}
+SHOWN = {"performance": ("healthy", "growth"), "overload": ("overload",), "fleet": ("fleet",)}
 """The sections that a figure shows."""
 
 Report = dict[str, Any]
@@ -66,6 +67,8 @@ def data_of(figure: str, report: Report) -> Any:
     """What a figure shows."""
     if figure == "overload":
         return report["overload"]["points"]
+    if figure == "fleet":
+        return report["fleet"]["outcomes"]
     return {name: report[name]["rows"] for name in SHOWN[figure]}
 
 
@@ -93,6 +96,7 @@ def write(report: Report) -> list[Path]:
 
 def _draw(name: str, report: Report, file: Path, mark: str) -> None:
     try:
+        import fleet_figure
         import overload_figure
         import performance_figure
     except ModuleNotFoundError as missing:
@@ -100,5 +104,9 @@ def _draw(name: str, report: Report, file: Path, mark: str) -> None:
             f"the tables are written, {file.name} is not drawn: {missing.name} is not there, "
             "which the extra bench brings"
         ) from None
-    draw = {"performance": performance_figure.draw, "overload": overload_figure.draw}[name]
+    draw = {
+        "performance": performance_figure.draw,
+        "overload": overload_figure.draw,
+        "fleet": fleet_figure.draw,
+    }[name]
     draw(data_of(name, report), file, mark)

@@ -25,6 +25,7 @@ from typing import Any
 
 import documents
 from cursor_costs import cursors
+from fleet import fleet
 from footprint import footprint
 from growth import growth
 from healthy import healthy
@@ -91,6 +92,7 @@ SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
         lambda quick: growth(instructions=False, quick=quick, tell=told),
     ),
     "footprint": ("python bench/footprint.py", lambda quick: footprint(2 if quick else 15)),
+    "fleet": ("python bench/fleet.py", fleet),
     "overload": ("python bench/overload.py", overload),
 }
 """The command that measures each by itself, and what does it here."""

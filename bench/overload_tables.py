@@ -49,7 +49,37 @@ def bars(report: Report) -> str:
     )
 
 
+SHOWN_LOADS = (1.0, 2.0, 5.0)
+"""Of the sweep; the figure has all of them."""
+
+
+def fleet(report: Report) -> str:
+    """Each case with what every policy makes of it."""
+    outcomes = report["fleet"]["outcomes"]
+    policies = list(dict.fromkeys(each["policy"] for each in outcomes))
+    by_case: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for each in outcomes:
+        if each["case"] != "steady" or each["load"] in SHOWN_LOADS:
+            case = (each["case"], each["clients"], each["load"], each["seconds"])
+            by_case.setdefault(case, []).append(each)
+    return table(["clients", "what happens", *policies], map(_fleet_row, by_case.values()))
+
+
+def _fleet_row(outcomes: list[dict[str, Any]]) -> list[str]:
+    first = outcomes[0]
+    clients, load = f"{first['clients']:,}", f"{first['load']:g}x"
+    if first["case"] == "steady":
+        return [clients, f"{load}: goodput", *(f"{each['goodput']:.1%}" for each in outcomes)]
+    if first["case"] == "pulse":
+        what = f"{first['seconds']:g} s of {load}"
+    elif first["case"] == "burst":
+        what = f"{first['operations']} operations within 50 ms"
+    else:
+        what = f"{first['case']} at {load}"
+    return [clients, f"{what}: errors", *(f"{each['errors']:,}" for each in outcomes)]
+
+
 BLOCKS: dict[str, tuple[tuple[str, ...], Callable[[Report], str]]] = {
     name: (("overload",), block)
     for name, block in (("points", points), ("run", run), ("bars", bars))
-}
+} | {"fleet": (("fleet",), fleet)}

@@ -1,11 +1,17 @@
-"""The retry budget of one client: a bucket of tokens that retries after overload errors spend.
+"""The retry budget of one client: what its retries may spend.
 
-Source: Client Backpressure, "Adaptive retry policy" and "Token Bucket".
+``RatioBudget`` is the default; ``TokenBucket`` is the specification's, for retries after overload
+errors alone. docs/overload.md has the simulation that the numbers of the first are from.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import MutableSet
 
 CAPACITY = 1000.0
 RETURN_RATE = 0.1
@@ -13,24 +19,134 @@ RETURN_RATE = 0.1
 RETRY = 1.0
 """Tokens that one retry takes; one that shows a healthy server gives them back."""
 
+RESERVE = 8.0
+"""Failed attempts in a row of which a client with nothing against it repeats each."""
+DEBT = 8.0
+"""What the account may be overdrawn by: so much has to be earned before the next retry."""
+RATIO = 0.2
+"""What a success earns: with more than one failed attempt in six, the account runs empty."""
 
-class TokenBucket:
+
+class RetryBudget:
     """Full at first. Thread- and task-safe: a lock that is held for an addition, reentrant for what
     a signal handler or a finalizer of the application's does meanwhile.
 
     Counts in whole tenths of a token: ten times 0.1 as floats is less than 1.
     """
 
-    __slots__ = ("_capacity", "_lock", "_tenths")
+    __slots__ = ("_incomplete", "_least", "_lock", "_most", "_tenths")
 
-    def __init__(self, capacity: float = CAPACITY) -> None:
-        self._capacity = self._tenths = _tenths(capacity)
+    def __init__(
+        self, most: float, least: float, incomplete: MutableSet[RetryBudget] | None = None
+    ) -> None:
+        """``incomplete``: where those budgets are kept that are not full. While a budget is full,
+        successes change nothing, and need not be reported."""
+        self._most = self._tenths = _tenths(most)
+        self._least = _tenths(least)
+        self._incomplete: MutableSet[RetryBudget] = set() if incomplete is None else incomplete
         self._lock = threading.RLock()
 
     @property
     def tokens(self) -> float:
-        """How many there are right now."""
-        return self._tenths / 10
+        """What retries may spend right now."""
+        return max(0, self._tenths) / 10
+
+    @abstractmethod
+    def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:
+        """An attempt failed; ``retried``: it was no first attempt; ``distress``: of what a server
+        in distress causes."""
+
+    @abstractmethod
+    def allows(self, *, overloaded: bool) -> bool:
+        """Whether one retry may follow such a failure; what it costs is taken here."""
+
+    @abstractmethod
+    def never_repeated(self, *, overloaded: bool) -> None:
+        """The retry that was allowed is not made."""
+
+    @abstractmethod
+    def succeeded(self, *, retried: bool) -> None:
+        """A command was answered well, at its first attempt or at a later one."""
+
+    def deposit(self, tokens: float) -> None:
+        """Put them in; what exceeds the capacity is lost."""
+        self._add(_tenths(tokens))
+
+    def start_afresh(self) -> None:
+        """In a forked child: full again, and a lock that no thread of the parent's holds."""
+        self._lock = threading.RLock()
+        self._add(self._most - self._tenths)
+
+    def _add(self, tenths: int) -> None:
+        with self._lock:
+            self._tenths = min(self._most, max(self._least, self._tenths + tenths))
+            if self._tenths < self._most:
+                self._incomplete.add(self)
+            else:
+                self._incomplete.discard(self)
+
+
+class RatioBudget(RetryBudget):
+    """Retries in proportion to what succeeds, for every reason.
+
+    Each failed attempt costs a token and each success earns a part of one; a retry needs what is
+    left to be more than nothing. Source: gRPC A6, "Throttling Retry Attempts and Hedged RPCs".
+    """
+
+    __slots__ = ("_earned",)
+
+    def __init__(
+        self,
+        reserve: float = RESERVE,
+        debt: float = DEBT,
+        ratio: float = RATIO,
+        incomplete: MutableSet[RetryBudget] | None = None,
+    ) -> None:
+        super().__init__(reserve, -debt, incomplete)
+        self._earned = _tenths(ratio)
+
+    def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:  # noqa: ARG002 - all cost the same
+        if distress:
+            self._add(-10)
+
+    def allows(self, *, overloaded: bool) -> bool:  # noqa: ARG002 - as above
+        return self._tenths > 0
+
+    def never_repeated(self, *, overloaded: bool) -> None:
+        """The failure has cost, not the retry."""
+
+    def succeeded(self, *, retried: bool) -> None:  # noqa: ARG002 - as above
+        self._add(self._earned)
+
+
+class TokenBucket(RetryBudget):
+    """The specification's, for retries after overload errors alone.
+
+    Source: Client Backpressure of February 2026, "Adaptive retry policy" and "Token Bucket".
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, capacity: float = CAPACITY, incomplete: MutableSet[RetryBudget] | None = None
+    ) -> None:
+        super().__init__(capacity, 0, incomplete)
+
+    def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:  # noqa: ARG002 - not asked
+        """A retry that failed otherwise than by overload shows a server that is healthy enough: its
+        token returns (rule 3)."""
+        if retried and not overloaded:
+            self.deposit(RETRY)
+
+    def allows(self, *, overloaded: bool) -> bool:
+        return not overloaded or self.consume()
+
+    def never_repeated(self, *, overloaded: bool) -> None:
+        if overloaded:
+            self.deposit(RETRY)
+
+    def succeeded(self, *, retried: bool) -> None:
+        self.deposit(RETURN_RATE + RETRY if retried else RETURN_RATE)
 
     def consume(self, tokens: float = RETRY) -> bool:
         """Take them if they are all there; whether they were."""
@@ -38,23 +154,8 @@ class TokenBucket:
         with self._lock:
             if self._tenths < tenths:
                 return False
-            self._tenths -= tenths
+            self._add(-tenths)
             return True
-
-    def deposit(self, tokens: float) -> None:
-        """Put them in; what exceeds the capacity is lost."""
-        tenths = _tenths(tokens)
-        with self._lock:
-            self._tenths = min(self._capacity, self._tenths + tenths)
-
-    def start_afresh(self) -> None:
-        """In a forked child: full again, and a lock that no thread of the parent's holds."""
-        self._lock = threading.RLock()
-        self._tenths = self._capacity
-
-    def succeeded(self, *, retried: bool) -> None:
-        """A command was answered well, at its first attempt or at a later one."""
-        self.deposit(RETURN_RATE + RETRY if retried else RETURN_RATE)
 
 
 def _tenths(tokens: float) -> int:

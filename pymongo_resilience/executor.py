@@ -20,7 +20,7 @@ from pymongo_resilience.strategy import RetryAction
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
-    from pymongo_resilience.budget import TokenBucket
+    from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.events import Listener
     from pymongo_resilience.failure import Failure
@@ -35,7 +35,7 @@ class Work(Protocol):
     """One operation of the driver, as the loops repeat it."""
 
     @property
-    def budget(self) -> TokenBucket | None:
+    def budget(self) -> RetryBudget | None:
         """The client's retry budget, where it has one."""
 
     def operation(self) -> Operation:

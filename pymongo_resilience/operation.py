@@ -8,16 +8,22 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.budget import RETRY
+from pymongo_resilience.failure import RetryReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pymongo_resilience.budget import TokenBucket
+    from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.deadline import Deadline
-    from pymongo_resilience.failure import Failure, RetryReason
+    from pymongo_resilience.failure import Failure
     from pymongo_resilience.strategy import RetryStrategy
 
+DISTRESS = frozenset({
+    RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.NOT_PRIMARY, RetryReason.OVERLOADED,
+    RetryReason.TEMPORARILY_UNAVAILABLE, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
+})  # fmt: skip
+"""What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
+the application's own, and what a breaker refused was never sent."""
 NO_DATA: Mapping[str, Any] = MappingProxyType({})
 
 STANDSTILL = 1000
@@ -65,8 +71,8 @@ class Operation:
     """With ``timeout_ms=0``: no deadline, but repeating ends here."""
     max_retries: int | None = None
     """Of the client's own; None leaves it to the configuration."""
-    budget: TokenBucket | None = field(default=None, repr=False)
-    """The client's, where it has adaptive retries."""
+    budget: RetryBudget | None = field(default=None, repr=False)
+    """The client's, where it has one."""
     method: str = ""
     """The driver's method that the application called, for example ``"update_many"``; of a cursor's
     later batch ``"find/getMore"``. Empty where it is not known."""
@@ -96,22 +102,20 @@ class Operation:
         return self.retry_window if self.deadline is None else self.deadline
 
     def record(self, failure: Failure) -> None:
-        """Count one failed attempt.
-
-        A retry that failed otherwise than by overload shows a server that is healthy enough: its
-        token returns (Client Backpressure, "Adaptive retry policy", rule 3).
-        """
-        if self.budget is not None and self.attempts and not failure.overloaded:
-            self.budget.deposit(RETRY)
+        """Count one failed attempt."""
+        if self.budget is not None:
+            distress = failure.overloaded or failure.reason in DISTRESS
+            retried = self.attempts > 0
+            self.budget.failed(overloaded=failure.overloaded, retried=retried, distress=distress)
         self.attempts += 1
         self.idempotent = self._is_idempotent(carried_txn_number=failure.carried_txn_number)
         self.overloaded = self.overloaded or failure.overloaded
         self.reasons.append(failure.reason)
 
     def never_repeated(self, failure: Failure) -> None:
-        """The wait for a repetition was cut short: the token that was taken for it returns."""
-        if self.budget is not None and failure.overloaded:
-            self.budget.deposit(RETRY)
+        """The wait for a repetition was cut short: what was taken for it returns."""
+        if self.budget is not None:
+            self.budget.never_repeated(overloaded=failure.overloaded)
 
     def waited(self, seconds: float, now: float) -> None:
         """``now``: on the clock, once ``seconds`` have passed between two attempts.

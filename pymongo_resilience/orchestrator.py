@@ -55,7 +55,7 @@ class Rule(enum.Enum):
     BREAKER = "circuit_breaker"
     """Rule 7: the server's circuit breaker is open, and there is no time to wait for its probe."""
     BUDGET = "budget"
-    """Rule 8: the client's retry budget has no token left."""
+    """Rule 8: the server is overloaded, and the client's retry budget is spent."""
 
 
 class GiveUp(NamedTuple):
@@ -114,7 +114,8 @@ class Orchestrator:
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:
-            verdict = self._fit(operation, failure, max(0.0, answer.delay))
+            delay = max(0.0, answer.delay, self._held_back(operation))
+            verdict = self._fit(operation, failure, delay)
             if isinstance(verdict, GiveUp) or failure.next_probe_in is None or failure.elsewhere:
                 return verdict
             return self._wait_for_probe(operation, failure, failure.next_probe_in, verdict)
@@ -122,10 +123,21 @@ class Orchestrator:
         delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
         if operation.time_limit is not None and not operation.time_limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)
-        if operation.budget is not None and not operation.budget.consume():
+        if operation.budget is not None and not operation.budget.allows(overloaded=True):
             return GiveUp(Rule.BUDGET)
         longer = self._fit(operation, failure, answer.delay) if answer.delay > delay else None
         return Retry(max(delay, longer.delay) if isinstance(longer, Retry) else delay)
+
+    def _held_back(self, operation: Operation) -> float:
+        """Rule 8 for what is no overload: with the budget spent, seconds that a retry waits at
+        least. An election must not become an error within a deadline, so none is declined; the
+        first may go at once, as every driver's does."""
+        budget = operation.budget
+        if budget is None or operation.attempts < 2 or _follows_texts(operation):  # noqa: PLR2004
+            return 0.0
+        if budget.allows(overloaded=False):
+            return 0.0
+        return HELD_BACK * (0.5 + self.random() / 2)
 
     def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
         if failure.timed_out and _deadline_is_over(operation, failure):
@@ -191,6 +203,9 @@ class Orchestrator:
         return Retry(max(retry.delay, next_probe_in))
 
 
+HELD_BACK = 1.0
+"""Seconds between two retries of an operation while its client's budget is spent, less a random
+part of up to a half."""
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves to the attempt after it, beside the way to the server and
 back: whoever waits wakes up late, and a command needs a time limit of its own."""

@@ -148,6 +148,7 @@ def test_what_is_not_known_is_named_beside_what_is(
         "gate.py",
         "make_report.py",
         "overload.py",
+        "fleet.py",
         "sick_server.py",
         "fail_fast.py",
         "deadlines.py",

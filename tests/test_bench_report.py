@@ -52,11 +52,15 @@ def test_another_figure_in_the_report_makes_another_document(
         assert (documents.as_it_should_be(document, changed) != before) == (
             name == "performance.md"
         )
+    fleet = copy.deepcopy(report)
+    for outcome in fleet["fleet"]["outcomes"]:
+        outcome["goodput"] += 0.1
+    assert (documents.as_it_should_be(document, fleet) != before) == (name == "overload.md")
     report["overload"]["points"][0]["goodput"] += 0.1
     assert (documents.as_it_should_be(document, report) != before) == (name == "overload.md")
 
 
-@pytest.mark.parametrize("figure", ["performance", "overload"])
+@pytest.mark.parametrize("figure", ["performance", "overload", "fleet"])
 def test_figures_are_drawn_from_the_report(
     documents: Any, report: dict[str, Any], figure: str
 ) -> None:

@@ -1,0 +1,300 @@
+"""A fleet of clients against a server with a limit, in virtual time, with the library's own rules.
+
+    python bench/fleet.py [--seed N] [--json FILE] [--quick] [--candidates]
+
+The rules, back-offs and budgets are those of the library; server, network and clock are arithmetic.
+So ten thousand clients fit into one process, and the same seed makes the same numbers on every
+machine. ``bench/overload.py`` measures eight clients on a real server. Takes a minute.
+``--candidates`` compares other sizes of the default budget, which is how its numbers were chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from overload_runs import QUEUE_S, REJECTION, TIMEOUT_MS, arrivals
+from overload_server import Capacity
+
+from pymongo_resilience import backoff
+from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.orchestrator import Ask, Orchestrator, Retry
+from pymongo_resilience.strategy import FastFailOnTerminalError
+
+RATE = 100.0
+"""Requests per second that the server can do."""
+TIMEOUT_S = TIMEOUT_MS / 1000
+SLOW_S = 0.5
+"""An operation that takes longer is not as it was before the load."""
+TRIP_S = 0.001
+"""What an answer takes that costs the server nothing."""
+OVERLOADED = Failure(
+    RuntimeError(),
+    Stage.ANSWERED,
+    RetryReason.OVERLOADED,
+    labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
+)
+NOT_PRIMARY = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.NOT_PRIMARY)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How clients repeat."""
+
+    name: str
+    retries: int
+    budget: Callable[[], RetryBudget] | None = None
+
+
+POLICIES = (
+    Policy("no retries", 0),
+    Policy("two retries", 2),
+    Policy("five retries, off", 5),
+    Policy("five retries, tokens", 5, TokenBucket),
+    Policy("five retries, ratio", 5, RatioBudget),
+)
+BASE, OURS = POLICIES[0].name, POLICIES[-1].name
+
+
+def candidates() -> Iterator[Policy]:
+    yield POLICIES[0]
+    for reserve, debt, ratio in itertools.product((6, 10, 20), (0, 10, 20), (0.1, 0.2)):
+        yield Policy(
+            f"{reserve}, {debt}, {ratio}",
+            5,
+            lambda reserve=reserve, debt=debt, ratio=ratio: RatioBudget(reserve, debt, ratio),
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happens to a fleet. Seconds, and times of the server's capacity."""
+
+    name: str
+    clients: int
+    phases: tuple[tuple[float, float], ...]
+    """How long, and how much is offered."""
+    rejected: float = 0.0
+    """Part of the attempts that is rejected at random, whatever the load."""
+    election: tuple[float, float] | None = None
+    """From when until when there is no primary."""
+    rate: float = RATE
+    queue_s: float = QUEUE_S
+    rejection: float = REJECTION
+    timeout: float | None = TIMEOUT_S
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of it."""
+
+    case: str
+    policy: str
+    clients: int
+    load: float
+    """The highest, in times of the capacity."""
+    seconds: float
+    """For how long it is that."""
+    operations: int
+    goodput: float
+    """Successes within the phases, as a part of the capacity."""
+    attempts: float
+    """For each operation."""
+    errors: int
+    normal_after: float
+    """Seconds from the end of the second phase, or of the election, until the last operation is due
+    that fails, or needs half a second."""
+
+
+class _Clock:
+    """Stands wherever the next event is."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float, /) -> None:
+        raise NotImplementedError
+
+    async def sleep_async(self, seconds: float, /) -> None:
+        raise NotImplementedError
+
+
+class _Call:
+    __slots__ = ("budget", "due", "operation", "strategy")
+
+    def __init__(
+        self, due: float, strategy: FastFailOnTerminalError, budget: RetryBudget | None
+    ) -> None:
+        self.due = due
+        self.strategy = strategy
+        self.budget = budget
+        self.operation: Operation | None = None
+
+
+def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
+    """One run. The same arrivals for every policy."""
+    dice = random.Random(seed)  # noqa: S311 - times, no secrets
+    clock = _Clock()
+    rules = Orchestrator(max_retries=policy.retries, random=random.Random(seed + 1).random)  # noqa: S311
+    jitter = random.Random(seed + 3).random  # noqa: S311
+    strategy = FastFailOnTerminalError(lambda attempt: backoff.exponential(attempt, jitter))
+    chance = random.Random(seed + 2)  # noqa: S311
+    server = Capacity(case.rate, case.rate * case.queue_s, case.rejection)
+    budgets = [None if policy.budget is None else policy.budget() for _ in range(case.clients)]
+    phases = [(seconds, load * case.rate) for seconds, load in case.phases]
+    number = itertools.count()
+    events: list[tuple[float, int, Failure | bool | None, _Call]] = [
+        (due, next(number), None, _Call(due, strategy, budgets[index % case.clients]))
+        for index, due in enumerate(arrivals(phases, dice))
+    ]
+    operations = len(events)
+    heapq.heapify(events)
+    attempts, done = 0, []
+
+    def attempt(now: float) -> tuple[float, Failure | bool]:
+        if case.election is not None and case.election[0] <= now < case.election[1]:
+            return now + TRIP_S, NOT_PRIMARY
+        if case.rejected and chance.random() < case.rejected:
+            return now + TRIP_S, OVERLOADED
+        admitted, at = server.receive(now)
+        return at, admitted or OVERLOADED
+
+    while events:
+        clock.time, _, answer, call = heapq.heappop(events)
+        if answer is None:
+            attempts += 1
+            at, result = attempt(clock.time)
+            heapq.heappush(events, (at, next(number), result, call))
+        elif isinstance(answer, Failure):
+            delay = _decide(rules, call, answer, clock, case.timeout)
+            if delay is None:
+                done.append((call.due, clock.time, False))
+            else:
+                heapq.heappush(events, (clock.time + delay, next(number), None, call))
+        else:
+            if call.budget is not None:
+                call.budget.succeeded(retried=call.operation is not None)
+            in_time = case.timeout is None or clock.time - call.due <= case.timeout
+            done.append((call.due, clock.time, in_time))
+    end = sum(seconds for seconds, _ in case.phases)
+    good = sum(well and ended < end for _, ended, well in done)
+    over = case.election[1] if case.election is not None else sum(s for s, _ in case.phases[:2])
+    sick = [
+        due - over for due, ended, well in done if due > over and (not well or ended - due > SLOW_S)
+    ]
+    return Outcome(
+        case.name,
+        policy.name,
+        case.clients,
+        max(load for _, load in case.phases),
+        max(case.phases, key=lambda phase: phase[1])[0],
+        operations,
+        good / (end * case.rate),
+        attempts / operations,
+        sum(not well for _, _, well in done),
+        max(sick, default=0.0),
+    )
+
+
+def _decide(
+    rules: Orchestrator, call: _Call, failure: Failure, clock: _Clock, timeout: float | None
+) -> float | None:
+    """Seconds until the next attempt; None where there is none. As the executor does it."""
+    operation = call.operation
+    if operation is None:
+        deadline = None
+        if timeout is not None:
+            deadline = Deadline(clock, call.due + timeout, timeout)
+        operation = call.operation = Operation(
+            name="find",
+            namespace="bench.coll",
+            kind=Kind.READ,
+            strategy=call.strategy,
+            retries_enabled=rules.max_retries > 0,
+            deadline=deadline,
+            budget=call.budget,
+        )
+    operation.record(failure)
+    verdict = rules.screen(operation, failure)
+    if isinstance(verdict, Ask):
+        answer = call.strategy.retry_after(operation, failure)
+        verdict = rules.settle(operation, failure, answer)
+    return verdict.delay if isinstance(verdict, Retry) else None
+
+
+def cases(*, quick: bool = False) -> list[Case]:
+    loads = (0.5, 0.9, 1.0, 1.2, 2.0, 5.0, 10.0)
+    fleets = (1, 8, 100, 1_000, 10_000)
+    if quick:
+        loads, fleets = (0.5, 2.0), (8,)
+    made = [Case("steady", clients, ((10.0, load),)) for clients in fleets for load in loads]
+    made += [
+        Case("pulse", 8, ((4.0, 0.5), (seconds, 2.0), (6.0, 0.5)))
+        for seconds in ((1.0,) if quick else (0.5, 1.0, 3.0, 10.0))
+    ]
+    made += [Case("5 % rejected", 8, ((60.0, 0.5),), rejected=0.05)]
+    if not quick:
+        made += [Case("10 % rejected", 8, ((60.0, 0.5),), rejected=0.10)]
+    made += [
+        Case("election of 3 s", clients, ((20.0, 0.2),), election=(5.0, 8.0))
+        for clients in ((8,) if quick else (8, 100))
+    ]
+    # 512 operations within 50 ms, a server of 400/s with room for 100.
+    shot = ((0.05, 512 / 0.05 / 400),)
+    made += [
+        Case("burst", clients, shot, rate=400.0, queue_s=0.25, rejection=0.0, timeout=None)
+        for clients in (512, 8)
+    ]
+    return made
+
+
+def fleet(
+    *, quick: bool = False, seed: int = 8, policies: tuple[Policy, ...] = POLICIES
+) -> dict[str, Any]:
+    found = [simulate(case, policy, seed) for case in cases(quick=quick) for policy in policies]
+    return {"seed": seed, "outcomes": [asdict(each) for each in found]}
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """For a terminal."""
+    for each in found["outcomes"]:
+        yield (
+            f"{each['case']:16} {each['clients']:6} clients {each['load']:5.3g}x  "
+            f"{each['policy']:21} goodput {each['goodput']:6.1%}  attempts {each['attempts']:4.2f} "
+            f"errors {each['errors']:6} of {each['operations']:6}  "
+            f"normal after {each['normal_after']:4.1f} s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=8)
+    parser.add_argument("--json", type=Path, help="write what was found")
+    parser.add_argument("--quick", action="store_true", help="a few cases only")
+    parser.add_argument("--candidates", action="store_true", help="other sizes of the budget")
+    given = parser.parse_args()
+    policies = tuple(candidates()) if given.candidates else POLICIES
+    found = fleet(quick=given.quick, seed=given.seed, policies=policies)
+    for line in lines(found):
+        print(line)
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

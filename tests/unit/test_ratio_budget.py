@@ -1,0 +1,177 @@
+"""The budget in proportion to what succeeds: its arithmetic, and what the rules make of it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.engine.retry_strategies import BEST_EFFORT, MONGODB, half
+
+from pymongo_resilience.budget import DEBT, RATIO, RESERVE, RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
+from pymongo_resilience.operation import DISTRESS, Kind, Operation
+from pymongo_resilience.orchestrator import GiveUp, Orchestrator, Retry, Rule
+from pymongo_resilience.strategy import RetryAction
+from pymongo_resilience.testing import FakeClock
+
+OVERLOAD = Failure(
+    RuntimeError(),
+    Stage.ANSWERED,
+    RetryReason.OVERLOADED,
+    labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
+)
+CUT = Failure(RuntimeError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
+NOT_PRIMARY = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.NOT_PRIMARY)
+RULES = Orchestrator(random=half)
+
+
+def failed(budget: RetryBudget, times: int = 1) -> None:
+    for _ in range(times):
+        budget.failed(overloaded=True, retried=False, distress=True)
+
+
+def operation(
+    budget: RetryBudget, timeout: float | None = 5.0, strategy: object = BEST_EFFORT
+) -> Operation:
+    deadline = None if timeout is None else Deadline.after(FakeClock(100.0), timeout)
+    return Operation("find", "a.b", Kind.READ, strategy, budget=budget, deadline=deadline)  # type: ignore[arg-type]
+
+
+def decided(operation: Operation, failure: Failure) -> GiveUp | Retry:
+    operation.record(failure)
+    verdict = RULES.screen(operation, failure)
+    return (
+        verdict
+        if isinstance(verdict, (GiveUp, Retry))
+        else RULES.settle(operation, failure, RetryAction(0.0))
+    )
+
+
+def spent() -> RatioBudget:
+    budget = RatioBudget()
+    failed(budget, round(RESERVE))
+    return budget
+
+
+class Budgets(RuleBasedStateMachine):
+    """Any order of failures and successes, beside exact arithmetic."""
+
+    @initialize(reserve=st.integers(1, 20), debt=st.integers(0, 20), tenths=st.integers(1, 5))
+    def begin(self, reserve: int, debt: int, tenths: int) -> None:
+        self.incomplete: set[RetryBudget] = set()
+        self.budget = RatioBudget(reserve, debt, tenths / 10, self.incomplete)
+        self.reserve, self.debt, self.earned = reserve, debt, Fraction(tenths, 10)
+        self.model = Fraction(reserve)
+
+    @rule(times=st.integers(1, 5), overloaded=st.booleans(), retried=st.booleans())
+    def attempts_fail(self, times: int, overloaded: bool, retried: bool) -> None:
+        for _ in range(times):
+            self.budget.failed(overloaded=overloaded, retried=retried, distress=True)
+        self.model = max(Fraction(-self.debt), self.model - times)
+
+    @rule(retried=st.booleans())
+    def another_failure(self, retried: bool) -> None:
+        self.budget.failed(overloaded=False, retried=retried, distress=False)
+
+    @rule(times=st.integers(1, 40), retried=st.booleans())
+    def attempts_succeed(self, times: int, retried: bool) -> None:
+        for _ in range(times):
+            self.budget.succeeded(retried=retried)
+        self.model = min(Fraction(self.reserve), self.model + times * self.earned)
+
+    @rule(overloaded=st.booleans())
+    def a_retry_that_is_not_made(self, overloaded: bool) -> None:
+        self.budget.never_repeated(overloaded=overloaded)
+
+    @rule()
+    def a_child(self) -> None:
+        self.budget.start_afresh()
+        self.model = Fraction(self.reserve)
+
+    @invariant()
+    def as_the_model(self) -> None:
+        assert self.budget.tokens == float(max(Fraction(0), self.model))
+        assert self.budget.allows(overloaded=True) == (self.model > 0)
+        assert self.budget.allows(overloaded=False) == (self.model > 0)
+        assert (self.budget in self.incomplete) == (self.model < self.reserve)
+
+
+TestBudgets = Budgets.TestCase
+
+
+def test_the_numbers_that_the_simulation_chose() -> None:
+    assert (RESERVE, DEBT, RATIO) == (8, 8, 0.2)
+
+
+def test_one_operation_of_a_quiet_client_has_its_five_retries() -> None:
+    one = operation(RatioBudget(), timeout=None)
+    assert [type(decided(one, OVERLOAD)) for _ in range(5)] == [Retry] * 5
+    assert decided(one, OVERLOAD) == GiveUp(Rule.ATTEMPTS)
+
+
+def test_spent_it_declines_what_is_overloaded_until_successes_have_paid() -> None:
+    budget = spent()
+    assert decided(operation(budget), OVERLOAD) == GiveUp(Rule.BUDGET)
+    # The failure that is repeated costs a token as well.
+    for _ in range(10):
+        budget.succeeded(retried=False)
+    assert budget.tokens == 1
+    assert decided(operation(budget), OVERLOAD) == GiveUp(Rule.BUDGET)
+    for _ in range(6):
+        budget.succeeded(retried=False)
+    assert isinstance(decided(operation(budget), OVERLOAD), Retry)
+
+
+@pytest.mark.parametrize("failure", [CUT, NOT_PRIMARY])
+def test_spent_it_holds_back_every_other_retry_but_the_first(failure: Failure) -> None:
+    one = operation(spent())
+    first, second, third = (decided(one, failure) for _ in range(3))
+    assert isinstance(first, Retry)
+    assert first.delay <= 0.001
+    assert second == third == Retry(0.75)
+
+
+def test_an_election_is_waited_for_to_the_last_attempt() -> None:
+    one = operation(spent(), timeout=0.5)
+    decided(one, NOT_PRIMARY)
+    assert decided(one, NOT_PRIMARY) == Retry(0.495)
+
+
+def test_without_a_deadline_the_one_retry_is_made() -> None:
+    one = operation(spent(), timeout=None)
+    assert decided(one, CUT) == Retry(0.0)
+    assert decided(one, CUT) == GiveUp(Rule.ATTEMPTS)
+
+
+def test_what_is_not_spent_holds_nothing_back() -> None:
+    one = operation(RatioBudget())
+    assert [decided(one, CUT) for _ in range(3)] == [Retry(0.0)] * 3
+
+
+def test_the_specifications_strategy_and_bucket_hold_nothing_back() -> None:
+    by_strategy = operation(spent(), strategy=MONGODB)
+    bucket = TokenBucket(1)
+    assert bucket.consume()
+    for one in (by_strategy, operation(bucket)):
+        assert [decided(one, CUT) for _ in range(3)] == [Retry(0.0)] * 3
+
+
+@pytest.mark.parametrize("reason", RetryReason)
+def test_only_what_a_server_in_distress_causes_costs_a_token(reason: RetryReason) -> None:
+    budget = RatioBudget()
+    operation(budget).record(Failure(RuntimeError(), Stage.ANSWERED, reason))
+    assert budget.tokens == RESERVE - (reason in DISTRESS)
+
+
+def test_many_threads_lose_no_token() -> None:
+    budget = RatioBudget(500, 500)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: failed(budget), range(400)))
+    assert budget.tokens == 100
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: budget.succeeded(retried=False), range(1000)))
+    assert budget.tokens == 300
