@@ -1,4 +1,4 @@
-"""Time as the engine sees it: given from outside, so that tests can turn it by hand."""
+"""Time as the engine sees it: given from outside, so that tests can advance it manually."""
 
 from __future__ import annotations
 

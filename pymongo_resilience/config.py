@@ -82,7 +82,7 @@ class Config:
         None,
         integer(0, LONGEST_MS, optional=True),
         "The time an operation has, its retries included, unless the client or pymongo.timeout "
-        "sets one; 0 is without end, unset leaves one retry.",
+        "sets one; 0 disables the timeout, unset leaves one retry.",
     )
     timeout_mode: str | None = _option(
         None,
@@ -136,8 +136,8 @@ class Config:
     circuit_breaker: str = _option(
         "off",
         one_of(BREAKER_MODES),
-        "Whether a server that keeps failing is left alone for a time; with always also one that "
-        "is the only one, or a load balancer.",
+        "Whether a server that keeps failing gets no operations for a time; with always also one "
+        "that is the only one, or a load balancer.",
     )
     circuit_breaker_failure_rate: float = _option(
         0.5,
@@ -160,7 +160,7 @@ class Config:
         "How long a circuit breaker stays open before it lets three probes through.",
     )
     traces: bool = _option(
-        True, BOOLEAN, "Whether operations and commands are drawn as spans.", telemetry=True
+        True, BOOLEAN, "Whether operations and commands are recorded as spans.", telemetry=True
     )
     command_comment: bool = _option(
         False,
@@ -178,8 +178,8 @@ class Config:
     metrics_by_collection: bool = _option(
         True,
         BOOLEAN,
-        "Whether durations are told apart by collection; off where their names are without "
-        "number, one for each customer or day, say.",
+        "Whether durations have the collection's name as an attribute; off where the number of "
+        "names is unbounded, one for each customer or day, say.",
         telemetry=True,
     )
     metrics_without: tuple[str, ...] = _option(

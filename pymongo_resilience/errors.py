@@ -16,7 +16,7 @@ class ConfigurationError(ValueError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n  ".join(["pymongo-resilience is configured wrongly:", *problems]))
+        super().__init__("\n  ".join(["invalid configuration of pymongo-resilience:", *problems]))
 
 
 class CircuitBreakerOpenError(Exception):

@@ -78,7 +78,9 @@ def _fault_of_ours(error: Exception) -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("a fault of pymongo-resilience while judging %s", type(error).__name__)
+        logger.exception(
+            "internal error in pymongo-resilience while classifying %s", type(error).__name__
+        )
         raise error from error.__cause__
 
 

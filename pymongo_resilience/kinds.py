@@ -61,7 +61,7 @@ def number(low: float, high: float) -> Kind:
 
 
 TIMEOUT_MS = integer(0, LONGEST_MS)
-"""0 is without end."""
+"""0 disables the timeout."""
 
 
 def one_of(names: Iterable[str], *, optional: bool = False) -> Kind:

@@ -32,7 +32,7 @@ class Policy:
     data: Mapping[str, Any] | None = field(default=None, repr=False)
     """The caller's own facts; the strategy sees them as ``operation.data``, and nobody else."""
     timeout_ms: int | None = None
-    """Milliseconds that each operation has, its retries included; 0 is without end."""
+    """Milliseconds that each operation has, its retries included; 0 disables the timeout."""
     timeout_mode: TimeoutMode | None = None
     """Whether a cursor has the timeout for its whole life, or anew for each batch it fetches."""
 
@@ -67,7 +67,7 @@ class Policy:
 
 
 def shorter(one: _Number, other: _Number) -> _Number:
-    """Of two timeouts, where 0 is without end (Client-Side Operations Timeout, "min(a, b)")."""
+    """The shorter of two timeouts; 0 disables one (Client-Side Operations Timeout, "min(a, b)")."""
     return min(one, other) or max(one, other)
 
 

@@ -26,7 +26,7 @@ def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
         case Rule.NEVER_REPEATED:
             return f"{name} is never repeated ({NEVER_REPEATED})"
         case Rule.NOT_SAFE if not operation.acknowledged:
-            return f"{name} is unacknowledged: nobody knows whether it was executed"
+            return f"{name} is unacknowledged: whether it was executed is unknown"
         case Rule.NOT_SAFE:
             return f"{name} was sent and is not declared idempotent"
     return f"{name}: {_reason(rule, operation, failure)}"

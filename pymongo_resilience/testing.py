@@ -1,4 +1,4 @@
-"""For tests, ours and users': time turned by hand, decisions recorded, the library switched off."""
+"""For tests, ours and users': a manual clock, recorded decisions, the library switched off."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_a_port_that_is_taken_is_one_error(free_port: int, tmp_path: Path) -> No
             "from 1 to 65535: as many consecutive ports are needed as there are members, here 1",
         ),
         (("--chaos", "--seed", "-1"), "seed is -1, but must be a whole number of at least 0"),
-        (("--seed", "1"), "seed is 1, but without --chaos there are no dice"),
+        (("--seed", "1"), "seed is 1, which only --chaos uses"),
     ],
 )
 def test_options_that_cannot_be_are_one_sentence(

@@ -105,7 +105,7 @@ class Call:
         self.ended = False
         self.started = 0.0
         self.timeout: float | None = None
-        """Seconds the whole call has; 0 is without end, None is no deadline."""
+        """Seconds the whole call has; 0 disables the timeout, None is no deadline."""
         self.deadline = NO_DEADLINE
         """Puts the timeout in force, where that is ours to do."""
         self.span: Span | None = None

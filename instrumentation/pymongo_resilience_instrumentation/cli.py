@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="how long, about (default: 20); every fault happens at least once, whatever N is",
     )
-    demo.add_argument("--seed", type=int, default=1, help="of the script's dice (default: 1)")
+    demo.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
     demo.add_argument("--json", type=_file, metavar="FILE", help="write the numbers here")
     demo.add_argument("--svg", type=_file, metavar="FILE", help="draw the report here")
     demo.add_argument(
@@ -125,11 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     testbed.add_argument(
         "--chaos",
         action="store_true",
-        help="strike it with random faults for ever, about one in a second, each told on "
+        help="strike it with random faults for ever, about one in a second, each reported on "
         "standard error",
     )
     testbed.add_argument(
-        "--seed", type=int, metavar="N", help="of the dice of --chaos (default: 1)"
+        "--seed", type=int, metavar="N", help="random seed of --chaos (default: 1)"
     )
     files = commands.add_parser(
         "dashboards",

@@ -69,7 +69,7 @@ def _in_child() -> None:
         try:
             step()
         except Exception:
-            logger.exception("a fault of pymongo-resilience in a forked child")
+            logger.exception("internal error in pymongo-resilience in a forked child")
 
 
 if hasattr(os, "register_at_fork"):  # there is no fork on Windows

@@ -97,8 +97,8 @@ class Unreported:
         self.count = next(self._numbers)
         if self.count == 1:
             logger.warning(
-                "a listener, hook, log handler or exporter uses MongoDB while the library tells it "
-                "of an operation: what it sends is left to pymongo, neither repeated nor shown; "
+                "a listener, hook, log handler or exporter uses MongoDB while it handles telemetry "
+                "of an operation: what it sends is left to pymongo, neither repeated nor recorded; "
                 "further cases are not logged"
             )
 
@@ -233,7 +233,9 @@ class Runtime:
             if self.operation_metrics is not None and call.public:
                 self.operation_metrics.record(call, error, seconds)
         except Exception:
-            logger.exception("a fault of pymongo-resilience while recording %s", call.operation)
+            logger.exception(
+                "internal error in pymongo-resilience while recording %s", call.operation
+            )
         try:
             if self.operation_spans is not None:
                 self.operation_spans.end(call, error, ended_ns)
@@ -245,7 +247,7 @@ class Runtime:
                     ended_ns=ended_ns,
                 )
         except Exception:
-            logger.exception("a fault of pymongo-resilience while ending %s", call.operation)
+            logger.exception("internal error in pymongo-resilience while ending %s", call.operation)
 
     @property
     def shows_calls(self) -> bool:
@@ -267,7 +269,9 @@ class Runtime:
                 attempts = 1 + len(call.reasons)
                 state_origin(judged, server=server, attempts=attempts, reasons=call.reasons)
         except Exception:
-            logger.exception("a fault of pymongo-resilience with the error of %s", call.operation)
+            logger.exception(
+                "internal error in pymongo-resilience with the error of %s", call.operation
+            )
         return judged
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
@@ -282,7 +286,9 @@ class Runtime:
             if self.operation_spans is not None:
                 self.operation_spans.add_waits(call)
         except Exception:
-            logger.exception("a fault of pymongo-resilience with the waits of %s", call.operation)
+            logger.exception(
+                "internal error in pymongo-resilience with the waits of %s", call.operation
+            )
 
     def enter_loop(self, loop: Any) -> Attempts:
         """One run of the driver's loop, inside of the call it belongs to.

@@ -61,7 +61,7 @@ def tell(parts: Iterable[Part]) -> dict[Feature, list[str]]:
     lacking = missing(parts)
     for feature, names in lacking.items():
         logger.error(
-            "pymongo %s lacks %s: switched off is %s; everything else works",
+            "pymongo %s lacks %s: disabled: %s; everything else works",
             pymongo.version,
             ", ".join(names),
             feature.value,

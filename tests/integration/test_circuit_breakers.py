@@ -530,7 +530,7 @@ def test_a_fault_of_ours_sends_what_was_to_be_sent(
     monkeypatch.setattr(owner, broken, raises)
     side.do(coll.find_one)
     # What chooses among servers runs under the driver's lock, which a log handler may want, too.
-    told = "a fault of pymongo-resilience" in caplog.text
+    told = "internal error in pymongo-resilience" in caplog.text
     assert told is (broken == "try_acquire")
 
 

@@ -189,7 +189,7 @@ def test_a_cancelled_close_ends_at_once(
 
 
 class _Overloaded:
-    """endSessions that takes its time to be shed, on a clock turned by hand."""
+    """endSessions that takes its time to be shed, on a clock advanced manually."""
 
     def __init__(self, clock: FakeClock, takes: float) -> None:
         self.clock, self.takes, self.attempts = clock, takes, 0

@@ -355,4 +355,4 @@ def test_a_fault_of_ours_never_reaches_the_application(
                 # The driver's own loop takes over: it repeats a read once.
                 assert side.do(client[database].coll.find_one) is None
             assert side.do(client[database].coll.find_one) is None
-    wait_until(lambda: "a fault of pymongo-resilience" in caplog.text)
+    wait_until(lambda: "internal error in pymongo-resilience" in caplog.text)

@@ -106,6 +106,6 @@ def test_a_driver_that_draws_itself_draws_alone(
     assert [span.name for span in telemetry.spans()] == ["find", f"find {database}.coll"] * 2 * ours
     assert bool(native) == (option is not None)
     off = option is not None and option.get("enabled") is False
-    assert _warnings(caplog, "pymongo draws the spans of this client itself") == (
+    assert _warnings(caplog, "pymongo records the spans of this client itself") == (
         not ours and not off
     )

@@ -2,9 +2,9 @@
 
 Real are the driver, its loop, its errors and their labels, sessions and transaction numbers, the
 strikes of the test bed, and what the instrumentation reads from all of it. Not real is time: the
-clock and the dice of the engine are those of the unit test, so nothing waits. A row's deadline lies
-on that clock. pymongo's own, which it enforces on sockets and selection, is on the real one: a
-generous one, but where the row says that the driver ran out of it.
+clock and the random numbers of the engine are those of the unit test, so nothing waits. A row's
+deadline lies on that clock. pymongo's own, which it enforces on sockets and selection, is on the
+real one: a generous one, but where the row says that the driver ran out of it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def config_of(row: Scenario) -> dict[str, Any]:
 def turn_time_by_hand(
     patch: pytest.MonkeyPatch, row: Scenario, clock: FakeClock, faults: FaultsInOrder
 ) -> None:
-    """The engine's clock and dice, and the three lengths of time that it asks the driver for.
+    """The engine's clock and random numbers, and the three lengths of time that it gets from the
+    driver.
 
     Whether there is a deadline at all is still the driver's to say.
     """

@@ -341,6 +341,6 @@ def test_a_fault_of_ours_in_what_stands_in_for_an_event_is_logged_once(
         monkeypatch.setattr(owner, method, broken)
     for _ in range(3):
         assert side.do(client[database].coll.find_one) is None
-    faults = [each for each in caplog.messages if "a fault of pymongo-resilience" in each]
-    assert sorted(faults) == [f"a fault of pymongo-resilience in {each}" for each in
+    faults = [each for each in caplog.messages if "internal error in pymongo-resilience" in each]
+    assert sorted(faults) == [f"internal error in pymongo-resilience in {each}" for each in
                               ("Commands", "Pools")]  # fmt: skip

@@ -1,7 +1,7 @@
 """For any plan of timeouts and of what is not there in time, no wait of an operation ends too late.
 
-The driver, its loops and the server are real, sync and async. Its clock is turned by hand, and so
-is the engine's; its conditions are notified, and its sockets connected, as the plan says.
+The driver, its loops and the server are real, sync and async. Its clock is advanced manually, as is
+the engine's; its conditions are notified, and its sockets connected, as the plan says.
 """
 
 from __future__ import annotations

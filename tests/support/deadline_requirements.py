@@ -22,7 +22,7 @@ from support.deadline_rows import (
 
 OPTIONS = (
     Section("min(a, b)", (
-        held("min-1", "0 is without end: of 0 and another timeout, the other holds",
+        held("min-1", "0 disables the timeout: of 0 and another timeout, the other holds",
              "timeout_precedence::test_of_nested_ones_the_shorter_holds",
              "waits::test_selection_has_its_own_timeout_without_a_deadline_and_without_an_end",
              "waits::test_a_timeout_without_end_leaves_a_full_pool_the_selections_timeout",

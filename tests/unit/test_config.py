@@ -207,7 +207,7 @@ def test_a_bad_variable_is_named_with_value_and_range(name: str, text: str, allo
         Config.from_env({variable(name): text})
     assert caught.value.problems == (f"{variable(name)}={text!r}: expected {allowed}",)
     assert str(caught.value) == (
-        f"pymongo-resilience is configured wrongly:\n  {caught.value.problems[0]}"
+        f"invalid configuration of pymongo-resilience:\n  {caught.value.problems[0]}"
     )
 
 

@@ -51,7 +51,10 @@ def broken(step: str, work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> FakeWo
 def assert_logged(caplog: pytest.LogCaptureFixture, step: str) -> None:
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("pymongo_resilience", logging.ERROR)
-    assert record.getMessage() == "a fault of pymongo-resilience while judging AttemptFailed"
+    assert (
+        record.getMessage()
+        == "internal error in pymongo-resilience while classifying AttemptFailed"
+    )
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], OurFault)
     assert str(record.exc_info[1]) == step

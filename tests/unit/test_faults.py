@@ -86,9 +86,9 @@ def test_a_fault_does_not(caplog: pytest.LogCaptureFixture) -> None:
         try:
             fault()
         except Exception:
-            faults.logger.exception("a fault of pymongo-resilience %s", "here")
+            faults.logger.exception("internal error in pymongo-resilience %s", "here")
         (record,) = caplog.records
-        assert record.getMessage() == "a fault of pymongo-resilience here"
+        assert record.getMessage() == "internal error in pymongo-resilience here"
         assert record.funcName == "test_a_fault_does_not"
         assert record.exc_info is not None
 
@@ -113,7 +113,7 @@ def test_it_is_delivered_where_a_fault_is_logged(
         try:
             struck()
         except Exception:
-            faults.logger.exception("a fault of pymongo-resilience")
+            faults.logger.exception("internal error in pymongo-resilience")
 
     with pytest.raises(STRUCK) as caught:
         shielded()

@@ -47,7 +47,7 @@ def in_thread(work: FakeWork, listener: Any) -> Any:
 
 
 def in_task(work: FakeWork, listener: Any) -> Any:
-    """A loop of its own, turned by hand: asyncio's would catch what ends the process."""
+    """A loop of its own, stepped manually: asyncio's would catch what ends the process."""
     assert isinstance(work, AwaitedWork)
     coroutine = AsyncExecutor(ORCHESTRATOR, work.clock, listener).run(work)
     try:

@@ -41,7 +41,7 @@ def test_no_two_rules_say_the_same() -> None:
     ("rule", "facts", "said"),
     [
         (Rule.NOT_SAFE, {"acknowledged": False},
-         "update is unacknowledged: nobody knows whether it was executed"),
+         "update is unacknowledged: whether it was executed is unknown"),
         (Rule.SWITCHED_OFF, {}, "update: retryWrites is off"),
         (Rule.SWITCHED_OFF, {"kind": Kind.READ}, "update: retryReads is off"),
         (Rule.SWITCHED_OFF, {"kind": Kind.COMMAND}, "update: retryReads or retryWrites is off"),

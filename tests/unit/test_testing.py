@@ -1,4 +1,4 @@
-"""What users' tests get from us: the clock turned by hand and the switch."""
+"""What users' tests get from us: the clock advanced manually and the switch."""
 
 from __future__ import annotations
 

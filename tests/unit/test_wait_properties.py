@@ -1,7 +1,7 @@
 """For any nesting of timeouts: a wait is handed what is left, and nothing of it leaks.
 
-On the driver's own account of timeouts, with a clock turned by hand. That the driver asks all of it
-for its real waits is in tests/integration/test_wait_plans.py.
+On the driver's own account of timeouts, with a manual clock. That the driver asks all of it for its
+real waits is in tests/integration/test_wait_plans.py.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
         return work  # noqa: TRY300 - a signal handler's exception may strike here, too
     except Exception:
         calls.unwind(around)
-        logger.exception("a fault of pymongo-resilience before %s", END_SESSIONS)
+        logger.exception("internal error in pymongo-resilience before %s", END_SESSIONS)
         return None
 
 

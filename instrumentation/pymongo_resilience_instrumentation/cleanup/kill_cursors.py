@@ -63,7 +63,7 @@ class _Kills:
             return self._begin(client, *args[:4])
         except Exception:
             calls.unwind(around)
-            logger.exception("a fault of pymongo-resilience before %s", KILL_CURSORS)
+            logger.exception("internal error in pymongo-resilience before %s", KILL_CURSORS)
             return None
 
     def _begin(
@@ -180,7 +180,7 @@ def _failed(runtime: Runtime, work: CloseNow, error: BaseException) -> bool:
         if ends_here or not isinstance(error, Exception):
             work.leave_to_background()
     except Exception:
-        logger.exception("a fault of pymongo-resilience after %s", KILL_CURSORS)
+        logger.exception("internal error in pymongo-resilience after %s", KILL_CURSORS)
         ends_here = False
     runtime.end(work.call, error)
     return ends_here
@@ -243,6 +243,6 @@ def _begin_background(runtime: Runtime, client: Any) -> Call | None:
             context.attach(Context())
     except Exception:
         calls.unwind(around)
-        logger.exception("a fault of pymongo-resilience before %s", KILL_CURSORS)
+        logger.exception("internal error in pymongo-resilience before %s", KILL_CURSORS)
         return None
     return call

@@ -130,7 +130,7 @@ def _close(runtime: Runtime, asynchronous: bool) -> Method:
             if runtime.switch.acts():
                 runtime.closings.of(client).close()
         except Exception:
-            logger.exception("a fault of pymongo-resilience before a client was closed")
+            logger.exception("internal error in pymongo-resilience before a client was closed")
 
     def of_sync(original: Function) -> Function:
         def method(*given: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,7 @@ def _close(runtime: Runtime, asynchronous: bool) -> Method:
             try:
                 driver.waits.wake_selections(given[0])
             except Exception:
-                logger.exception("a fault of pymongo-resilience after a client was closed")
+                logger.exception("internal error in pymongo-resilience after a client was closed")
             return result
 
         return method
@@ -151,7 +151,7 @@ def _close(runtime: Runtime, asynchronous: bool) -> Method:
             try:
                 await driver.waits.wake_selections_async(given[0])
             except Exception:
-                logger.exception("a fault of pymongo-resilience after a client was closed")
+                logger.exception("internal error in pymongo-resilience after a client was closed")
             return result
 
         return method

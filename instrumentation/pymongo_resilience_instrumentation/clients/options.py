@@ -55,7 +55,7 @@ def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
                 name, _, value = option.partition("=")
                 if name.lower() == TIMEOUT.lower() and _is_negative(unquote_plus(value)):
                     raise ConfigurationError(
-                        f"{name}={value} in the URI: expected 0, which is without end, or more"
+                        f"{name}={value} in the URI: expected 0 (no timeout) or more"
                     )
 
 

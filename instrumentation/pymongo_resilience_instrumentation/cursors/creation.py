@@ -49,7 +49,7 @@ def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: i
                 if switch.on:
                     _hand(policy_of(collection(given[0])), cursor)
             except Exception:
-                logger.exception("a fault of pymongo-resilience after a cursor was made")
+                logger.exception("internal error in pymongo-resilience after a cursor was made")
             return cursor
 
         return method
@@ -68,7 +68,7 @@ def clone(runtime: Runtime) -> Wrapper:
             if runtime.switch.on:
                 hand(policy_of_cursor(cursor), made)
         except Exception:
-            logger.exception("a fault of pymongo-resilience after a cursor was copied")
+            logger.exception("internal error in pymongo-resilience after a cursor was copied")
         return made
 
     return wrapper

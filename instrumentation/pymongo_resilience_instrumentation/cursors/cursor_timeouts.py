@@ -41,8 +41,8 @@ class CursorTimeout:
         wait: float = 0.0,
     ) -> None:
         self.seconds = seconds
-        """0 is without end; None where only a block of ``pymongo.timeout`` gave one, which holds
-        for what is inside of it."""
+        """0 disables the timeout; None where only a block of ``pymongo.timeout`` gave one, which
+        applies inside that block."""
         self.mode = mode
         self.began = began
         """On the clock of the driver's deadlines, in seconds."""

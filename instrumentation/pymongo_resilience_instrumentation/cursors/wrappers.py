@@ -170,7 +170,7 @@ def _kill_later(
             cursor_address = driver.cursors.cursor_address(operation, address)
             driver.clients.kill_later(client, operation.cursor_id, cursor_address)
     except Exception:
-        logger.exception("a fault of pymongo-resilience after a timeout of a cursor")
+        logger.exception("internal error in pymongo-resilience after a timeout of a cursor")
 
 
 def to_list(runtime: Runtime, asynchronous: bool) -> Method:

@@ -52,7 +52,7 @@ OPERATIONS = (
         DURATION,
         "db_namespace, db_collection_name",
         "{{db_namespace}}.{{db_collection_name}}",
-        description="Of each database, where durations are not told apart by collection.",
+        description="Of each database, where durations have no attribute for the collection.",
         labels=OPERATION,
     ),
 )

@@ -91,7 +91,7 @@ def set_timeout_of_each_next(stream: Any, seconds: float | None) -> None:
 
 
 def timeout_of_each_next(stream: Any) -> float | None:
-    """Seconds, 0 is without end."""
+    """Seconds, 0 disables the timeout."""
     seconds: float | None = stream._timeout
     return seconds
 

@@ -36,7 +36,7 @@ def now() -> float:
 
 
 def timeout_in_force() -> float | None:
-    """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 is without end."""
+    """Seconds that ``pymongo.timeout`` or a client's timeoutMS gives; 0 disables the timeout."""
     timeout = _csot.get_timeout()
     return None if timeout is None else float(timeout)
 
@@ -163,7 +163,7 @@ class RunningTimeout(NamedTuple):
     """A timeout that has begun. Immutable, so thread- and task-safe."""
 
     seconds: float | None
-    """The whole of it; 0 is without end, None is no timeout."""
+    """The whole of it; 0 disables the timeout, None is no timeout."""
     ends: float
     """On the driver's clock, ``now``."""
 

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 UNKNOWN = Row(
     RetryReason.UNKNOWN,
-    "`UNKNOWN`: nobody knows what a repetition would do, so there is none. A full pool is this "
+    "`UNKNOWN`: the effect of a repetition is unknown, so there is none. A full pool is this "
     "process's own load, which waiting once more only feeds",
     errors=(WaitQueueTimeoutError,),
     when="and everything that no other row names",

@@ -22,7 +22,7 @@ def expiry_behind(error: OperationFailure) -> PyMongoError | None:
     try:
         return _expiry_behind(error)
     except Exception:
-        logger.exception("a fault of pymongo-resilience with an error of GridFS")
+        logger.exception("internal error in pymongo-resilience with an error of GridFS")
         return None
 
 

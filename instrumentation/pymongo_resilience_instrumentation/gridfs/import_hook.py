@@ -50,4 +50,4 @@ def _wrap(_: ModuleType) -> None:
 
         wrap(gridfs_wrappers.of_gridfs(runtime))
     except Exception:
-        logger.exception("a fault of pymongo-resilience: GridFS has no timeouts as a whole")
+        logger.exception("internal error in pymongo-resilience: GridFS has no timeouts as a whole")

@@ -111,7 +111,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
                 return begun, NO_DEADLINE
             return begun, timeout.within_others().resume()
         except Exception:
-            logger.exception("a fault of pymongo-resilience before %s of GridFS", name)
+            logger.exception("internal error in pymongo-resilience before %s of GridFS", name)
             return none, NO_DEADLINE
 
     def leave(result: Any, begun: tuple[driver.deadline.RunningTimeout | None, bool]) -> Any:
@@ -119,7 +119,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
             if opening and runtime.switch.acts():
                 _note(result, *begun)
         except Exception:
-            logger.exception("a fault of pymongo-resilience after %s of GridFS", name)
+            logger.exception("internal error in pymongo-resilience after %s of GridFS", name)
         return result
 
     def sync_wrapper(

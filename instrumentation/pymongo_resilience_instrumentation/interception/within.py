@@ -37,7 +37,7 @@ def within(
         except ConfigurationError:
             raise
         except Exception:
-            logger.exception("a fault of pymongo-resilience before %s", begin.__qualname__)
+            logger.exception("internal error in pymongo-resilience before %s", begin.__qualname__)
             return NO_DEADLINE
 
     def of_sync(original: Function) -> Function:

@@ -39,7 +39,7 @@ Begin = Callable[[tuple[Any, ...], dict[str, Any]], "Call | None"]
 less than half of what it takes to put one together."""
 After = Callable[["Call", Any], None]
 
-FAULT_BEFORE = "a fault of pymongo-resilience before %s"
+FAULT_BEFORE = "internal error in pymongo-resilience before %s"
 MOST_ARGUMENTS = 100
 _GIVEN = "_pymongo_resilience_given"
 REFUSED = (ConfigurationError, InvalidOperation)
@@ -225,7 +225,7 @@ def _see(after: After, call: Call, result: Any) -> None:
     try:
         after(call, result)
     except Exception:
-        logger.exception("a fault of pymongo-resilience after %s", call.operation)
+        logger.exception("internal error in pymongo-resilience after %s", call.operation)
 
 
 def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
@@ -250,7 +250,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
             )
             new_clients.select_for(runtime, client, selector, kwargs)
         except Exception:
-            logger.exception("a fault of pymongo-resilience before a client was made")
+            logger.exception("internal error in pymongo-resilience before a client was made")
         wrapped(*args, **kwargs)
         try:
             runtime.deprecated.meet(client)
@@ -259,7 +259,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
                 vars(client)[_GIVEN] = given, selector
                 _show_given(client)
         except Exception:
-            logger.exception("a fault of pymongo-resilience after a client was made")
+            logger.exception("internal error in pymongo-resilience after a client was made")
         return None
 
     return wrapper
@@ -272,7 +272,9 @@ def resolved(asynchronous: bool) -> Wrapper:
         try:
             _show_given(client)
         except Exception:
-            logger.exception("a fault of pymongo-resilience after an SRV record was resolved")
+            logger.exception(
+                "internal error in pymongo-resilience after an SRV record was resolved"
+            )
 
     def wrapper(
         wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -313,7 +315,7 @@ def connection_error(runtime: Runtime) -> Wrapper:
                 for report in driver.interruptions.interrupted_commands(error):
                     defer(report) if unfinished else report()
         except Exception:
-            logger.exception("a fault of pymongo-resilience after an interruption")
+            logger.exception("internal error in pymongo-resilience after an interruption")
         return wrapped(*args, **kwargs)
 
     return wrapper

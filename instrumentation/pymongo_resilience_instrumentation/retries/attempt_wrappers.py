@@ -174,7 +174,7 @@ def _after(
     try:
         work = runtime.after_failure(loop, reached_connection)
     except Exception:
-        logger.exception("a fault of pymongo-resilience after an attempt")
+        logger.exception("internal error in pymongo-resilience after an attempt")
         raise error from error.__cause__
     work.send = original
     return work

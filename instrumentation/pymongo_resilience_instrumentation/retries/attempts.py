@@ -151,7 +151,7 @@ class Attempts:
                 else:
                     self.count.release()
             except Exception:
-                logger.exception("a fault of pymongo-resilience after an attempt")
+                logger.exception("internal error in pymongo-resilience after an attempt")
         if self.permit is not None:
             # Of an unacknowledged write nobody knows; of a failed attempt, it was told before.
             unheard = error is not None or (self.call.public and not self.call.acknowledged)
@@ -194,7 +194,7 @@ class Attempts:
         try:
             supported = driver.retry_loop.supports_txn_number(loop, connection)
         except Exception:
-            logger.exception("a fault of pymongo-resilience before a write was sent")
+            logger.exception("internal error in pymongo-resilience before a write was sent")
             return bool(driver.retry_loop.is_retryable(loop))
         if not supported:
             refuse_lost_txn_number(loop, connection)
@@ -216,7 +216,9 @@ class Attempts:
             driver.selection.note_server(self._loop, server)
             raise
         except Exception:
-            logger.exception("a fault of pymongo-resilience before a connection was checked out")
+            logger.exception(
+                "internal error in pymongo-resilience before a connection was checked out"
+            )
 
     def _tell_breaker(self, what: Evidence) -> None:
         permit = self.permit
@@ -229,7 +231,7 @@ class Attempts:
                 permit.report(what)
             self.permit = None
         except Exception:
-            logger.exception("a fault of pymongo-resilience after an attempt")
+            logger.exception("internal error in pymongo-resilience after an attempt")
 
     def attempt(self) -> Any:
         self.reached_connection = False
@@ -404,7 +406,7 @@ def refuse_lost_txn_number(loop: Any, connection: Any) -> None:
     try:
         lost = driver.retry_loop.lost_its_txn_number(loop, connection)
     except Exception:
-        logger.exception("a fault of pymongo-resilience before a write was sent")
+        logger.exception("internal error in pymongo-resilience before a write was sent")
         return
     if lost:
         driver.retry_loop.set_retryable(loop, True)

@@ -54,7 +54,7 @@ class _Run:
             raise
         except Exception:
             calls.unwind(around)
-            logger.exception("a fault of pymongo-resilience before the driver's loop")
+            logger.exception("internal error in pymongo-resilience before the driver's loop")
             return None
 
 

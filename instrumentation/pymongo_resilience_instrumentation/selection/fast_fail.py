@@ -227,7 +227,9 @@ def wait(runtime: Runtime, logins: Logins) -> Wrapper:
             try:
                 error = _verdict(call, args[0], runtime.rules, logins, probes)
             except Exception:
-                logger.exception("a fault of pymongo-resilience while a server was waited for")
+                logger.exception(
+                    "internal error in pymongo-resilience while a server was waited for"
+                )
         if error is not None:
             raise error
         return wrapped(*args, **kwargs)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .operation_counts import AttemptCount
 
-FAULT = "a fault of pymongo-resilience after a server was selected"
+FAULT = "internal error in pymongo-resilience after a server was selected"
 
 
 def get_server(runtime: Runtime, asynchronous: bool) -> Wrapper:

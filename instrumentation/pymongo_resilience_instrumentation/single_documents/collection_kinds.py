@@ -81,7 +81,7 @@ class Collections:
                 for each in found
             )
         except Exception:
-            logger.exception("a fault of pymongo-resilience with the kind of a collection")
+            logger.exception("internal error in pymongo-resilience with the kind of a collection")
             return False
         self._remember(namespace, permitted=permitted)
         return permitted

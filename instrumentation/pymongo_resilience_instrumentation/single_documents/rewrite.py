@@ -169,7 +169,7 @@ class _Writes:
                 return self._plan_one(call, original, given[0], arguments)
             return self._plan_bulk(call, original, given[0], arguments)
         except Exception:
-            logger.exception("a fault of pymongo-resilience before a write")
+            logger.exception("internal error in pymongo-resilience before a write")
             return None
 
     def _plan_one(

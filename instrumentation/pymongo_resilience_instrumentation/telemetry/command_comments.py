@@ -41,7 +41,7 @@ def comment(runtime: Runtime) -> Wrapper:
             if runtime.switch.on:
                 _add(connection, *driver.commands.passing_command(args, kwargs))
         except Exception:
-            logger.exception("a fault of pymongo-resilience before a command was sent")
+            logger.exception("internal error in pymongo-resilience before a command was sent")
         return wrapped(*args, **kwargs)
 
     return wrapper

@@ -60,7 +60,9 @@ class _Complaint:
             call.struck = error
         elif not self._logged:
             self._logged = True
-            logger.error("a fault of pymongo-resilience in %s", self._callback, exc_info=error)
+            logger.error(
+                "internal error in pymongo-resilience in %s", self._callback, exc_info=error
+            )
 
 
 def _safely(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
@@ -220,7 +222,7 @@ class Commands(OurListener, monitoring.CommandListener):
 
 
 class LastServer(OurListener, monitoring.CommandListener):
-    """Where no spans are drawn, the duration metric still says which server answered last."""
+    """Where no spans are recorded, the duration metric still says which server answered last."""
 
     @_harmless
     def started(self, event: monitoring.CommandStartedEvent) -> None:

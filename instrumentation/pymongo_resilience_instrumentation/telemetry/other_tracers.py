@@ -37,7 +37,7 @@ class OtherTracers:
             return settled
         self._warn(
             "the driver",
-            "pymongo draws the spans of this client itself: pymongo-resilience draws none; "
+            "pymongo records the spans of this client itself: pymongo-resilience records none; "
             "retries and metrics are not affected",
         )
         return Tracing(enabled=False)
@@ -48,7 +48,7 @@ class OtherTracers:
             return False
         self._warn(
             CONTRIB,
-            "opentelemetry-instrumentation-pymongo is active: it draws the command spans, and "
+            "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
             "pymongo-resilience only those of operations; to get both from here, uninstrument it "
             "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo",
         )

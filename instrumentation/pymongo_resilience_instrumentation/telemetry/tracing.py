@@ -125,7 +125,7 @@ def _enabled(text: str) -> bool:
         return True
     if text.lower() not in _FALSE:
         logger.error(
-            "%s=%r: expected 1, true, yes, 0, false or no; no spans are drawn",
+            "%s=%r: expected 1, true, yes, 0, false or no; no spans are recorded",
             ENABLED_VARIABLE,
             text,
         )

@@ -45,7 +45,7 @@ class Options:
     port: int | None = None
     chaos: bool = False
     seed: int | None = None
-    """Of the dice of ``chaos``, and nothing without it; 1 by default."""
+    """The random seed of ``chaos``; None without it, 1 by default."""
 
 
 def run(options: Options) -> None:
@@ -81,7 +81,7 @@ def _seed(options: Options) -> int:
     if options.seed is None:
         return _DEFAULT_SEED
     if not options.chaos:
-        raise ValueError(f"seed is {options.seed!r}, but without --chaos there are no dice")
+        raise ValueError(f"seed is {options.seed!r}, which only --chaos uses")
     return whole("seed", options.seed, least=0)
 
 

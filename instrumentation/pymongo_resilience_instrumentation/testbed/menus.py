@@ -1,4 +1,4 @@
-"""What random scenarios are thrown from: recipes that make a fault from dice.
+"""What random scenarios are thrown from: recipes that make a random fault.
 
 Every fault of a menu ends within two seconds, whether it met what it waits for or not: an operation
 with a deadline of twenty can outlast each of them, and a few together. None cuts more than three
@@ -83,7 +83,7 @@ def refuse(dice: random.Random) -> Strike:
 
 
 def black_hole(dice: random.Random) -> Strike:
-    """A member hears, and says nothing."""
+    """A member accepts connections and never responds."""
     return strike(BlackHole, _tenths(dice, 3, 12), on=_anyone(dice))
 
 

@@ -1,4 +1,4 @@
-"""What is started and stopped, by hand or by a ``with`` block."""
+"""What is started and stopped, explicitly or by a ``with`` block."""
 
 from __future__ import annotations
 

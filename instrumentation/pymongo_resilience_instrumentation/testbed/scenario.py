@@ -1,4 +1,4 @@
-"""A scenario: what strikes when, and whom; written by hand, or thrown from a seed."""
+"""A scenario: what strikes when, and whom; written out, or random from a seed."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ class Scenario:
     ) -> Self:
         """Faults for so many seconds, thrown from a seed: the same seed, the same scenario.
 
-        :param recipes: each makes a strike from dice; they are equally likely.
+        :param recipes: each makes a random strike; they are equally likely.
         :param every: seconds between two faults, on average.
         """
         if not recipes:
             raise refused("recipes", recipes, "at least one recipe, for example those of menus")
         positive("seconds", seconds)
         positive("every", every)
-        dice = random.Random(whole("seed", seed, least=0))  # noqa: S311 (dice of a test bed, not secrets)
+        dice = random.Random(whole("seed", seed, least=0))  # noqa: S311 (random faults, not secrets)
         steps: list[tuple[float, Strike]] = []
         elapsed = 0.0
         while (elapsed := elapsed + (pause := dice.uniform(0.5, 1.5) * every)) < seconds:

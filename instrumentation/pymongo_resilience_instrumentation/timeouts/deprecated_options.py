@@ -95,4 +95,4 @@ def _harmless(what: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("a fault of pymongo-resilience before %s", what)
+        logger.exception("internal error in pymongo-resilience before %s", what)

@@ -77,7 +77,7 @@ def over(call: Call, error: BaseException | None) -> None:
         if call.waits and call.waits[-1].outcome is None:
             call.waits[-1].end(error)
     except Exception:
-        logger.exception("a fault of pymongo-resilience after a wait")
+        logger.exception("internal error in pymongo-resilience after a wait")
 
 
 def _in_progress(call: Call, what: For) -> Wait:
@@ -124,7 +124,7 @@ def _timed(
             if what is For.CONNECTION:
                 waiting[wait] = weakref.ref(place)
         except Exception:
-            logger.exception("a fault of pymongo-resilience before a wait")
+            logger.exception("internal error in pymongo-resilience before a wait")
             return None
         return wait
 
@@ -133,7 +133,7 @@ def _timed(
             waiting.pop(wait, None)
             add(wait, time.perf_counter() - began)
         except Exception:
-            logger.exception("a fault of pymongo-resilience after a wait")
+            logger.exception("internal error in pymongo-resilience after a wait")
 
     def of_sync(original: Function) -> Function:
         run = method.around(original)

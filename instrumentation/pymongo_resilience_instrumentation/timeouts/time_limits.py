@@ -56,7 +56,7 @@ def _limit(connection: Any, command: Any, own: int | None) -> None:
     except ExecutionTimeout:
         raise
     except Exception:
-        logger.exception("a fault of pymongo-resilience with the time limit of a command")
+        logger.exception("internal error in pymongo-resilience with the time limit of a command")
 
 
 def _lift_or_refuse(connection: Any, command: Any, own: int | None) -> None:

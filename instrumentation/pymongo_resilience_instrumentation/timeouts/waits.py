@@ -60,7 +60,9 @@ def selection_timeout(runtime: Runtime) -> Method:
                 if timeout_in_force() is not None and runtime.switch.on:
                     return driver.waits.begin_selection(topology, timeout)
             except Exception:
-                logger.exception("a fault of pymongo-resilience before a server was selected")
+                logger.exception(
+                    "internal error in pymongo-resilience before a server was selected"
+                )
             return timeout
 
         return method
@@ -78,7 +80,7 @@ def wait(runtime: Runtime, *, of_pool: bool) -> Method:
                 try:
                     timeout = driver.waits.shortened(timeout, of_pool=of_pool)
                 except Exception:
-                    logger.exception("a fault of pymongo-resilience before a wait")
+                    logger.exception("internal error in pymongo-resilience before a wait")
             return original(condition, timeout, *args, **kwargs)
 
         return waiting
@@ -92,7 +94,7 @@ def _within(seconds: Callable[..., float | None], runtime: Runtime, *args: Any) 
     try:
         return seconds(*args)
     except Exception:
-        logger.exception("a fault of pymongo-resilience before a connection was made")
+        logger.exception("internal error in pymongo-resilience before a connection was made")
         return None
 
 

@@ -162,7 +162,7 @@ def start_transaction(runtime: Runtime, asynchronous: bool) -> Wrapper:
             try:
                 runtime.transaction_spans.start(session)
             except Exception:
-                logger.exception("a fault of pymongo-resilience after start_transaction")
+                logger.exception("internal error in pymongo-resilience after start_transaction")
 
     def sync_wrapper(
         wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

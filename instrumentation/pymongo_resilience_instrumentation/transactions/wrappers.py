@@ -53,7 +53,7 @@ def start_session(
     try:
         sessions.set_default(session, default)
     except Exception:
-        logger.exception("a fault of pymongo-resilience after a session was started")
+        logger.exception("internal error in pymongo-resilience after a session was started")
     return session
 
 
@@ -135,7 +135,7 @@ class _Transaction:
         try:
             return self._ended_by_time(error)
         except Exception:
-            logger.exception("a fault of pymongo-resilience with the error of a transaction")
+            logger.exception("internal error in pymongo-resilience with the error of a transaction")
             return None
 
     def _ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
@@ -167,7 +167,7 @@ def _begin(runtime: Runtime, session: Any) -> _Transaction | None:
         seconds, _ = runtime.timeout_of(session.client, NOWHERE, sessions.default_of(session))
         return None if seconds is None else _Transaction(seconds, judges=runtime.judges)
     except Exception:
-        logger.exception("a fault of pymongo-resilience before a transaction")
+        logger.exception("internal error in pymongo-resilience before a transaction")
         return None
 
 

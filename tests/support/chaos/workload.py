@@ -100,7 +100,7 @@ class Author:
     def __init__(self, name: str, seed: int, kinds: Sequence[Kind] = tuple(Kind)) -> None:
         self.name = name
         self._kinds = kinds
-        self._dice = random.Random(f"{seed}/{name}")  # noqa: S311 (dice, not secrets)
+        self._dice = random.Random(f"{seed}/{name}")  # noqa: S311 (random choices, not secrets)
         self._count = 0
 
     def next(self) -> Operation:
@@ -259,7 +259,7 @@ async def run_tasks(
     end = time.monotonic() + seconds
 
     async def work(author: Author) -> None:
-        pauses = random.Random(f"{seed}/{author.name}/pauses")  # noqa: S311 (dice, not secrets)
+        pauses = random.Random(f"{seed}/{author.name}/pauses")  # noqa: S311 (random choices, not secrets)
         while time.monotonic() < end:
             operation = author.next()
             started = time.monotonic()

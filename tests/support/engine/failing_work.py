@@ -1,4 +1,4 @@
-"""Work for the executors that fails as it is told, on a clock turned by hand."""
+"""Work for the executors that fails as it is told, on a clock advanced manually."""
 
 from __future__ import annotations
 

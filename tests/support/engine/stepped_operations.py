@@ -1,7 +1,7 @@
 """Operations of one client, each at a stop of its own: whoever drives them chooses the next step.
 
-The executor is the real one, and its coroutine is driven by hand: it stops at every attempt and at
-every wait.
+The executor is the real one, and its coroutine is stepped manually: it stops at every attempt and
+at every wait.
 """
 
 from __future__ import annotations

@@ -130,14 +130,14 @@ class Latency(Interception):
 
     :param seconds: the least delay.
     :param jitter: how much is added at most (seconds), evenly distributed.
-    :param seed: of the dice for the jitter.
+    :param seed: the random seed of the jitter.
     """
 
     def __init__(self, seconds: float, jitter: float = 0.0, *, seed: int = 0) -> None:
         super().__init__()
         self._seconds = positive("seconds", seconds)
         self._jitter = not_negative("jitter", jitter)
-        self._random = random.Random(whole("seed", seed, least=0))  # noqa: S311 (dice of a test bed, not secrets)
+        self._random = random.Random(whole("seed", seed, least=0))  # noqa: S311 (random faults, not secrets)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Delay the reply."""
