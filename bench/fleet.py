@@ -28,7 +28,7 @@ from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.orchestrator import Ask, Orchestrator, Retry
+from pymongo_resilience.retry_rules import Ask, Retry, RetryRules
 from pymongo_resilience.strategy import FastFailOnTerminalError
 
 RATE = 100.0
@@ -148,7 +148,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     """One run. The same arrivals for every policy."""
     dice = random.Random(seed)  # noqa: S311 - times, no secrets
     clock = _Clock()
-    rules = Orchestrator(max_retries=policy.retries, random=random.Random(seed + 1).random)  # noqa: S311
+    rules = RetryRules(max_retries=policy.retries, random=random.Random(seed + 1).random)  # noqa: S311
     jitter = random.Random(seed + 3).random  # noqa: S311
     strategy = FastFailOnTerminalError(lambda attempt: backoff.exponential(attempt, jitter))
     chance = random.Random(seed + 2)  # noqa: S311
@@ -210,7 +210,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
 
 
 def _decide(
-    rules: Orchestrator, call: _Call, failure: Failure, clock: _Clock, timeout: float | None
+    rules: RetryRules, call: _Call, failure: Failure, clock: _Clock, timeout: float | None
 ) -> float | None:
     """Seconds until the next attempt; None where there is none. As the executor does it."""
     operation = call.operation

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pymongo_resilience.failure import RetryReason, Stage
-    from pymongo_resilience.orchestrator import Rule
+    from pymongo_resilience.retry_rules import Rule
 
 
 class ConfigurationError(ValueError):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pymongo_resilience.failure import RetryReason
-    from pymongo_resilience.orchestrator import Rule
+    from pymongo_resilience.retry_rules import Rule
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")

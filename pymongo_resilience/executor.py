@@ -1,4 +1,4 @@
-"""Attempt, decide, wait, again: two short loops over one orchestrator.
+"""Attempt, decide, wait, again: two short loops over one set of rules.
 
 They differ only in what they await. The first attempt costs one try/except; everything else
 exists from the first failure on.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.faults import deliver, logger
-from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator
+from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, RetryRules
 from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import RetryAction
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Listener
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
-    from pymongo_resilience.orchestrator import Rule, Verdict
+    from pymongo_resilience.retry_rules import Rule, Verdict
     from pymongo_resilience.strategy import Answer
 
 T_co = TypeVar("T_co", covariant=True)
@@ -88,18 +88,18 @@ class _Loop:
     """What both loops share: every decision. Thread- and task-safe: but for names that are only
     ever added to a set, nothing changes."""
 
-    __slots__ = ("clock", "listener", "orchestrator", "told")
+    __slots__ = ("clock", "listener", "retry_rules", "told")
 
-    def __init__(self, orchestrator: Orchestrator, clock: Clock, listener: Listener) -> None:
-        self.orchestrator = orchestrator
+    def __init__(self, retry_rules: RetryRules, clock: Clock, listener: Listener) -> None:
+        self.retry_rules = retry_rules
         self.clock = clock
         self.listener = listener
         self.told: set[str] = set()
         """Strategies that were logged once and are not to be logged again."""
 
-    def _screen(self, operation: Operation, failure: Failure) -> Verdict | Ask:
+    def _check_rules(self, operation: Operation, failure: Failure) -> Verdict | NeedsStrategy:
         operation.record(failure)
-        return self.orchestrator.screen(operation, failure)
+        return self.retry_rules.check_rules(operation, failure)
 
     def _conclude(
         self, work: Work, operation: Operation, failure: Failure, verdict: Verdict
@@ -166,10 +166,10 @@ class Executor(_Loop):
                 operation = operation or work.operation()
                 failure = work.describe(error, operation)
                 work.leave(failure)
-                verdict = self._screen(operation, failure)
-                if isinstance(verdict, Ask):
+                verdict = self._check_rules(operation, failure)
+                if isinstance(verdict, NeedsStrategy):
                     answer = self._ask(operation, failure)
-                    verdict = self.orchestrator.settle(operation, failure, answer)
+                    verdict = self.retry_rules.apply_strategy(operation, failure, answer)
                 end = self._conclude(work, operation, failure, verdict)
             if isinstance(end, Exception):
                 raise end
@@ -243,10 +243,10 @@ class AsyncExecutor(_Loop):
                 leaving = work.leave(failure)
                 if leaving is not None:
                     await leaving
-                verdict = self._screen(operation, failure)
-                if isinstance(verdict, Ask):
+                verdict = self._check_rules(operation, failure)
+                if isinstance(verdict, NeedsStrategy):
                     answer = await self._ask(operation, failure)
-                    verdict = self.orchestrator.settle(operation, failure, answer)
+                    verdict = self.retry_rules.apply_strategy(operation, failure, answer)
                 end = self._conclude(work, operation, failure, verdict)
             if isinstance(end, Exception):
                 raise end

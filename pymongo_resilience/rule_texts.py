@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 if TYPE_CHECKING:
     from pymongo_resilience.failure import Failure

@@ -28,7 +28,7 @@ from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 
 from pymongo_resilience.config import FILE_VARIABLE, OPTIONS
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from support.operations_table import documented, rows, section
 
 from pymongo_resilience import Config, RetryReason, backoff, budget
 from pymongo_resilience.config import STRATEGIES
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 ROOT = Path(__file__).parent.parent
 RETRIES = "docs/retries.md"

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from pymongo_resilience.failure import RetryReason
-    from pymongo_resilience.orchestrator import Rule
     from pymongo_resilience.policy import Policy
+    from pymongo_resilience.retry_rules import Rule
     from pymongo_resilience_instrumentation.cursors.cursor_timeouts import CursorTimeout
     from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
     from pymongo_resilience_instrumentation.selection.fast_fail import Patience

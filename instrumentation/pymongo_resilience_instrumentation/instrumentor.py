@@ -20,7 +20,7 @@ from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.namespaces import NamespaceRules
-from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation.clients import setup as new_clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
@@ -369,7 +369,7 @@ def _runtime(
         ),
     )
     parts = (
-        Orchestrator(
+        RetryRules(
             max_retries=config.max_retries,
             base_backoff=config.base_backoff_ms / 1000,
             max_backoff=config.max_backoff_ms / 1000,

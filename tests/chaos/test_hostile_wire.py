@@ -30,7 +30,7 @@ from support.hostile_input import (
 from pymongo_resilience import OperationTimeoutError
 from pymongo_resilience.events import RetryDeclined
 from pymongo_resilience.failure import RETRYABLE_WRITE, RetryReason
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ from pymongo_resilience import (
 )
 from pymongo_resilience.breaker import Breakers, CircuitBreaker
 from pymongo_resilience.failure import Stage
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

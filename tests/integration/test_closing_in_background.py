@@ -27,7 +27,7 @@ from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.events import RetryScheduled
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 __all__ = ["background_by_hand", "documents"]
 pytestmark = pytest.mark.oldest

@@ -27,7 +27,7 @@ from support.wait_helpers import wait_for_server
 from pymongo_resilience import RetryReason
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.namespaces import NamespaceRules
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.retry_rules import RetryRules, Rule
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
@@ -225,7 +225,7 @@ def test_the_whole_wait_stays_under_half_a_second(
     work = EndSessions(call, rules, clock, None)
     server = _Overloaded(clock, takes)
     work.send = server.awaited if asynchronous else server
-    parts = (Orchestrator(base_backoff=base, random=lambda: 1.0), clock, RecordingListener())
+    parts = (RetryRules(base_backoff=base, random=lambda: 1.0), clock, RecordingListener())
     executor: Any = (AsyncExecutor if asynchronous else Executor)(*parts)
     run = asyncio.Runner().run if asynchronous else lambda result: result
     with pytest.raises(pymongo.errors.OperationFailure) as raised:

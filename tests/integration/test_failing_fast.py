@@ -38,7 +38,7 @@ from pymongo_resilience import (
     RetryReason,
     override,
 )
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

@@ -16,7 +16,7 @@ from support.supported_reads import READS, fill
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import OperationTimeoutError, RetryScheduled
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 from pymongo_resilience.strategy import NAMED
 
 INC = {"$inc": {"n": 1}}

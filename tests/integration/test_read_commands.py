@@ -15,7 +15,7 @@ from support.clients import POLLING, SentCommands, Side
 from support.nested_listener import Inside
 from support.telemetry import Instrument
 
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

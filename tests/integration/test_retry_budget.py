@@ -18,7 +18,7 @@ from support.telemetry import Instrument
 
 from pymongo_resilience.budget import TokenBucket
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

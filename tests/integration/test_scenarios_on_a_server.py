@@ -45,7 +45,7 @@ from pymongo_resilience import (
 from pymongo_resilience.breaker import CircuitBreaker
 from pymongo_resilience.breaker_states import Permit, Refusal
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import FakeClock
 
 BOUND = "a transaction is refused at its beginning alone; test_circuit_breakers.py has its end"
@@ -133,7 +133,7 @@ def turn_time_by_hand(
     Whether there is a deadline at all is still the driver's to say.
     """
     patch.setattr(instrumentor, "ClientClock", lambda _: clock)
-    patch.setattr(instrumentor, "Orchestrator", functools.partial(Orchestrator, random=quarter))
+    patch.setattr(instrumentor, "RetryRules", functools.partial(RetryRules, random=quarter))
     really_left = driver.deadline.remaining
 
     def left() -> float | None:
@@ -217,13 +217,13 @@ def test_the_row_comes_true_on_a_server(
 def record_screening(patch: pytest.MonkeyPatch) -> list[tuple[Kind, Stage]]:
     """What the engine is told of each failed attempt."""
     told: list[tuple[Kind, Stage]] = []
-    screen = Orchestrator.screen
+    check_rules = RetryRules.check_rules
 
-    def recorded(orchestrator: Orchestrator, operation: Operation, failure: Failure) -> Any:
+    def recorded(retry_rules: RetryRules, operation: Operation, failure: Failure) -> Any:
         told.append((operation.kind, failure.stage))
-        return screen(orchestrator, operation, failure)
+        return check_rules(retry_rules, operation, failure)
 
-    patch.setattr(Orchestrator, "screen", recorded)
+    patch.setattr(RetryRules, "check_rules", recorded)
     return told
 
 

@@ -12,7 +12,7 @@ import pytest
 from bson.int64 import Int64
 from support.clients import SentCommands, Side
 
-from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.testing import set_active
 
 CURSOR_NOT_FOUND = 43
@@ -23,8 +23,8 @@ BY_HAND = 3600.0
 @pytest.fixture
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each back-off after an overload error is as long as it can be."""
-    certain = functools.partial(Orchestrator, random=lambda: 1.0)
-    monkeypatch.setattr("pymongo_resilience_instrumentation.instrumentor.Orchestrator", certain)
+    certain = functools.partial(RetryRules, random=lambda: 1.0)
+    monkeypatch.setattr("pymongo_resilience_instrumentation.instrumentor.RetryRules", certain)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from support.engine.retry_strategies import AT_ONCE, half
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.retry_rules import RetryRules, Rule
 
 if TYPE_CHECKING:
     from support.engine.failing_work import Outcome
@@ -30,7 +30,7 @@ POOR = Setting(
     call=Call(kind=Kind.READ),
     faults=(OVERLOAD, OTHERWISE),
     strategy=AT_ONCE,
-    orchestrator=Orchestrator(random=half),
+    retry_rules=RetryRules(random=half),
     timeout=None,
     window=None,
     own_max_retries=None,

@@ -13,11 +13,11 @@ from support.engine.scenarios import CUT, OVERLOAD, READ
 from pymongo_resilience.budget import TokenBucket
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 both = pytest.mark.parametrize("kind", [BlockingWork, AwaitedWork], ids=["thread", "task"])
-ORCHESTRATOR = Orchestrator(random=half)
+RETRY_RULES = RetryRules(random=half)
 
 
 class Cut(FakeClock):
@@ -41,8 +41,8 @@ class Standing(FakeClock):
 def run(work: Any) -> Any:
     heard = RecordingListener()
     if isinstance(work, BlockingWork):
-        return Executor(ORCHESTRATOR, work.clock, heard).run(work)
-    return asyncio.run(AsyncExecutor(ORCHESTRATOR, work.clock, heard).run(work))
+        return Executor(RETRY_RULES, work.clock, heard).run(work)
+    return asyncio.run(AsyncExecutor(RETRY_RULES, work.clock, heard).run(work))
 
 
 @both

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings, strategies as st
 from support.engine.engine_inputs import (
+    any_retry_rules,
     calls,
     faults,
     forgiving_calls,
     labels,
-    orchestrators,
     strategies,
 )
 from support.engine.failing_work import Call, Fault
@@ -24,7 +24,7 @@ from support.engine.retry_strategies import AT_ONCE, waiting
 from pymongo_resilience import blocks, policy
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import LAST_ATTEMPT, Orchestrator, Rule
+from pymongo_resilience.retry_rules import LAST_ATTEMPT, RetryRules, Rule
 
 run = pytest.mark.parametrize(
     "run", [in_thread, lambda plan: asyncio.run(in_task(plan))], ids=["thread", "task"]
@@ -71,7 +71,7 @@ def steps(
     strategy: st.SearchStrategy[Any],
 ) -> st.SearchStrategy[Step]:
     some_faults = st.lists(fault, min_size=1, max_size=4).map(tuple)
-    return st.builds(Step, call, some_faults, strategy, orchestrators, timeouts, slowness)
+    return st.builds(Step, call, some_faults, strategy, any_retry_rules, timeouts, slowness)
 
 
 steps_of_any_kind = steps(calls | forgiving_calls, any_faults, strategies)
@@ -98,7 +98,7 @@ def slow_listener() -> Plan:
     """The wait is cut to what is left, and then somebody is told of it."""
     fault = Fault(reason=RetryReason.LOCK_TIMEOUT, takes=0.5)
     slow = Slowness(listener=0.25)
-    step = Step(Call(kind=Kind.READ), (fault,), waiting(9.0), Orchestrator(), None, slow)
+    step = Step(Call(kind=Kind.READ), (fault,), waiting(9.0), RetryRules(), None, slow)
     return Plan(0.0, 1.0, Block(1000, (step,)))
 
 
@@ -146,7 +146,7 @@ def test_time_is_the_reason_only_where_there_is_none_left(run: Run, plan: Plan) 
         left = end - ran.declined_at
         answered_late = fault.timed_out and fault.stage is not Stage.NOT_SENT
         backs_off = "SystemOverloadedError" in fault.labels
-        longest = ran.step.orchestrator.max_backoff if backs_off else 0.0
+        longest = ran.step.retry_rules.max_backoff if backs_off else 0.0
         if not answered_late:
             room = left - max(0.0, fault.min_rtt)
             assert room < LAST_ATTEMPT + resolution(ran) or left <= longest

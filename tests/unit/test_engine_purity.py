@@ -82,7 +82,7 @@ def test_the_other_half_is_imported_in_one_place() -> None:
         ("time", {"clock.py"}),
         ("datetime", set()),
         ("asyncio", {"clock.py"}),
-        ("random", {"orchestrator.py", "strategy.py"}),  # as defaults that can be replaced
+        ("random", {"retry_rules.py", "strategy.py"}),  # as defaults that can be replaced
         ("threading", {"breaker.py", "budget.py"}),  # shared by all operations of a client
     ],
 )

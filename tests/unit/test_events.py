@@ -24,7 +24,7 @@ from pymongo_resilience.events import (
 )
 from pymongo_resilience.executor import Executor
 from pymongo_resilience.failure import RetryReason
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import RecordingListener
 
 SCHEDULED = RetryScheduled(
@@ -110,7 +110,7 @@ def test_a_raising_listener_does_not_reach_the_operation() -> None:
     work = BlockingWork(READ, [CUT], FAST_FAIL)
     heard = RecordingListener()
     listener = Broadcast([Faulty(LookupError("mine")), heard])
-    assert Executor(Orchestrator(), work.clock, listener).run(work) == RESULT
+    assert Executor(RetryRules(), work.clock, listener).run(work) == RESULT
     assert (work.attempts, len(heard.events)) == (2, 1)
 
 

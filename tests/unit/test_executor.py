@@ -22,7 +22,7 @@ from support.engine.scenarios import CUT, NOT_PRIMARY, OVERLOAD, READ, UNKNOWN
 
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.failure import RetryReason
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.retry_rules import RetryRules, Rule
 from pymongo_resilience.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
 
-ORCHESTRATOR = Orchestrator(random=half)
+RETRY_RULES = RetryRules(random=half)
 
 
 class Awaiting:
@@ -57,7 +57,7 @@ class Promise:
 
 def test_a_coroutine_strategy_is_awaited_in_a_task() -> None:
     work = AwaitedWork(READ, [CUT] * 2, Awaiting(RetryAction(0.25)), timeout=10)
-    outcome = run_in_task(ORCHESTRATOR, work)
+    outcome = run_in_task(RETRY_RULES, work)
     assert (outcome.result, outcome.waits) == (RESULT, [0.25, 0.25])
 
 
@@ -65,7 +65,7 @@ def test_a_coroutine_strategy_is_awaited_in_a_task() -> None:
     "answer", [None, LookupError("mine"), "soon"], ids=["no", "raises", "junk"]
 )
 def test_a_coroutine_strategy_may_say_no_in_a_task(answer: object) -> None:
-    outcome = run_in_task(ORCHESTRATOR, AwaitedWork(READ, [CUT], Awaiting(answer)))
+    outcome = run_in_task(RETRY_RULES, AwaitedWork(READ, [CUT], Awaiting(answer)))
     assert (outcome.rule, outcome.attempts) == (Rule.STRATEGY, 1)
 
 
@@ -75,7 +75,7 @@ def test_a_future_is_awaited_as_well() -> None:
         future.set_result(RetryAction(0.25))
         return future
 
-    outcome = run_in_task(ORCHESTRATOR, AwaitedWork(READ, [CUT], Answering(answer)))
+    outcome = run_in_task(RETRY_RULES, AwaitedWork(READ, [CUT], Answering(answer)))
     assert (outcome.result, outcome.waits) == (RESULT, [0.25])
 
 
@@ -83,7 +83,7 @@ def test_a_coroutine_strategy_counts_as_no_in_a_thread_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     heard = RecordingListener()
-    executor = Executor(ORCHESTRATOR, FakeClock(START), heard)
+    executor = Executor(RETRY_RULES, FakeClock(START), heard)
     for _ in range(3):
         with pytest.raises(Final) as caught:
             executor.run(BlockingWork(READ, [CUT], Awaiting(RetryAction())))
@@ -109,14 +109,14 @@ def test_a_coroutine_that_is_not_awaited_is_closed() -> None:
         given.append(answer())
         return given[0]
 
-    run_in_thread(ORCHESTRATOR, BlockingWork(READ, [CUT], Answering(ask)))
+    run_in_thread(RETRY_RULES, BlockingWork(READ, [CUT], Answering(ask)))
     assert [inspect.getcoroutinestate(coroutine) for coroutine in given] == [inspect.CORO_CLOSED]
 
 
 def test_a_broken_strategy_is_logged_with_what_it_raised(caplog: pytest.LogCaptureFixture) -> None:
     mistake = LookupError("mine")
     work = AwaitedWork(READ, [CUT], Awaiting(mistake))
-    run_in_task(ORCHESTRATOR, work)
+    run_in_task(RETRY_RULES, work)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("pymongo_resilience", logging.ERROR)
     assert record.exc_info is not None
@@ -126,7 +126,7 @@ def test_a_broken_strategy_is_logged_with_what_it_raised(caplog: pytest.LogCaptu
 def test_the_strategy_sees_the_operation_and_the_failure() -> None:
     strategy = Answering(lambda: RetryAction(0.0))
     work = BlockingWork(READ, [CUT, NOT_PRIMARY, OVERLOAD], strategy, timeout=10)
-    run_in_thread(ORCHESTRATOR, work)
+    run_in_thread(RETRY_RULES, work)
     (operation,) = work.operations
     assert {id(asked) for asked, _ in strategy.asked} == {id(operation)}
     assert [failure.reason for _, failure in strategy.asked] == [
@@ -137,7 +137,7 @@ def test_the_strategy_sees_the_operation_and_the_failure() -> None:
 
 def test_the_operation_is_made_once_and_counts() -> None:
     work = BlockingWork(READ, [CUT, NOT_PRIMARY, UNKNOWN], AT_ONCE, timeout=10)
-    run_in_thread(ORCHESTRATOR, work)
+    run_in_thread(RETRY_RULES, work)
     (operation,) = work.operations
     assert operation.attempts == 3
     assert operation.reasons == [
@@ -149,7 +149,7 @@ def test_the_operation_is_made_once_and_counts() -> None:
 
 def test_a_success_at_once_makes_no_operation() -> None:
     work = BlockingWork(READ, [], FAST_FAIL)
-    assert run_in_thread(ORCHESTRATOR, work).events == []
+    assert run_in_thread(RETRY_RULES, work).events == []
     assert work.operations == []
 
 
@@ -158,7 +158,7 @@ def test_a_success_at_once_makes_no_operation() -> None:
 )
 def test_every_attempt_is_left_and_every_retry_prepared(kind: Any, run: Any) -> None:
     work = kind(READ, [CUT, NOT_PRIMARY, UNKNOWN], AT_ONCE, timeout=10)
-    run(ORCHESTRATOR, work)
+    run(RETRY_RULES, work)
     servers = ["host1:27017", "host2:27017", "host3:27017"]
     assert [failure.server for failure in work.left] == servers
     assert [failure.server for failure in work.prepared] == servers[:2]
@@ -166,7 +166,7 @@ def test_every_attempt_is_left_and_every_retry_prepared(kind: Any, run: Any) -> 
 
 def test_the_last_error_comes_from_the_work_with_nothing_in_its_wake() -> None:
     work = BlockingWork(READ, [CUT, CUT], FAST_FAIL)
-    executor = Executor(ORCHESTRATOR, work.clock, RecordingListener())
+    executor = Executor(RETRY_RULES, work.clock, RecordingListener())
     with pytest.raises(Final) as caught:
         executor.run(work)
     assert caught.value.rule is Rule.ATTEMPTS
@@ -181,7 +181,7 @@ def test_the_end_of_the_process_is_not_judged() -> None:
 
     work = Interrupted(READ, [], FAST_FAIL)
     with pytest.raises(KeyboardInterrupt):
-        Executor(ORCHESTRATOR, work.clock, RecordingListener()).run(work)
+        Executor(RETRY_RULES, work.clock, RecordingListener()).run(work)
     assert work.operations == []
 
 
@@ -204,7 +204,7 @@ def test_a_cancellation_ends_it_wherever_it_comes(where: str) -> None:
         if where in ("attempt", "leave"):
             setattr(work, where, never)
         heard = RecordingListener()
-        executor = AsyncExecutor(ORCHESTRATOR, work.clock, heard)
+        executor = AsyncExecutor(RETRY_RULES, work.clock, heard)
         task = asyncio.create_task(executor.run(work))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -222,7 +222,7 @@ def test_tasks_do_not_mix_their_attempts() -> None:
     async def main() -> list[str]:
         works = [AwaitedWork(READ, [CUT] * n, FAST_FAIL, timeout=10) for n in range(5)]
         results = await asyncio.gather(
-            *(AsyncExecutor(ORCHESTRATOR, w.clock, RecordingListener()).run(w) for w in works)
+            *(AsyncExecutor(RETRY_RULES, w.clock, RecordingListener()).run(w) for w in works)
         )
         assert [work.attempts for work in works] == [1, 2, 3, 4, 5]
         return results
@@ -232,7 +232,7 @@ def test_tasks_do_not_mix_their_attempts() -> None:
 
 def test_a_wait_of_nothing_is_no_wait() -> None:
     for outcome in (
-        run_in_thread(ORCHESTRATOR, BlockingWork(READ, [CUT], FAST_FAIL)),
-        run_in_task(ORCHESTRATOR, AwaitedWork(READ, [CUT], FAST_FAIL)),
+        run_in_thread(RETRY_RULES, BlockingWork(READ, [CUT], FAST_FAIL)),
+        run_in_task(RETRY_RULES, AwaitedWork(READ, [CUT], FAST_FAIL)),
     ):
         assert (outcome.waits, outcome.slept) == ([0.0], [])

@@ -14,10 +14,10 @@ from support.engine.scenarios import CUT, READ, UNKNOWN
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.testing import RecordingListener
 
-ORCHESTRATOR = Orchestrator(random=half)
+RETRY_RULES = RetryRules(random=half)
 Run = Callable[[FakeWork, RecordingListener], Any]
 
 
@@ -27,12 +27,12 @@ class OurFault(Exception):  # noqa: N818 - a fault, as the log calls it
 
 def in_thread(work: FakeWork, heard: RecordingListener) -> Any:
     assert isinstance(work, BlockingWork)
-    return Executor(ORCHESTRATOR, work.clock, heard).run(work)
+    return Executor(RETRY_RULES, work.clock, heard).run(work)
 
 
 def in_task(work: FakeWork, heard: RecordingListener) -> Any:
     assert isinstance(work, AwaitedWork)
-    return asyncio.run(AsyncExecutor(ORCHESTRATOR, work.clock, heard).run(work))
+    return asyncio.run(AsyncExecutor(RETRY_RULES, work.clock, heard).run(work))
 
 
 both = pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.engine.scenarios import CUT, READ
 from pymongo_resilience import faults
 from pymongo_resilience.events import Broadcast
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.testing import RecordingListener
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals here")
@@ -96,7 +96,7 @@ def test_a_fault_does_not(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_another_thread_sets_in_a_line_of_ours_comes_from_outside() -> None:
     # As PyThreadState_SetAsyncExc does it: no frame but that of the line.
     code = compile("raise strange", "ours", "exec")
-    names = {"__name__": "pymongo_resilience.orchestrator", "strange": SoftTimeLimitExceeded()}
+    names = {"__name__": "pymongo_resilience.retry_rules", "strange": SoftTimeLimitExceeded()}
     with pytest.raises(SoftTimeLimitExceeded) as caught:
         exec(code, names)  # noqa: S102 - a line of ours that raises what is not ours
     assert not faults.from_outside(KeyError())
@@ -159,9 +159,9 @@ def test_no_step_of_an_executor_takes_it_for_a_fault(
 
     def run() -> None:
         if kind is BlockingWork:
-            Executor(Orchestrator(random=half), work.clock, heard).run(work)
+            Executor(RetryRules(random=half), work.clock, heard).run(work)
         else:
-            asyncio.run(AsyncExecutor(Orchestrator(random=half), work.clock, heard).run(work))
+            asyncio.run(AsyncExecutor(RetryRules(random=half), work.clock, heard).run(work))
 
     with caplog.at_level(logging.DEBUG), pytest.raises(STRUCK) as caught:
         run()

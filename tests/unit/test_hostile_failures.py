@@ -45,7 +45,7 @@ from pymongo_resilience.breaker_states import State
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.orchestrator import GiveUp, Orchestrator
+from pymongo_resilience.retry_rules import GiveUp, RetryRules
 from pymongo_resilience.strategy import BestEffort
 
 pytestmark = pytest.mark.oldest
@@ -105,7 +105,7 @@ def test_no_error_makes_an_unsafe_write_be_repeated(error: Exception) -> None:
     assume(not _labels_are_there(error))
     failure = classify.describe(error, SENT)
     assert not failure.retryable_overload
-    assert isinstance(Orchestrator().screen(replace(MANY, attempts=1), failure), GiveUp)
+    assert isinstance(RetryRules().check_rules(replace(MANY, attempts=1), failure), GiveUp)
 
 
 def _coded(code: int, said: list[str]) -> OperationFailure:

@@ -24,7 +24,7 @@ from pymongo_resilience import backoff
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Verdict
+from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Verdict
 from pymongo_resilience.rtt import RoundTripTime
 from pymongo_resilience.strategy import RetryAction, RetryStrategy
 from pymongo_resilience.testing import FakeClock
@@ -44,10 +44,10 @@ OVERLOADED = Failure(
 def decided(operation: Operation, failure: Failure, delay: float) -> Verdict:
     """The verdict on a failure, where the strategy answers with ``delay``."""
     operation.record(failure)
-    orchestrator = Orchestrator(random=half)
-    verdict = orchestrator.screen(operation, failure)
-    if isinstance(verdict, Ask):
-        return orchestrator.settle(operation, failure, RetryAction(delay))
+    retry_rules = RetryRules(random=half)
+    verdict = retry_rules.check_rules(operation, failure)
+    if isinstance(verdict, NeedsStrategy):
+        return retry_rules.apply_strategy(operation, failure, RetryAction(delay))
     return verdict
 
 
@@ -164,6 +164,6 @@ def test_no_number_makes_the_loop_endless(
     for each in (fault, network):
         blocking = BlockingWork(READING, repeat(each), strategy, timeout=timeout)
         awaited = AwaitedWork(READING, repeat(each), strategy, timeout=timeout)
-        outcome = run_in_thread(Orchestrator(random=half), blocking)
-        assert outcome == run_in_task(Orchestrator(random=half), awaited)
+        outcome = run_in_thread(RetryRules(random=half), blocking)
+        assert outcome == run_in_task(RetryRules(random=half), awaited)
         assert all(0 < slept < math.inf for slept in outcome.slept)

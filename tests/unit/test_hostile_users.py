@@ -30,26 +30,26 @@ from pymongo_resilience.events import Broadcast, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.failure import RetryReason
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.strategy import RetryAction
 from pymongo_resilience.testing import RecordingListener
 
 READ = Call(kind=Kind.READ)
 CUT = Fault(reason=RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, takes=1 / 64)
-ORCHESTRATOR = Orchestrator(random=half)
+RETRY_RULES = RetryRules(random=half)
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 Run = Callable[[FakeWork, Any], Any]
 
 
 def in_thread(work: FakeWork, listener: Any) -> Any:
     assert isinstance(work, BlockingWork)
-    return Executor(ORCHESTRATOR, work.clock, listener).run(work)
+    return Executor(RETRY_RULES, work.clock, listener).run(work)
 
 
 def in_task(work: FakeWork, listener: Any) -> Any:
     """A loop of its own, stepped manually: asyncio's would catch what ends the process."""
     assert isinstance(work, AwaitedWork)
-    coroutine = AsyncExecutor(ORCHESTRATOR, work.clock, listener).run(work)
+    coroutine = AsyncExecutor(RETRY_RULES, work.clock, listener).run(work)
     try:
         while True:
             coroutine.send(None)

@@ -14,7 +14,7 @@ from pymongo_resilience.budget import DEBT, RATIO, RESERVE, RatioBudget, RetryBu
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import DISTRESS, Kind, Operation
-from pymongo_resilience.orchestrator import GiveUp, Orchestrator, Retry, Rule
+from pymongo_resilience.retry_rules import GiveUp, Retry, RetryRules, Rule
 from pymongo_resilience.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock
 
@@ -26,7 +26,7 @@ OVERLOAD = Failure(
 )
 CUT = Failure(RuntimeError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
 NOT_PRIMARY = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.NOT_PRIMARY)
-RULES = Orchestrator(random=half)
+RULES = RetryRules(random=half)
 
 
 def failed(budget: RetryBudget, times: int = 1) -> None:
@@ -43,11 +43,11 @@ def operation(
 
 def decided(operation: Operation, failure: Failure) -> GiveUp | Retry:
     operation.record(failure)
-    verdict = RULES.screen(operation, failure)
+    verdict = RULES.check_rules(operation, failure)
     return (
         verdict
         if isinstance(verdict, (GiveUp, Retry))
-        else RULES.settle(operation, failure, RetryAction(0.0))
+        else RULES.apply_strategy(operation, failure, RetryAction(0.0))
     )
 
 

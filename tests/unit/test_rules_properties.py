@@ -21,11 +21,11 @@ from support.engine.endless_failures import (
 from support.engine.engine_inputs import (
     SHORTEST_ATTEMPT,
     Setting,
+    any_retry_rules,
     calls,
     faults,
     forgiving_calls,
     forgiving_faults,
-    orchestrators,
     seconds,
     settings_of_any_kind,
 )
@@ -45,7 +45,7 @@ from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.failure import RetryReason
 from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.orchestrator import Ask, GiveUp, Orchestrator, Retry, Rule
+from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule
 from pymongo_resilience.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock
 
@@ -79,16 +79,16 @@ def test_no_retry_that_rules_0_to_3_forbid(setting: Setting) -> None:
         assert permitted(setting.call, fault), f"attempt {number} was repeated"
 
 
-@given(call=forgiving_calls | calls, fault=forgiving_faults | faults, orchestrator=orchestrators)
+@given(call=forgiving_calls | calls, fault=forgiving_faults | faults, retry_rules=any_retry_rules)
 def test_what_rules_0_to_3_permit_is_repeated(
-    call: Call, fault: Fault, orchestrator: Orchestrator
+    call: Call, fault: Fault, retry_rules: RetryRules
 ) -> None:
     """The other direction, for the first failure with all the time in the world."""
     assume(permitted(call, fault))
     assume(not refused_until(fault))
-    assume(orchestrator.max_retries > 0)
+    assume(retry_rules.max_retries > 0)
     work = BlockingWork(call, [fault], AT_ONCE)
-    outcome = run_in_thread(orchestrator, work)
+    outcome = run_in_thread(retry_rules, work)
     assert outcome.attempts == 2
 
 
@@ -166,7 +166,7 @@ def test_the_engine_terminates(setting: Setting) -> None:
     ends = [limit for limit in (setting.timeout, setting.window) if limit is not None]
     within_time = (max(ends) / SHORTEST_ATTEMPT if ends else 0) + 3
     bound = int(max(within_time, setting.cap + 1))
-    outcome = run_in_thread(setting.orchestrator, work_for(setting, BlockingWork, patience=bound))
+    outcome = run_in_thread(setting.retry_rules, work_for(setting, BlockingWork, patience=bound))
     assert outcome.rule is not None, "every attempt fails: it cannot have succeeded"
     assert isinstance(outcome.events[-1], RetryDeclined)
     assert len(outcome.events) == outcome.attempts
@@ -174,7 +174,7 @@ def test_the_engine_terminates(setting: Setting) -> None:
 
 @given(setting=settings_of_any_kind)
 def test_a_thread_and_a_task_agree(setting: Setting) -> None:
-    in_task = run_in_task(setting.orchestrator, work_for(setting, AwaitedWork))
+    in_task = run_in_task(setting.retry_rules, work_for(setting, AwaitedWork))
     assert in_task == run_forever(setting)
 
 
@@ -191,28 +191,28 @@ def test_a_strategy_permits_nothing(setting: Setting) -> None:
 @given(
     call=calls,
     fault=faults,
-    orchestrator=orchestrators,
+    retry_rules=any_retry_rules,
     answer=st.none() | st.floats(max_value=86_400.0, allow_nan=False).map(RetryAction),
     timeout=st.none() | seconds,
 )
 @example(
     call=Call(kind=Kind.READ),
     fault=Fault(reason=RetryReason.LOCK_TIMEOUT),
-    orchestrator=Orchestrator(),
+    retry_rules=RetryRules(),
     answer=RetryAction(86_400.0),
     timeout=1.0,
 )
 def test_an_answer_refuses_or_delays(
     call: Call,
     fault: Fault,
-    orchestrator: Orchestrator,
+    retry_rules: RetryRules,
     answer: RetryAction | None,
     timeout: float | None,
 ) -> None:
     """Against the answer "at once": never a retry more, never an earlier one."""
     operation, failure = recorded(call, fault, timeout)
-    at_once = orchestrator.settle(operation, failure, RetryAction(0.0))
-    verdict = orchestrator.settle(operation, failure, answer)
+    at_once = retry_rules.apply_strategy(operation, failure, RetryAction(0.0))
+    verdict = retry_rules.apply_strategy(operation, failure, answer)
     if isinstance(at_once, GiveUp) or answer is None:
         assert isinstance(verdict, GiveUp)
         return
@@ -223,26 +223,24 @@ def test_an_answer_refuses_or_delays(
         assert verdict.delay <= timeout
 
 
-@given(call=calls, fault=faults, orchestrator=orchestrators, timeout=st.none() | seconds)
+@given(call=calls, fault=faults, retry_rules=any_retry_rules, timeout=st.none() | seconds)
 def test_the_rules_change_nothing(
-    call: Call, fault: Fault, orchestrator: Orchestrator, timeout: float | None
+    call: Call, fault: Fault, retry_rules: RetryRules, timeout: float | None
 ) -> None:
     """Pure: the same question has the same answer, and asking leaves no trace."""
     operation, failure = recorded(call, fault, timeout)
     before = copy.copy(operation)
     before.reasons = list(operation.reasons)
-    first = orchestrator.screen(operation, failure)
-    assert orchestrator.screen(operation, failure) == first
+    first = retry_rules.check_rules(operation, failure)
+    assert retry_rules.check_rules(operation, failure) == first
     assert operation == before
 
 
-@given(call=calls, fault=faults, orchestrator=orchestrators)
-def test_a_rule_that_declines_says_which(
-    call: Call, fault: Fault, orchestrator: Orchestrator
-) -> None:
+@given(call=calls, fault=faults, retry_rules=any_retry_rules)
+def test_a_rule_that_declines_says_which(call: Call, fault: Fault, retry_rules: RetryRules) -> None:
     assume(not refused_until(fault))
     operation, failure = recorded(call, fault, None)
-    verdict = orchestrator.screen(operation, failure)
+    verdict = retry_rules.check_rules(operation, failure)
     if not permitted(call, fault):
         assert isinstance(verdict, GiveUp)
         assert verdict.rule in {
@@ -254,6 +252,6 @@ def test_a_rule_that_declines_says_which(
         }
     elif isinstance(verdict, GiveUp):
         assert verdict.rule is Rule.ATTEMPTS
-        assert orchestrator.max_retries == 0
+        assert retry_rules.max_retries == 0
     else:
-        assert isinstance(verdict, Ask) or fault.reason.always_retry
+        assert isinstance(verdict, NeedsStrategy) or fault.reason.always_retry

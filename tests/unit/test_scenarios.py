@@ -18,7 +18,7 @@ from support.engine.scenarios import SCENARIOS, Scenario
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def in_thread(scenario: Scenario) -> Outcome:
         own_max_retries=scenario.own_max_retries,
         budget=scenario.budget(),
     )
-    return run_in_thread(scenario.orchestrator(), work)
+    return run_in_thread(scenario.retry_rules(), work)
 
 
 def in_task(scenario: Scenario) -> Outcome:
@@ -53,7 +53,7 @@ def in_task(scenario: Scenario) -> Outcome:
         own_max_retries=scenario.own_max_retries,
         budget=scenario.budget(),
     )
-    return run_in_task(scenario.orchestrator(), work)
+    return run_in_task(scenario.retry_rules(), work)
 
 
 @pytest.mark.parametrize("run", [in_thread, in_task])

@@ -11,12 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.engine.endless_failures import permitted
 from support.engine.engine_inputs import (
     Tokens,
+    any_retry_rules,
     budgets,
     calls,
     faults,
     forgiving_calls,
     forgiving_faults,
-    orchestrators,
     own_numbers,
     seconds,
     strategies,
@@ -27,7 +27,7 @@ from support.engine.stepped_operations import Running, SharedClock, SteppedWork
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.retry_rules import RetryRules, Rule
 
 if TYPE_CHECKING:
     from support.engine.failing_work import Call
@@ -85,15 +85,15 @@ def overloads(fault: Fault) -> bool:
 class Client(RuleBasedStateMachine):
     """Whatever is due next: an attempt ends, a wait ends, time passes, another operation begins."""
 
-    @initialize(tokens=budgets, orchestrator=orchestrators, own=own_numbers)
-    def made(self, tokens: Tokens, orchestrator: Orchestrator, own: int | None) -> None:
+    @initialize(tokens=budgets, retry_rules=any_retry_rules, own=own_numbers)
+    def made(self, tokens: Tokens, retry_rules: RetryRules, own: int | None) -> None:
         self.bucket = tokens.bucket()
         self.capacity = Fraction(tokens.capacity, 10)
         self.model = self.income = Fraction(tokens.there, 10)
         self.spent = 0
-        self.orchestrator = orchestrator
+        self.retry_rules = retry_rules
         self.own = own
-        self.cap = orchestrator.max_retries if own is None else own
+        self.cap = retry_rules.max_retries if own is None else own
         self.clock = SharedClock(START)
         self.under_way: list[Called] = []
 
@@ -119,7 +119,7 @@ class Client(RuleBasedStateMachine):
             budget=self.bucket,
         )
         ends_at = None if timeout is None else self.clock.now() + timeout
-        self.under_way.append(Called(Running(self.orchestrator, work), call, ends_at, window))
+        self.under_way.append(Called(Running(self.retry_rules, work), call, ends_at, window))
 
     @precondition(lambda self: len(self.under_way) < MOST)
     @rule(call=forgiving_calls)

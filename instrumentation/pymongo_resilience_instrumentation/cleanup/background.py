@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pymongo_resilience.budget import RETRY
 from pymongo_resilience.clock import Postponed
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 

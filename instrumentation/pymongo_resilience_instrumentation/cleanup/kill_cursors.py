@@ -13,7 +13,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.faults import logger
-from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import BEGINNING
@@ -46,10 +46,10 @@ class _Kills:
     def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         self.runtime = runtime
         self.now: Any = runtime.async_executor if asynchronous else runtime.executor
-        retries, interval = self.now.orchestrator.max_retries, driver.clients.kill_interval()
+        retries, interval = self.now.retry_rules.max_retries, driver.clients.kill_interval()
         # The same rules; only what they call a delay is the time until the next run.
         self.background: Any = (AsyncExecutor if asynchronous else Executor)(
-            Orchestrator(retries, interval, interval, random=lambda: 1.0),
+            RetryRules(retries, interval, interval, random=lambda: 1.0),
             NeverWaits(self.now.clock),
             self.now.listener,
         )
@@ -93,7 +93,7 @@ class _Kills:
         work, executor = CloseNow(*facts, **cursors), self.now
         if isinstance(outer, BackgroundCall):
             work, executor = CloseInBackground(*facts, **cursors), self.background
-        work.configured = self.now.orchestrator.max_retries
+        work.configured = self.now.retry_rules.max_retries
         # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself, or a
         # stream of GridFS, is within that one's own time; with the session of with_transaction, in
         # what is left of that.

@@ -15,8 +15,8 @@ from pymongo_resilience import blocks
 from pymongo_resilience.deadline import SHORTEST, Deadline
 from pymongo_resilience.faults import logger
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
-from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import NOTHING, Policy
+from pymongo_resilience.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pymongo.errors import PyMongoError
 
     from pymongo_resilience.failure import RetryReason
-    from pymongo_resilience.orchestrator import Rule
+    from pymongo_resilience.retry_rules import Rule
 
 
 def attempts_text(attempts: int) -> str:

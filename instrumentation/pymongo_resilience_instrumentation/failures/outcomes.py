@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
-from pymongo_resilience.orchestrator import Rule
+from pymongo_resilience.retry_rules import Rule
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call

@@ -28,8 +28,8 @@ from pymongo_resilience.failure import Stage
 from pymongo_resilience.faults import logger
 from pymongo_resilience.health import Evidence, evidence
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
-from pymongo_resilience.orchestrator import Rule
 from pymongo_resilience.policy import shorter
+from pymongo_resilience.retry_rules import Rule
 from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience.unfinished import closes_a_coroutine

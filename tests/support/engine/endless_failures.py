@@ -1,7 +1,7 @@
 """Runs whose every attempt fails, so that only the engine can end them, and what it must refuse.
 
 The permission of rules 0 to 3 is stated here a second time, in the words of the design, so that
-it does not depend on how the orchestrator puts it.
+it does not depend on how the rules put it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def refused_until(fault: Fault) -> float:
 
 
 def run_forever(setting: Setting) -> Outcome:
-    return run_in_thread(setting.orchestrator, work_for(setting, BlockingWork))
+    return run_in_thread(setting.retry_rules, work_for(setting, BlockingWork))
 
 
 def work_for(setting: Setting, kind: type[W], patience: int = 10_000) -> W:

@@ -19,7 +19,7 @@ from pymongo_resilience.failure import (
     Stage,
 )
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import Orchestrator
+from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.strategy import RetryAction
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Setting:
     call: Call
     faults: tuple[Fault, ...]
     strategy: RetryStrategy
-    orchestrator: Orchestrator
+    retry_rules: RetryRules
     timeout: float | None
     window: float | None
     own_max_retries: int | None
@@ -86,7 +86,7 @@ class Setting:
     def cap(self) -> int:
         """How many retries there are once an overload error was seen."""
         own = self.own_max_retries
-        return self.orchestrator.max_retries if own is None else own
+        return self.retry_rules.max_retries if own is None else own
 
     def endless_faults(self) -> Iterator[Fault]:
         """The faults over and over: nothing but the engine can end this."""
@@ -140,8 +140,8 @@ strategies = st.sampled_from([BEST_EFFORT, FAST_FAIL, MONGODB]) | st.lists(
     answers, min_size=1, max_size=5
 ).map(Whimsical)
 dice = st.sampled_from([0.0, 0.25, 0.5, 0.999])
-orchestrators = st.builds(
-    lambda retries, base, limit, thrown: Orchestrator(retries, base, limit, lambda: thrown),
+any_retry_rules = st.builds(
+    lambda retries, base, limit, thrown: RetryRules(retries, base, limit, lambda: thrown),
     st.integers(0, 8),
     st.sampled_from([0.001, 0.1, 60.0]),
     st.sampled_from([0.001, 10.0, 600.0]),
@@ -163,7 +163,7 @@ def _settings(
         call=call,
         faults=st.lists(fault, min_size=1, max_size=8).map(tuple),
         strategy=strategies,
-        orchestrator=orchestrators,
+        retry_rules=any_retry_rules,
         timeout=st.none() | seconds,
         window=st.none() | seconds,
         own_max_retries=own_numbers,

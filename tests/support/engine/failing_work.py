@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.events import Event
-    from pymongo_resilience.orchestrator import Orchestrator, Rule
+    from pymongo_resilience.retry_rules import RetryRules, Rule
     from pymongo_resilience.strategy import RetryStrategy
 
 RESULT = "the result"
@@ -206,9 +206,9 @@ class Outcome:
     tokens: float | None
 
 
-def run_in_thread(orchestrator: Orchestrator, work: BlockingWork) -> Outcome:
+def run_in_thread(retry_rules: RetryRules, work: BlockingWork) -> Outcome:
     heard = RecordingListener()
-    executor = Executor(orchestrator, work.clock, heard)
+    executor = Executor(retry_rules, work.clock, heard)
     try:
         result = executor.run(work)
     except Final as error:
@@ -216,9 +216,9 @@ def run_in_thread(orchestrator: Orchestrator, work: BlockingWork) -> Outcome:
     return _outcome(work, heard, result, None)
 
 
-def run_in_task(orchestrator: Orchestrator, work: AwaitedWork) -> Outcome:
+def run_in_task(retry_rules: RetryRules, work: AwaitedWork) -> Outcome:
     heard = RecordingListener()
-    executor = AsyncExecutor(orchestrator, work.clock, heard)
+    executor = AsyncExecutor(retry_rules, work.clock, heard)
     try:
         result = asyncio.run(executor.run(work))
     except Final as error:

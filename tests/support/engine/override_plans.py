@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Event
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
-    from pymongo_resilience.orchestrator import Orchestrator, Rule
+    from pymongo_resilience.retry_rules import RetryRules, Rule
     from pymongo_resilience.strategy import RetryStrategy
 
 
@@ -50,7 +50,7 @@ class Step:
     faults: tuple[Fault, ...]
     """Over and over: nothing but the engine can end this."""
     strategy: RetryStrategy
-    orchestrator: Orchestrator
+    retry_rules: RetryRules
     bound_ms: int | None
     """The timeout of the collection it is called on."""
     slowness: Slowness
@@ -209,7 +209,7 @@ def in_thread(plan: Plan) -> list[Ran]:
         slow = _InNoHurry(clock, ran)
         work = _work(_WatchedBlockingWork, plan, clock, (ran, said), slow)
         with contextlib.suppress(Final):
-            Executor(ran.step.orchestrator, clock, slow).run(work)
+            Executor(ran.step.retry_rules, clock, slow).run(work)
         all_ran.append(ran)
     return all_ran
 
@@ -220,6 +220,6 @@ async def in_task(plan: Plan) -> list[Ran]:
         slow = _InNoHurryAtAll(clock, ran)
         work = _work(_WatchedAwaitedWork, plan, clock, (ran, said), slow)
         with contextlib.suppress(Final):
-            await AsyncExecutor(ran.step.orchestrator, clock, slow).run(work)
+            await AsyncExecutor(ran.step.retry_rules, clock, slow).run(work)
         all_ran.append(ran)
     return all_ran

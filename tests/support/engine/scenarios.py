@@ -33,7 +33,7 @@ from pymongo_resilience.failure import (
     Stage,
 )
 from pymongo_resilience.operation import Kind
-from pymongo_resilience.orchestrator import Orchestrator, Rule
+from pymongo_resilience.retry_rules import RetryRules, Rule
 
 if TYPE_CHECKING:
     from pymongo_resilience.strategy import RetryStrategy
@@ -65,8 +65,8 @@ class Scenario:
         assert bucket.consume(bucket.tokens - self.tokens[0])
         return bucket
 
-    def orchestrator(self) -> Orchestrator:
-        return Orchestrator(self.max_retries, self.base_backoff, self.max_backoff, quarter)
+    def retry_rules(self) -> RetryRules:
+        return RetryRules(self.max_retries, self.base_backoff, self.max_backoff, quarter)
 
 
 # What is called.

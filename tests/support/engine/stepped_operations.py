@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from support.engine.failing_work import Fault
 
     from pymongo_resilience.failure import Failure
-    from pymongo_resilience.orchestrator import Orchestrator
+    from pymongo_resilience.retry_rules import RetryRules
 
 
 class Stop:
@@ -57,7 +57,7 @@ class SteppedWork(FakeWork):
 class Running:
     """One operation on its way: in an attempt, waiting for the next, or ended."""
 
-    orchestrator: Orchestrator
+    retry_rules: RetryRules
     work: SteppedWork
     heard: RecordingListener = field(default_factory=RecordingListener)
     wakes_at: float | None = None
@@ -65,7 +65,7 @@ class Running:
     ended: bool = False
 
     def __post_init__(self) -> None:
-        executor = AsyncExecutor(self.orchestrator, self.work.clock, self.heard)
+        executor = AsyncExecutor(self.retry_rules, self.work.clock, self.heard)
         self._coroutine: Coroutine[None, Fault | None, str] = executor.run(self.work)
         self._step(None)
 

@@ -1,7 +1,8 @@
-"""The rules, in order, in one place. Pure: it waits for nothing, and takes nothing but a token.
+"""The rules of retries, in order, in one place. Pure: its only side effect is to consume a token.
 
-Deciding has two steps, since a strategy may be a coroutine: ``screen`` applies the rules that need
-no strategy, ``settle`` those that follow its answer. The numbers are those of docs/architecture.md.
+A decision has two steps, since a strategy may be a coroutine: ``check_rules`` applies the rules
+that need no strategy, ``apply_strategy`` those that follow its answer. The numbers are those of
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Rule(enum.Enum):
     NEVER_REPEATED = "never_repeated"
     """Rule 0: a kind of operation that is never repeated, but for overload."""
     TRANSACTION_OVER = "transaction_over"
-    """Rule 0: a commit or abort of an aborted transaction; its runner repeats all of it."""
+    """Rule 0: a commit or abort of an aborted transaction; its caller repeats the transaction."""
     UNKNOWN_REASON = "unknown_reason"
-    """Rule 1: the cause is none that repeating could mend."""
+    """Rule 1: the cause is unknown."""
     TERMINAL = "terminal"
-    """Rule 1: the strategy counts the cause as hopeless."""
+    """Rule 1: the strategy treats the cause as terminal."""
     NOT_SAFE = "not_safe"
     """Rule 2: a repetition might apply the write twice."""
     SWITCHED_OFF = "switched_off"
@@ -70,18 +71,18 @@ class Retry(NamedTuple):
     delay: float
 
 
-class Ask:
-    """The rules allow a retry: the strategy decides."""
+class NeedsStrategy:
+    """The rules allow a retry; the strategy decides."""
 
 
-ASK = Ask()
+NEEDS_STRATEGY = NeedsStrategy()
 
 
 Verdict = GiveUp | Retry
 
 
-class Orchestrator:
-    """Thread- and task-safe: nothing of it changes, and operations belong to one thread or task."""
+class RetryRules:
+    """Immutable, so thread- and task-safe; an operation belongs to one thread or task."""
 
     __slots__ = ("base_backoff", "max_backoff", "max_retries", "random")
 
@@ -99,17 +100,17 @@ class Orchestrator:
         self.max_backoff = max_backoff
         self.random = random
 
-    def screen(self, operation: Operation, failure: Failure) -> GiveUp | Retry | Ask:
+    def check_rules(self, operation: Operation, failure: Failure) -> GiveUp | Retry | NeedsStrategy:
         """Rules 0 to 4, for a failure that ``operation`` has recorded."""
         declined = self._declined(operation, failure)
         if declined is not None:
             return GiveUp(declined)
         if failure.reason.always_retry and not _follows_texts(operation):
             controlled = RetryAction(backoff.controlled(operation.attempts))
-            return self.settle(operation, failure, controlled)
-        return ASK
+            return self.apply_strategy(operation, failure, controlled)
+        return NEEDS_STRATEGY
 
-    def settle(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
+    def apply_strategy(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
         """Rules 5 to 8, with the strategy's answer."""
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
@@ -185,7 +186,7 @@ class Orchestrator:
         if operation.time_limit is None:
             return Retry(delay)
         room = _room(operation.time_limit, failure)
-        # As written, here and below: NaN leaves no room to anybody.
+        # Here and below, the comparison is written so that NaN leaves no room.
         if not room >= (LAST_ATTEMPT if delay else SHORTEST):
             return GiveUp(_out_of_time(operation))
         return Retry(min(delay, max(0.0, room - LAST_ATTEMPT)))
@@ -194,10 +195,10 @@ class Orchestrator:
         self, operation: Operation, failure: Failure, next_probe_in: float, retry: Retry
     ) -> Verdict:
         """Rule 7: an attempt before the probe would be refused again, so that wait is not
-        shortened. Nobody who set no deadline is made to wait for it."""
+        shortened. Without a deadline, do not wait for the probe."""
         limit = operation.time_limit
         room = 0.0 if limit is None else _room(limit, failure)
-        # As written: NaN fits nowhere.
+        # Written so that NaN does not fit.
         if not next_probe_in <= room:
             return GiveUp(Rule.BREAKER)
         return Retry(max(retry.delay, next_probe_in))
@@ -207,8 +208,8 @@ HELD_BACK = 1.0
 """Seconds between two retries of an operation while its client's budget is spent, less a random
 part of up to a half."""
 LAST_ATTEMPT = 0.005
-"""Seconds that a shortened delay leaves to the attempt after it, beside the way to the server and
-back: whoever waits wakes up late, and a command needs a time limit of its own."""
+"""Seconds that a shortened delay leaves for the next attempt, in addition to the round trip: sleeps
+end late, and the command needs a time limit."""
 
 
 def _follows_texts(operation: Operation) -> bool:
@@ -217,18 +218,18 @@ def _follows_texts(operation: Operation) -> bool:
 
 def _room(limit: Deadline, failure: Failure) -> float:
     """Seconds in which one more attempt can be begun, so that its answer may be back in time."""
-    # As written: NaN takes none as a round-trip time, and as a limit it leaves no room to anybody.
+    # Written so that a NaN round-trip time counts as 0, and a NaN limit leaves no room.
     return limit.remaining() - max(0.0, failure.min_rtt)
 
 
 def _deadline_is_over(operation: Operation, failure: Failure) -> bool:
-    """For an attempt that ran out of time. What is sent has all the time of the operation; before
-    that, selecting a server, waiting for the pool and connecting have limits of their own."""
+    """For an attempt that timed out. Once sent, its limit is the operation's deadline; before that,
+    server selection, the pool and connecting have their own limits."""
     if operation.deadline is None:
         return False
     return failure.stage is not Stage.NOT_SENT or not _room(operation.deadline, failure) >= SHORTEST
 
 
 def _out_of_time(operation: Operation) -> Rule:
-    """Without a deadline it is only the attempts that have ended."""
+    """Without a deadline, only the number of attempts ended it."""
     return Rule.ATTEMPTS if operation.deadline is None else Rule.DEADLINE
