@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.cleanup import (
     end_sessions as end_sessions_wrappers,
     kill_cursors as kill_cursors_wrappers,
 )
-from pymongo_resilience_instrumentation.clients import closings
+from pymongo_resilience_instrumentation.clients import closings, construction
 from pymongo_resilience_instrumentation.cursors import (
     creation as cursor_makers,
     wrappers as cursor_wrappers,
@@ -40,6 +40,7 @@ from pymongo_resilience_instrumentation.selection import (
 )
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
+from pymongo_resilience_instrumentation.telemetry import interruptions
 from pymongo_resilience_instrumentation.timeouts import time_limits, waits
 from pymongo_resilience_instrumentation.transactions import (
     sessions,
@@ -52,8 +53,8 @@ from . import driver
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection as Container, Iterable, Iterator, Mapping
 
+    from pymongo_resilience_instrumentation.interception.methods import Wrapper
     from pymongo_resilience_instrumentation.operations.public import PublicOperation
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
@@ -91,10 +92,12 @@ class Patches:
         for owner, name, wrapper in _of_the_public_api(runtime, without):
             self._wrap(owner, name, wrapper)
         for owner in CLIENTS:
-            constructor = wrappers.constructor(runtime, hides_listeners=Feature.REPR not in without)
+            constructor = construction.constructor(
+                runtime, hides_listeners=Feature.REPR not in without
+            )
             self._wrap(owner, "__init__", constructor)
             if Feature.REPR not in without and driver.clients.RESOLVE in vars(owner):
-                resolved = wrappers.resolved(_is_async(owner, driver.clients.RESOLVE))
+                resolved = construction.resolved(_is_async(owner, driver.clients.RESOLVE))
                 self._wrap(owner, driver.clients.RESOLVE, resolved)
         for features, patches in _BY_FEATURES:
             if not any(feature in without for feature in features):
@@ -254,7 +257,7 @@ def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.interruptions.topology_classes():
-        yield owner, "handle_error", wrappers.connection_error(runtime)
+        yield owner, "handle_error", interruptions.connection_error(runtime)
 
 
 def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function, Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")

@@ -13,12 +13,12 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.interception import plain_calls
+from pymongo_resilience_instrumentation.interception.call_around import call_around
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.interception.within import within
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.operations.changes import WRITES
-from pymongo_resilience_instrumentation.public_api import plain_calls
-from pymongo_resilience_instrumentation.public_api.wrappers import call_around
 from pymongo_resilience_instrumentation.transactions import sessions
 from pymongo_resilience_instrumentation.transactions.transaction_spans import parent_of
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience_instrumentation.interception.methods import Method
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Method, Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
     Begin = Callable[[Any], tuple[driver.deadline.RunningTimeout | None, bool]]

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function, Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 CHECKS = 2

@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation.retries.attempts import Attempts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
     from .operation_counts import AttemptCount

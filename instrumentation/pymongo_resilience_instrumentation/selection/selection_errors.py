@@ -16,7 +16,7 @@ from pymongo_resilience_instrumentation.failures.classify import attribute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 

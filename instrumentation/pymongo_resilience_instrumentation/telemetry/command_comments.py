@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 COMMENTED = frozenset({

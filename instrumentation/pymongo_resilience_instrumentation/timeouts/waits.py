@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function, Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 GRACE = 0.005

@@ -12,8 +12,8 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.interception.call_around import call_around
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
-from pymongo_resilience_instrumentation.public_api.wrappers import call_around
 from pymongo_resilience_instrumentation.timeouts.errors import timed_out
 
 from . import sessions, transaction_spans
@@ -22,8 +22,7 @@ from .sessions import TransactionDeadline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pymongo_resilience_instrumentation.interception.methods import Method
-    from pymongo_resilience_instrumentation.public_api.wrappers import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Method, Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 NOWHERE = ("", None)

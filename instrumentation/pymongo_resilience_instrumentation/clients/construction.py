@@ -1,0 +1,94 @@
+"""What runs in place of a client's constructor, and where it makes its options anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.faults import logger
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.clients import (
+    options as client_options,
+    setup as new_clients,
+)
+from pymongo_resilience_instrumentation.telemetry import listeners, tracing
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+_GIVEN = "_pymongo_resilience_given"
+
+
+def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
+    """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # Also while it is switched off: an application that gives the option has to start.
+        (args, kwargs), adaptive = client_options.take(args, kwargs)
+        kwargs, said_of_tracing = tracing.take(kwargs)
+        given = kwargs.get("event_listeners")
+        selector = client_options.server_selector(kwargs)
+        # What is no sequence, None included, is the driver's to refuse.
+        refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
+        if refused or not runtime.switch.on:
+            return wrapped(*args, **kwargs)
+        client_options.refuse_negative_timeout(args, kwargs)
+        try:
+            kwargs["event_listeners"] = new_clients.equip(
+                runtime, client, given or (), adaptive, said_of_tracing
+            )
+            new_clients.select_for(runtime, client, selector, kwargs)
+        except Exception:
+            logger.exception("internal error in pymongo-resilience before a client was made")
+        wrapped(*args, **kwargs)
+        try:
+            runtime.deprecated.meet(client)
+            listeners.tell_without_events(client, dispensable=runtime.judges)
+            if hides_listeners:
+                vars(client)[_GIVEN] = given, selector
+                _show_given(client)
+        except Exception:
+            logger.exception("internal error in pymongo-resilience after a client was made")
+        return None
+
+    return wrapper
+
+
+def resolved(asynchronous: bool) -> Wrapper:
+    """A client makes its options anew from what an SRV record says: what is ours is in them."""
+
+    def show(client: Any) -> None:
+        try:
+            _show_given(client)
+        except Exception:
+            logger.exception(
+                "internal error in pymongo-resilience after an SRV record was resolved"
+            )
+
+    def wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = wrapped(*args, **kwargs)
+        show(client)
+        return result
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = await wrapped(*args, **kwargs)
+        show(client)
+        return result
+
+    return async_wrapper if asynchronous else wrapper
+
+
+def _show_given(client: Any) -> None:
+    """Among the client's options, what the application gave in place of what is ours."""
+    if _GIVEN in vars(client):
+        given, selector = vars(client)[_GIVEN]
+        driver.clients.show_listeners(client, given, listeners.OurListener)
+        driver.selection.show_selector(client, *selector)
