@@ -230,8 +230,8 @@ def tell(call: Call | None, function: Callable[..., T], *args: Any, **kwargs: An
     if call is None:
         return reported(function, *args, **kwargs)
     try:
-        call.reporting = call.ended = True
         try:
+            call.reporting = call.ended = True
             return function(*args, **kwargs)
         finally:
             call.reporting = call.ended = False
