@@ -13,6 +13,7 @@ COMMANDS = {
     "python -m pymongo_resilience": [sys.executable, "-m", "pymongo_resilience"],
 }
 BROKEN_PIPE = 141
+PIPE_SIZE = 4096
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -27,19 +28,24 @@ def test_it_shows_the_options(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("lines", [0, 1])
 def test_a_reader_that_has_enough_is_no_error(name: str, lines: int) -> None:
-    # Unbuffered, so that the program is still writing when its reader goes.
-    child = subprocess.Popen(
+    # Unbuffered, so that the program still writes when its reader goes; the pipe is smaller than
+    # the output, so that it cannot have finished.
+    with subprocess.Popen(
         [*COMMANDS[name], "config"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={"PYTHONUNBUFFERED": "1"} if lines else {},
-        text=True,
-    )
-    assert child.stdout is not None
-    assert child.stderr is not None
-    for _ in range(lines):
-        assert child.stdout.readline().startswith("PYMONGO_RESILIENCE_")
-    child.stdout.close()
-    told = child.stderr.read()
-    assert (child.wait(60), told) == (BROKEN_PIPE, "")
-    child.stderr.close()
+        bufsize=0,
+        pipesize=PIPE_SIZE,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for _ in range(lines):
+            assert child.stdout.readline().startswith(b"PYMONGO_RESILIENCE_")
+        child.stdout.close()
+        complaint = child.stderr.read()
+        assert (child.wait(60), complaint) == (BROKEN_PIPE, b"")
+
+
+def test_the_output_does_not_fit_into_the_pipe() -> None:
+    assert len(subprocess.check_output([*COMMANDS["pymongo-resilience"], "config"])) > PIPE_SIZE
