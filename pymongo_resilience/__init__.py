@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import switch
+from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
 from pymongo_resilience.binding import bind
 from pymongo_resilience.config import Config
@@ -173,7 +173,7 @@ def uninstrument() -> None:
 
 def is_instrumented() -> bool:
     """Whether :func:`instrument` acts in this process."""
-    return switch.current.on
+    return enabled_flag.current.on
 
 
 def status(client: Any) -> ClientStatus:

@@ -42,8 +42,8 @@ def policy_of(target: Any) -> Policy:
     return policy
 
 
-def hand(policy: Policy, cursor: Any) -> None:
-    """A cursor or change stream that was made under ``policy`` carries it from now on."""
+def attach_policy(policy: Policy, cursor: Any) -> None:
+    """Keep ``policy`` on a cursor or change stream that was created under it."""
     if policy is not NOTHING:
         setattr(cursor, ATTRIBUTE, policy)
 
@@ -52,8 +52,8 @@ def policy_of_cursor(cursor: Any) -> Policy:
     """The policy that it carries; NOTHING where it carries none.
 
     Not through ``vars()``, as with a collection, where an attribute that is not set is a collection
-    of that name: an instance whose ``__dict__`` was asked for is slower ever after (CPython 3.11),
-    and a cursor is asked for each document.
+    of that name: reading an instance's ``__dict__`` makes its attributes slower (CPython 3.11), and
+    this runs for each document.
     """
     policy: Policy = getattr(cursor, ATTRIBUTE, NOTHING)
     return policy

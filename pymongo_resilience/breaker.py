@@ -47,7 +47,7 @@ class Snapshot(NamedTuple):
     """Seconds; zero where a call may be sent now."""
 
 
-def _tell_nobody(change: Snapshot) -> None:
+def _ignore(change: Snapshot) -> None:
     """For a breaker that nobody watches."""
 
 
@@ -65,15 +65,15 @@ class CircuitBreaker:
         self,
         settings: BreakerSettings,
         clock: Clock,
-        changed: Callable[[Snapshot], None] = _tell_nobody,
+        changed: Callable[[Snapshot], None] = _ignore,
     ) -> None:
         self.settings = settings
         self._changed = changed
         self.now = clock.now
         """Asked with the lock held, so that it does not run backwards."""
-        self.start_afresh()
+        self.reset_after_fork()
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """Closed, with nothing counted; no permit given before counts any more.
 
         For a forked child: the lock is a new one, that no thread of the parent's holds.
@@ -187,11 +187,11 @@ class Breakers(Generic[Server]):
     def snapshots(self) -> dict[Server, Snapshot]:
         return {server: breaker.snapshot() for server, breaker in self._by_server.items()}
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: see CircuitBreaker."""
         self._lock = threading.RLock()
         for breaker in self._by_server.values():
-            breaker.start_afresh()
+            breaker.reset_after_fork()
 
     def _add(self, server: Server) -> CircuitBreaker:
         with self._lock:

@@ -58,10 +58,10 @@ class Permit:
         """Of a probe: it has been heard of."""
 
     def success(self) -> None:
-        self._breaker.ended(self, Evidence.WELL)
+        self._breaker.ended(self, Evidence.HEALTHY)
 
     def failure(self) -> None:
-        self._breaker.ended(self, Evidence.SICK)
+        self._breaker.ended(self, Evidence.UNHEALTHY)
 
     def release(self) -> None:
         """Nothing was learnt of the server: the call was cancelled, or failed of something else."""
@@ -112,10 +112,10 @@ class Closed:
         return self._window.counts(now)
 
     def after(self, permit: Permit, evidence: Evidence, now: float) -> Closed | Open:  # noqa: ARG002 - the states' common shape
-        if evidence is Evidence.WELL:
+        if evidence is Evidence.HEALTHY:
             # It opens nothing, not even as the last call of the minimum.
             self._window.succeeded(now)
-        elif evidence is Evidence.SICK:
+        elif evidence is Evidence.UNHEALTHY:
             self._window.failed(now)
             settings = self._breaker.settings
             calls, failures = self._window.counts(now)
@@ -189,9 +189,9 @@ class HalfOpen:
         if permit.spent:
             return self
         permit.spent = True
-        if evidence is Evidence.SICK:
+        if evidence is Evidence.UNHEALTHY:
             return Open(self._breaker, now, self._opened_by)
-        if evidence is Evidence.WELL:
+        if evidence is Evidence.HEALTHY:
             self._succeeded += 1
             if self._succeeded >= self._breaker.settings.probes:
                 return Closed(self._breaker, now)

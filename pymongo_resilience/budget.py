@@ -72,7 +72,7 @@ class RetryBudget:
         """Put them in; what exceeds the capacity is lost."""
         self._add(_tenths(tokens))
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: full again, and a lock that no thread of the parent's holds."""
         self._lock = threading.RLock()
         self._add(self._most - self._tenths)

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.kinds import (
+from pymongo_resilience.metric_names import METRICS
+from pymongo_resilience.namespaces import problems_of
+from pymongo_resilience.option_types import (
     BOOLEAN,
     LONGEST_MS,
     OPTIONAL_BOOLEAN,
     PREFIX,
     TIMEOUT_MODES,
-    Kind,
+    OptionType,
     integer,
     number,
     one_of,
@@ -27,8 +29,6 @@ from pymongo_resilience.kinds import (
     shown,
     warn_unknown,
 )
-from pymongo_resilience.metric_names import METRICS
-from pymongo_resilience.namespaces import problems_of
 from pymongo_resilience.strategy import NAMED
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Option(NamedTuple):
     """One row of the table of options."""
 
     name: str
-    kind: Kind
+    kind: OptionType
     default: Any
     sentence: str
     telemetry: bool
@@ -60,7 +60,7 @@ class Option(NamedTuple):
         return PREFIX + self.name.upper()
 
 
-def _option(default: Any, kind: Kind, sentence: str, *, telemetry: bool = False) -> Any:
+def _option(default: Any, kind: OptionType, sentence: str, *, telemetry: bool = False) -> Any:
     about = {"kind": kind, "sentence": sentence, "telemetry": telemetry}
     return field(default=default, metadata=about)
 

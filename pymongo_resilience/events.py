@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pymongo_resilience.faults import deliver, logger
-from pymongo_resilience.unquoting import Unquoting
+from pymongo_resilience.redaction import RedactionFilter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
 for each in (logging.getLogger("pymongo_resilience"), retry_logger, breaker_logger):
-    each.addFilter(Unquoting())
+    each.addFilter(RedactionFilter())
 
 
 class RetryScheduled(NamedTuple):

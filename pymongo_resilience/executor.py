@@ -88,13 +88,13 @@ class _Loop:
     """What both loops share: every decision. Thread- and task-safe: but for names that are only
     ever added to a set, nothing changes."""
 
-    __slots__ = ("clock", "listener", "retry_rules", "told")
+    __slots__ = ("clock", "listener", "retry_rules", "warned")
 
     def __init__(self, retry_rules: RetryRules, clock: Clock, listener: Listener) -> None:
         self.retry_rules = retry_rules
         self.clock = clock
         self.listener = listener
-        self.told: set[str] = set()
+        self.warned: set[str] = set()
         """Strategies that were logged once and are not to be logged again."""
 
     def _check_rules(self, operation: Operation, failure: Failure) -> Verdict | NeedsStrategy:
@@ -193,8 +193,8 @@ class Executor(_Loop):
 
     def _not_awaited(self, operation: Operation) -> None:
         name = type(operation.strategy).__name__
-        if name not in self.told:
-            self.told.add(name)
+        if name not in self.warned:
+            self.warned.add(name)
             logger.error(
                 "the retry strategy %s must be awaited, which sync clients cannot do: %s is not "
                 "retried; further cases are not logged",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.kinds import shown
+from pymongo_resilience.option_types import shown
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience.strategy import is_coroutine
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from pymongo_resilience.kinds import TIMEOUT_MODE, TIMEOUT_MS
+from pymongo_resilience.option_types import TIMEOUT_MODE, TIMEOUT_MS
 from pymongo_resilience.strategy import check_strategy
 
 if TYPE_CHECKING:

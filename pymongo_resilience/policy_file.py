@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.kinds import (
+from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
+from pymongo_resilience.option_types import (
     BOOLEAN,
     TIMEOUT_MODE,
     TIMEOUT_MS,
-    Kind,
+    OptionType,
     one_of,
     shown,
     warn_unknown,
 )
-from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
 from pymongo_resilience.policy import Policy
 from pymongo_resilience.strategy import NAMED
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 # A file's own words: what variables may call true and false beside that is no boolean there.
 _TRUTH = BOOLEAN._replace(allowed="true or false")
-_TABLE = Kind("table", "a table, as in {robot = true}", str, lambda value: isinstance(value, dict))
-KEYS: Mapping[str, Kind] = {
+_TABLE = OptionType(
+    "table", "a table, as in {robot = true}", str, lambda value: isinstance(value, dict)
+)
+KEYS: Mapping[str, OptionType] = {
     "timeout_ms": TIMEOUT_MS,
     "timeout_mode": TIMEOUT_MODE,
     "idempotent": _TRUTH,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pymongo_resilience import switch
+from pymongo_resilience import enabled_flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def set_active(active: bool) -> Iterator[None]:
     Of blocks that overlap, the newest that is not left yet holds; to enter or leave two of them in
     two threads at once is not safe.
     """
-    current, block = switch.current, switch.Block(active)
+    current, block = enabled_flag.current, enabled_flag.Block(active)
     try:
         current.enter(block)
         yield

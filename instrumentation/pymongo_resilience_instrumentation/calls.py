@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.retry_rules import Rule
     from pymongo_resilience_instrumentation.cursors.cursor_timeouts import CursorTimeout
     from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
-    from pymongo_resilience_instrumentation.selection.fast_fail import Patience
+    from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
     from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
     from pymongo_resilience_instrumentation.timeouts.seen_waits import Wait
     from pymongo_resilience_instrumentation.transactions.sessions import TransactionDeadline
@@ -116,7 +116,7 @@ class Call:
         ended with the call at the latest."""
         self.waits: list[Wait] | None = None
         """Those for a server and for a connection that it had to wait for."""
-        self.patience: Patience | None = None
+        self.terminal_detector: TerminalDetector | None = None
         """What the selection in progress has seen of the servers that it waits for."""
         self.selected: Any = None
         """The driver's server of the last run of its loop."""
@@ -203,15 +203,16 @@ def current() -> Call | None:
 
 
 def reporting() -> bool:
-    """Whether the caller is told something by the library: a listener, a hook, a log handler, what
-    handles spans. What it sends meanwhile is the driver's alone, or it would be told of that, too.
+    """Whether the library called the caller: a listener, hook, log handler or span processor.
+
+    Its own operations are left to the driver, or it would be called for those as well.
     """
     call = _current.get()
     return call is not None and call.reporting
 
 
 def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call what is not ours, and tell it something. A task that it starts is told nothing more."""
+    """Call foreign code; ``reporting()`` is true inside. A task that it starts reports nothing."""
     before = _current.get()
     try:
         try:
@@ -220,13 +221,13 @@ def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         finally:
             _current.set(before)
     except BaseException:
-        # Once more: an exception of a signal handler may have struck in there.
+        # Again: a signal handler may have raised inside the block above.
         _current.set(before)
         raise
 
 
-def tell(call: Call | None, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """As ``reported``, on the way of every command: ``call`` is the one in progress."""
+def publish(call: Call | None, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """As ``reported``, but cheaper: ``call`` is the one in progress."""
     if call is None:
         return reported(function, *args, **kwargs)
     try:
@@ -265,7 +266,7 @@ def leave(call: Call) -> None:
     """
     call.ended = True
     call.client = call.made = None
-    call.selected = call.waits = call.patience = call.judged = None
+    call.selected = call.waits = call.terminal_detector = call.judged = None
     if _current.get() is not call:
         # It ends in another context than it began in: nothing to restore.
         return
@@ -307,11 +308,11 @@ def leave_unfinished(call: Call) -> None:
     reset; an operation that begins in its own context finds the call among what is inherited."""
     call.ended = True
     call.client = call.made = None
-    call.selected = call.patience = call.judged = None
+    call.selected = call.terminal_detector = call.judged = None
     call.token = None
 
 
-def abandon() -> None:
+def detach_in_child() -> None:
     """In a forked child: the call in progress is the parent's, which ends and counts it."""
     call = current()
     if call is None:

@@ -284,11 +284,11 @@ def _rule(pattern: str, policy: Policy) -> str:
         value = getattr(policy, field.name)
         # A field without a repr is confidential, and None inherits.
         if value is not None:
-            lines.append(f"    {field.name} = {_said(value) if field.repr else 'not shown'}")
+            lines.append(f"    {field.name} = {_value_text(value) if field.repr else 'not shown'}")
     return "\n".join(lines) + "\n"
 
 
-def _said(value: object) -> str:
+def _value_text(value: object) -> str:
     names = [name for name, strategy in NAMED.items() if strategy is value]
     return names[0] if names else _shown(value)
 

@@ -16,7 +16,8 @@ counted as used for good. So in the child
 - retry budgets are full again and circuit breakers closed, with locks of their own. A permit that
   the parent's call holds does not count.
 
-The patches, the switch and the configuration stay: a fork after ``instrument()`` is instrumented.
+The patches, the enabled flag and the configuration stay: a fork after ``instrument()`` is
+instrumented.
 
 Not ours to reset is OpenTelemetry's SDK. One that was set up before the fork goes on in the child
 with the sums it had, and a lock of its metrics that some thread held just then stays locked there
@@ -39,7 +40,7 @@ _watched: Runtime | None = None
 
 
 def watch(runtime: Runtime | None) -> None:
-    """From now on it is the state of this one that starts afresh in a child; None for none."""
+    """Reset the state of ``runtime`` in a forked child from now on; None for none."""
     global _watched  # noqa: PLW0603 - one for the process, as is the hook below
     _watched = runtime
 
@@ -50,21 +51,21 @@ def _in_child() -> None:
     if runtime is None:
         return
     steps = [
-        runtime.clients.start_afresh,
-        runtime.budgets.start_afresh,
-        runtime.closings.start_afresh,
+        runtime.clients.reset_after_fork,
+        runtime.budgets.reset_after_fork,
+        runtime.closings.reset_after_fork,
         deferred.forget_deferred,
-        calls.abandon,
-        runtime.disinherit,
+        calls.detach_in_child,
+        runtime.clear_inherited,
     ]
     if runtime.breakers is not None:
-        steps.append(runtime.breakers.start_afresh)
+        steps.append(runtime.breakers.reset_after_fork)
     if runtime.selectors is not None:
-        steps.append(runtime.selectors.start_afresh)
+        steps.append(runtime.selectors.reset_after_fork)
     if runtime.command_spans is not None:
-        steps.append(runtime.command_spans.start_afresh)
+        steps.append(runtime.command_spans.reset_after_fork)
     if runtime.transaction_spans is not None:
-        steps.append(runtime.transaction_spans.start_afresh)
+        steps.append(runtime.transaction_spans.reset_after_fork)
     for step in steps:
         try:
             step()

@@ -1,4 +1,4 @@
-"""The switch: ``instrument()`` and ``uninstrument()``, from code or from OpenTelemetry's loader."""
+"""``instrument()`` and ``uninstrument()``, from code or from OpenTelemetry's loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pymongo
 from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in __all__
 
-from pymongo_resilience import switch
+from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Listener
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience.strategy import RetryStrategy
-    from pymongo_resilience_instrumentation.selection.breakers import Breakers
+    from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.selector import Selectors
 
 SCOPE = "pymongo_resilience"
@@ -157,17 +157,17 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     def _put_on(self, settings: Settings, earlier: Runtime | None) -> None:
         """``earlier`` gives way, once nothing of what takes its place can be refused any more."""
         config = settings.config
-        lacking = self_check.tell(driver.names.parts()) if earlier is None else self._lacking
+        lacking = self_check.log_missing(driver.names.parts()) if earlier is None else self._lacking
         without = set(lacking)
         if config.strategy == "driver" and settings.strategy is None:
             without |= {Feature.RETRIES, Feature.CLEANUP}
         runtime = _runtime(
             settings,
             earlier,
-            knows_timeouts=Feature.TIMEOUT not in lacking,
-            judges=Feature.RETRIES not in without,
-            breaks=not {Feature.RETRIES, Feature.BREAKERS} & without,
-            counts=not {Feature.RETRIES, Feature.SELECTION} & without,
+            csot_available=Feature.TIMEOUT not in lacking,
+            owns_retries=Feature.RETRIES not in without,
+            has_breakers=not {Feature.RETRIES, Feature.BREAKERS} & without,
+            counts_in_flight=not {Feature.RETRIES, Feature.SELECTION} & without,
         )
         if earlier is not None:
             self._uninstrument()
@@ -196,8 +196,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             self._gauges = server_metrics(_meter(provider), provider, left_out)
             self._gauges.show(runtime.clients, runtime.breakers, left_out)
         forks.watch(runtime)
-        switch.current = runtime.switch
-        runtime.switch.turn(on=True)
+        enabled_flag.current = runtime.enabled_flag
+        runtime.enabled_flag.turn(on=True)
         _say_on(settings)
         if Feature.EXISTING_CLIENTS not in lacking:
             _reach_existing_clients(runtime, retried=Feature.RETRIES not in without)
@@ -219,7 +219,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         return explanations.explain_selection(client, read_preference, self._runtime, writes=writes)
 
     def _uninstrument(self, **_: Any) -> None:
-        switch.current.turn(on=False)
+        enabled_flag.current.turn(on=False)
         forks.watch(None)
         if self._runtime is not None and self._runtime.transaction_spans is not None:
             self._runtime.transaction_spans.close()
@@ -332,13 +332,13 @@ def _runtime(
     settings: Settings,
     earlier: Runtime | None,
     *,
-    knows_timeouts: bool,
-    judges: bool,
-    breaks: bool,
-    counts: bool,
+    csot_available: bool,
+    owns_retries: bool,
+    has_breakers: bool,
+    counts_in_flight: bool,
 ) -> Runtime:
     """``earlier`` leaves it the clients that exist."""
-    config, ours = settings.config, switch.Switch()
+    config, ours = settings.config, enabled_flag.EnabledFlag()
     operation_spans = command_spans = transaction_spans = None
     operation_metrics = driver_metrics = None
     hearing: list[Listener] = [CallLog()]
@@ -377,8 +377,8 @@ def _runtime(
         clock,
         listener,
     )
-    breakers = _breakers(config, clock, listener, ours) if breaks else None
-    selectors = _selectors(config, breakers, ours, counts=counts)
+    breakers = _breakers(config, clock, listener, ours) if has_breakers else None
+    selectors = _selectors(config, breakers, ours, counts_in_flight=counts_in_flight)
     return Runtime(
         config=config,
         rules=rules,
@@ -395,19 +395,19 @@ def _runtime(
         breakers=breakers,
         selectors=selectors,
         client_timeouts={},
-        switch=ours,
+        enabled_flag=ours,
         operation_spans=operation_spans,
         command_spans=command_spans,
         transaction_spans=transaction_spans,
         tracers=OtherTracers(),
         operation_metrics=operation_metrics,
         driver_metrics=driver_metrics,
-        knows_timeouts=knows_timeouts,
+        csot_available=csot_available,
         light=breakers is None and selectors is None,
-        leaves_timeouts=config.timeout_ms is None and not rules.have_timeouts,
+        no_configured_timeout=config.timeout_ms is None and not rules.have_timeouts,
         closings=closings,
         unreported=Unreported(),
-        judges=judges,
+        owns_retries=owns_retries,
     )
 
 
@@ -416,12 +416,12 @@ def _hooks(settings: Settings) -> SpanHooks:
 
 
 def _breakers(
-    config: Config, clock: Clock, listener: Listener, ours: switch.Switch
-) -> Breakers | None:
+    config: Config, clock: Clock, listener: Listener, ours: enabled_flag.EnabledFlag
+) -> BreakerRegistry | None:
     if config.circuit_breaker == "off":
         return None
     from pymongo_resilience.breaker import BreakerSettings  # noqa: PLC0415 - off by default
-    from pymongo_resilience_instrumentation.selection.breakers import Breakers  # noqa: PLC0415 - the same
+    from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry  # noqa: PLC0415 - the same
 
     settings = BreakerSettings(
         failure_rate=config.circuit_breaker_failure_rate,
@@ -430,13 +430,17 @@ def _breakers(
         open_for=config.circuit_breaker_open_s,
     )
     always = config.circuit_breaker == "always"
-    return Breakers(settings, clock, listener, ours, always=always)
+    return BreakerRegistry(settings, clock, listener, ours, always=always)
 
 
 def _selectors(
-    config: Config, breakers: Breakers | None, ours: switch.Switch, *, counts: bool
+    config: Config,
+    breakers: BreakerRegistry | None,
+    ours: enabled_flag.EnabledFlag,
+    *,
+    counts_in_flight: bool,
 ) -> Selectors | None:
-    counting = counts and config.server_selection != "driver"
+    counting = counts_in_flight and config.server_selection != "driver"
     if not counting and breakers is None:
         return None
     from pymongo_resilience_instrumentation.selection.selector import Selectors  # noqa: PLC0415 - pymongo mostly selects
@@ -463,8 +467,8 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
 def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
     count = 0
     for client in driver.clients.existing_clients():
-        runtime.coroutines.meet(client)
-        runtime.deprecated.meet(client)
+        runtime.coroutines.register(client)
+        runtime.deprecated.register(client)
         tracing.keep_for_existing(client)
         count += not new_clients.carry_over(runtime, client)
     if count:
@@ -474,5 +478,5 @@ def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
             count,
             "" if count == 1 else "s",
             "retries, " if retried else "",
-            ", and servers chosen by load," if runtime.counts else "",
+            ", and servers chosen by load," if runtime.counts_in_flight else "",
         )

@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience import blocks
 from pymongo_resilience.events import BreakerEvent, Broadcast, RetryScheduled
 from pymongo_resilience.faults import logger
-from pymongo_resilience.kinds import CURSOR_LIFETIME
+from pymongo_resilience.option_types import CURSOR_LIFETIME
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.breaker import Snapshot
     from pymongo_resilience.config import Config
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.events import Event
     from pymongo_resilience.executor import AsyncExecutor, Executor
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.policy import Policy
-    from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.clients.closings import Closings
     from pymongo_resilience_instrumentation.clients.registry import Clients
     from pymongo_resilience_instrumentation.operations.public import Target
     from pymongo_resilience_instrumentation.retries.budgets import Budgets
     from pymongo_resilience_instrumentation.retries.coroutine_strategies import CoroutineStrategies
-    from pymongo_resilience_instrumentation.selection.breakers import Breakers
+    from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import (
         AttemptCount,
         OperationCounts,
@@ -115,29 +115,29 @@ class Runtime:
     async_executor: AsyncExecutor
     clients: Clients
     budgets: Budgets
-    breakers: Breakers | None
+    breakers: BreakerRegistry | None
     """None while they are off."""
     selectors: Selectors | None
     """None where pymongo alone chooses its servers."""
     client_timeouts: dict[int, float | None]
-    """The timeoutMS of clients that were met, in seconds, by identity."""
-    switch: Switch
+    """The timeoutMS of registered clients, in seconds, by identity."""
+    enabled_flag: EnabledFlag
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
     transaction_spans: TransactionSpans | None
     tracers: OtherTracers
     operation_metrics: OperationMetrics | None
     driver_metrics: DriverMetrics | None
-    knows_timeouts: bool
-    """Whether the driver says which timeout is in force; without that we set none."""
+    csot_available: bool
+    """Whether the driver's timeout in force can be read (CSOT); without it we set none."""
     light: bool
-    """Nothing is asked before an attempt: there are no breakers, and nobody counts."""
-    leaves_timeouts: bool
-    """Nothing that is configured gives an operation a timeout: a block or a binding may."""
+    """No check before an attempt: there are no breakers and no counts of operations in flight."""
+    no_configured_timeout: bool
+    """No configured timeout; a block or a binding may still set one."""
     closings: Closings
     unreported: Unreported
-    judges: bool
-    """Whether errors are ours to judge; where the driver's own loop decides, they are its own."""
+    owns_retries: bool
+    """Whether retries are decided here, not in the driver's own loop."""
     collections: dict[int, Collections] = field(default_factory=dict)
     """What is known of them, by the identity of their client."""
 
@@ -160,12 +160,12 @@ class Runtime:
             call.transaction = transaction_of(session)
         self.enter(call)
         if self.operation_spans is not None:
-            self.draw(call, None if session is None else parent_of(session))
+            self.start_span(call, None if session is None else parent_of(session))
 
-    def draw(self, call: Call, transaction: TransactionSpan | None = None) -> None:
+    def start_span(self, call: Call, transaction: TransactionSpan | None = None) -> None:
         """Start the operation span of a call that was entered."""
         if self.operation_spans is not None:
-            calls.tell(
+            calls.publish(
                 call,
                 self.operation_spans.start,
                 call,
@@ -188,7 +188,7 @@ class Runtime:
                 self._see_waits(call, error)
             if error is not None:
                 error = self._ends_with(call, error)
-            self._tell_end(call, error, call.elapsed())
+            self._publish_end(call, error, call.elapsed())
         finally:
             # A Ctrl-C may come while somebody is told.
             calls.leave(call)
@@ -209,9 +209,9 @@ class Runtime:
             call.public = False
         calls.leave_unfinished(call)
         if self.shows_calls:
-            defer(partial(self._tell_unfinished, call, seconds, ended_ns))
+            defer(partial(self._publish_unfinished, call, seconds, ended_ns))
 
-    def _tell_unfinished(self, call: Call, seconds: float, ended_ns: int) -> None:
+    def _publish_unfinished(self, call: Call, seconds: float, ended_ns: int) -> None:
         # Without the frames of the error that closed it: they hold all that the coroutine did.
         error = GeneratorExit()
         if call.span is not None:
@@ -219,9 +219,9 @@ class Runtime:
             context.attach(trace.set_span_in_context(call.span))
         if call.waits:
             self._see_waits(call, error)
-        self._tell_end(call, error, seconds, ended_ns)
+        self._publish_end(call, error, seconds, ended_ns)
 
-    def _tell_end(
+    def _publish_end(
         self,
         call: Call,
         error: BaseException | None,
@@ -261,7 +261,7 @@ class Runtime:
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
         judged: BaseException | None = error
         try:
-            if self.judges:
+            if self.owns_retries:
                 judged = timeouts.of_call(call, error)
             if isinstance(judged, OperationFailure) and call.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
@@ -328,7 +328,7 @@ class Runtime:
         return work
 
     @property
-    def counts(self) -> bool:
+    def counts_in_flight(self) -> bool:
         """Whether new clients' servers are chosen by load."""
         return self.selectors is not None and self.selectors.counting
 
@@ -366,11 +366,11 @@ class Runtime:
         """
         if calls.reporting():
             return None, False
-        self.disinherit()
+        self.clear_inherited()
         call = Call(client, "", target)
         call.public = False
         call.bound = bound
-        seconds = self.deadline(call)[0] if self.knows_timeouts else None
+        seconds = self.deadline(call)[0] if self.csot_available else None
         said = self.rules.policy_of(call.database, call.collection).timeout_mode
         life = (said or self.config.timeout_mode) == CURSOR_LIFETIME
         return seconds, call.configured and not life
@@ -383,10 +383,10 @@ class Runtime:
         if pending:
             run_deferred()
         if calls.found() is not None:
-            self.disinherit()
+            self.clear_inherited()
         call.started = time.perf_counter()
         call.timeout, call.deadline = self.deadline(call)
-        if anew and self.knows_timeouts and call.timeout is not None:
+        if anew and self.csot_available and call.timeout is not None:
             call.deadline = driver.deadline.RunningTimeout.anew(call.timeout).resume()
         call.light = self.light and call.public and call.timeout is None and not call.only_reads
         calls.enter(call)
@@ -403,7 +403,7 @@ class Runtime:
                 call.transaction.refuse_others()
             return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         own: float | None = call.client.options.timeout
-        if not self.knows_timeouts:
+        if not self.csot_available:
             return own, NO_DEADLINE
         in_force, said = driver.deadline.timeout_in_force(), blocks.current().timeout_ms
         hidden = None if in_force else driver.deadline.hidden_timeout()
@@ -440,15 +440,15 @@ class Runtime:
             return own, False
         return default / 1000, True
 
-    def disinherit(self) -> None:
-        """What was started inside of a call outlives it, a task or a forked child: the call's span
-        and deadline end there."""
+    def clear_inherited(self) -> None:
+        """Detach a task or forked child that was started inside of a call from the call's span and
+        deadline, which end with the call."""
         call = calls.inherited()
         if call is None:
             return
         if call.outer_context is not None:
             context.attach(call.outer_context)
-        ours = self.knows_timeouts and call.deadline is not NO_DEADLINE
+        ours = self.csot_available and call.deadline is not NO_DEADLINE
         if ours and driver.deadline.timeout_in_force() == call.timeout:
             driver.deadline.forget_timeout()
         calls.forget()

@@ -56,7 +56,7 @@ class Part(NamedTuple):
     """The method that sets those that are attributes of instances."""
 
 
-def tell(parts: Iterable[Part]) -> dict[Feature, list[str]]:
+def log_missing(parts: Iterable[Part]) -> dict[Feature, list[str]]:
     """As ``missing``; one loud line for each feature."""
     lacking = missing(parts)
     for feature, names in lacking.items():

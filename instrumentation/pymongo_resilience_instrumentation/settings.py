@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.kinds import PREFIX, shown
+from pymongo_resilience.option_types import PREFIX, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

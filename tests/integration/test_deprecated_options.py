@@ -136,7 +136,7 @@ def test_a_fault_while_telling_ends_with_the_call(
     def broken(*_: Any) -> None:
         raise LookupError("broken")
 
-    monkeypatch.setattr(DeprecatedOptions, "_tell", broken)
+    monkeypatch.setattr(DeprecatedOptions, "_warn", broken)
     telemetry = instrument(timeout_ms=TIMEOUT)
     coll = side.client(proxy.uri, **OLDER)[database].coll
     for _ in range(2):
@@ -148,10 +148,10 @@ def test_a_fault_while_telling_ends_with_the_call(
 def test_what_was_told_of_a_client_is_forgotten_with_it() -> None:
     options = DeprecatedOptions(TIMEOUT)
     client: Any = pymongo.MongoClient("mongodb://127.0.0.1:1/", connect=False, **OLDER)
-    options.meet(client)
-    assert options._told == {id(client): set(TOLD)}
+    options.register(client)
+    assert options._warned == {id(client): set(TOLD)}
     with contextlib.closing(client):
         pass
     del client
     gc.collect()
-    assert options._told == {}
+    assert options._warned == {}

@@ -22,8 +22,8 @@ import trustme
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo.synchronous.topology import Topology
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.selection import hopeless
-from pymongo_resilience_instrumentation.selection.fast_fail import Patience
+from pymongo_resilience_instrumentation.selection import terminal_causes
+from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
 from pymongo_resilience_instrumentation.testbed import CutBefore, EmbeddedServer, ReplicaSet, peers
 from pymongo_resilience_instrumentation.testbed.peers import Peer, with_tls
 from support.clients import Side, wait_until
@@ -176,7 +176,12 @@ def test_fails_at_the_second_check(
     assert took < SOON
     assert type(error) is ServerSelectionTimeoutError
     assert error.hopeless == cause
-    for said in ("127.0.0.1:", hopeless.TABLE[hopeless.Cause(cause)].says, check, "1 attempt"):
+    for said in (
+        "127.0.0.1:",
+        terminal_causes.TABLE[terminal_causes.Cause(cause)].says,
+        check,
+        "1 attempt",
+    ):
         assert said in str(error)
     (event,) = telemetry.decisions.events
     assert (event.rule, event.reason) == (Rule.TERMINAL, reason)
@@ -385,7 +390,7 @@ def test_a_fault_of_ours_waits_as_ever(
     def broken(_: Any) -> None:
         raise LookupError("of the test")
 
-    monkeypatch.setattr(hopeless, "cause_of", broken)
+    monkeypatch.setattr(terminal_causes, "cause_of", broken)
     instrument()
     error, took = _fails(side, untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS))
     assert took >= SHORT_MS / 1000
@@ -398,14 +403,14 @@ class Stale(FastFailOnTerminalError):  # noqa: N818 - a strategy, though its bas
 
     def __init__(self) -> None:
         super().__init__()
-        self.left = Patience(applies=True)
+        self.left = TerminalDetector(applies=True)
         self.found: list[Any] = []
 
     def retry_after(self, operation: Any, failure: Any, /) -> Any:
         call = calls.current()
         assert call is not None
-        self.found.append(call.patience)
-        call.patience = self.left
+        self.found.append(call.terminal_detector)
+        call.terminal_detector = self.left
         return super().retry_after(operation, failure)
 
 

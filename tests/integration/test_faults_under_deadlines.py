@@ -79,7 +79,7 @@ def _file(side: Side, db: Any) -> None:
 
 
 FAULTS: dict[str, tuple[Any, str, Use]] = {
-    "a cursor is made": (cursor_makers, "_hand", _list),
+    "a cursor is made": (cursor_makers, "_attach_policy", _list),
     "a cursor is copied": (cursor_makers, "policy_of_cursor", _copy),
     "a batch": (cursor_wrappers, "_apply", _close),
     "a list": (cursor_wrappers, "_for_all", _list),

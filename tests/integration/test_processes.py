@@ -130,16 +130,16 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
         return run
 
     runtime = SimpleNamespace(
-        clients=SimpleNamespace(start_afresh=step("clients")),
-        budgets=SimpleNamespace(start_afresh=step("budgets")),
-        closings=SimpleNamespace(start_afresh=step("closings")),
-        breakers=SimpleNamespace(start_afresh=step("breakers")),
-        selectors=SimpleNamespace(start_afresh=step("selectors")),
-        disinherit=step("runtime"),
-        command_spans=SimpleNamespace(start_afresh=step("command spans")),
-        transaction_spans=SimpleNamespace(start_afresh=step("transaction spans")),
+        clients=SimpleNamespace(reset_after_fork=step("clients")),
+        budgets=SimpleNamespace(reset_after_fork=step("budgets")),
+        closings=SimpleNamespace(reset_after_fork=step("closings")),
+        breakers=SimpleNamespace(reset_after_fork=step("breakers")),
+        selectors=SimpleNamespace(reset_after_fork=step("selectors")),
+        clear_inherited=step("runtime"),
+        command_spans=SimpleNamespace(reset_after_fork=step("command spans")),
+        transaction_spans=SimpleNamespace(reset_after_fork=step("transaction spans")),
     )
-    monkeypatch.setattr("pymongo_resilience_instrumentation.calls.abandon", step("calls"))
+    monkeypatch.setattr("pymongo_resilience_instrumentation.calls.detach_in_child", step("calls"))
     monkeypatch.setattr(forks, "_watched", runtime)
     forks._in_child()
     assert sorted(ran) == sorted(STEPS)

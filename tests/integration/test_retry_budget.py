@@ -278,7 +278,7 @@ def test_a_child_has_it_full_and_unlocked(proxy: ReplicaSet, instrument: Instrum
         assert mine is not None
         assert mine.consume(3)
         mine._lock.acquire()  # as another thread of the parent's may have at the fork
-        budgets.start_afresh()
+        budgets.reset_after_fork()
         assert budgets.of(client) is mine
         assert mine.tokens == bucket.tokens
         assert mine.consume()

@@ -33,13 +33,13 @@ def attributes() -> dict[str, Any]:
 def test_threads_that_switch_it_on_at_once_put_one_layer_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, tell = attributes(), self_check.tell
+    before, log_missing = attributes(), self_check.log_missing
 
     def slowly(parts: Any) -> Any:
         time.sleep(0.02)
-        return tell(parts)
+        return log_missing(parts)
 
-    monkeypatch.setattr(instrumentor.self_check, "tell", slowly)
+    monkeypatch.setattr(instrumentor.self_check, "log_missing", slowly)
     threads = [
         threading.Thread(target=pymongo_resilience.instrument, args=(QUIET,)) for _ in range(4)
     ]

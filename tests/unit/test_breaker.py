@@ -225,7 +225,11 @@ def test_a_probe_that_is_never_heard_of_is_replaced(
 
 @pytest.mark.parametrize(
     ("said", "state"),
-    [(Evidence.WELL, State.CLOSED), (Evidence.SICK, State.OPEN), (Evidence.NONE, State.HALF_OPEN)],
+    [
+        (Evidence.HEALTHY, State.CLOSED),
+        (Evidence.UNHEALTHY, State.OPEN),
+        (Evidence.NONE, State.HALF_OPEN),
+    ],
 )
 def test_a_probe_that_was_replaced_is_heard_all_the_same(
     breaker: CircuitBreaker, clock: FakeClock, said: Evidence, state: State
@@ -331,7 +335,7 @@ def test_afresh_in_a_forked_child(
     permit = permit_of(half_opened(breaker, clock) if half_open else breaker)
     inherited = breaker.lock
     with inherited:  # as a thread of the parent's may have it for good
-        breaker.start_afresh()
+        breaker.reset_after_fork()
         assert breaker.lock is not inherited
     permit.failure()
     permit.success()
@@ -383,7 +387,7 @@ def test_all_breakers_afresh_in_a_forked_child(clock: FakeClock) -> None:
     one = opened(breakers.of("one:27017"))
     inherited = {one.lock, breakers._lock}
     with one.lock, breakers._lock:
-        breakers.start_afresh()
+        breakers.reset_after_fork()
         assert not inherited & {one.lock, breakers._lock}
     assert one.allows()
     assert breakers.of("one:27017") is one

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 START = 128.0
-WELL, SICK, NONE = Evidence
+HEALTHY, UNHEALTHY, NONE = Evidence
 
 
 @dataclass
@@ -99,17 +99,17 @@ class Naive:
             return
         if period.state is State.HALF_OPEN:
             period.given.remove(began)
-            if evidence is SICK:
+            if evidence is UNHEALTHY:
                 self.open_or_close(State.OPEN)
-            period.succeeded += evidence is WELL
+            period.succeeded += evidence is HEALTHY
             if period.succeeded == self.settings.probes:
                 self.open_or_close(State.CLOSED)
         elif evidence is not NONE:
-            period.calls.append((self.now, evidence is SICK))
+            period.calls.append((self.now, evidence is UNHEALTHY))
             counted = self.in_window()
             rate = Fraction(sum(counted), len(counted))
             enough = len(counted) >= self.settings.minimum_calls
-            if evidence is SICK and enough and rate >= Fraction(self.settings.failure_rate):
+            if evidence is UNHEALTHY and enough and rate >= Fraction(self.settings.failure_rate):
                 self.opened_by = counted
                 self.open_or_close(State.OPEN)
 
@@ -180,7 +180,7 @@ class Breaker(RuleBasedStateMachine):
 
     def _ends(self, call: Call, evidence: Evidence) -> None:
         self.naive.look()
-        {WELL: call.permit.success, SICK: call.permit.failure, NONE: call.permit.release}[
+        {HEALTHY: call.permit.success, UNHEALTHY: call.permit.failure, NONE: call.permit.release}[
             evidence
         ]()
         self.naive.hear(call.period, call.began, evidence)
@@ -194,7 +194,7 @@ class Breaker(RuleBasedStateMachine):
         if call.period.state is State.HALF_OPEN:
             call.permit.report(evidence)
 
-    @rule(outcomes=st.lists(st.sampled_from([WELL, SICK]), min_size=1, max_size=5))
+    @rule(outcomes=st.lists(st.sampled_from([HEALTHY, UNHEALTHY]), min_size=1, max_size=5))
     def calls_one_after_the_other(self, outcomes: list[Evidence]) -> None:
         for evidence in outcomes:
             for call in self._sent(1):
@@ -207,7 +207,7 @@ class Breaker(RuleBasedStateMachine):
     @rule(odds=st.integers(0, 9))
     def the_process_forks(self, odds: int) -> None:
         if odds == 9:
-            self.breaker.start_afresh()
+            self.breaker.reset_after_fork()
             self.naive.become(State.CLOSED)
 
     @invariant()

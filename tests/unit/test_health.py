@@ -19,33 +19,34 @@ def failure(stage: Stage, reason: RetryReason, **facts: bool | frozenset[str]) -
 
 
 CASES = {
-    "a cut in flight": (failure(IN_FLIGHT, R.SOCKET_CLOSED_WHILE_IN_FLIGHT), Evidence.SICK),
+    "a cut in flight": (failure(IN_FLIGHT, R.SOCKET_CLOSED_WHILE_IN_FLIGHT), Evidence.UNHEALTHY),
     "a timeout in flight": (
-        failure(IN_FLIGHT, R.SOCKET_CLOSED_WHILE_IN_FLIGHT, **HURRIED), Evidence.SICK),
-    "no connection": (failure(NOT_SENT, R.SOCKET_NOT_AVAILABLE), Evidence.SICK),
+        failure(IN_FLIGHT, R.SOCKET_CLOSED_WHILE_IN_FLIGHT, **HURRIED), Evidence.UNHEALTHY),
+    "no connection": (failure(NOT_SENT, R.SOCKET_NOT_AVAILABLE), Evidence.UNHEALTHY),
     "no connection in time": (failure(NOT_SENT, R.SOCKET_NOT_AVAILABLE, **HURRIED), Evidence.NONE),
     "no connection in time, with the labels": (
         failure(NOT_SENT, R.OVERLOADED, labels=BOTH, **HURRIED), Evidence.NONE),
     "no connection, with the labels": (
-        failure(NOT_SENT, R.OVERLOADED, labels=BOTH), Evidence.SICK),
-    "overloaded": (failure(ANSWERED, R.OVERLOADED, labels=BOTH), Evidence.SICK),
-    "overloaded, one label": (failure(ANSWERED, R.UNKNOWN, labels=LABEL), Evidence.SICK),
-    "a network error behind it": (failure(ANSWERED, R.TEMPORARILY_UNAVAILABLE), Evidence.SICK),
+        failure(NOT_SENT, R.OVERLOADED, labels=BOTH), Evidence.UNHEALTHY),
+    "overloaded": (failure(ANSWERED, R.OVERLOADED, labels=BOTH), Evidence.UNHEALTHY),
+    "overloaded, one label": (failure(ANSWERED, R.UNKNOWN, labels=LABEL), Evidence.UNHEALTHY),
+    "a network error behind it": (failure(ANSWERED, R.TEMPORARILY_UNAVAILABLE), Evidence.UNHEALTHY),
     "it says that the time was exceeded": (
-        failure(ANSWERED, R.UNKNOWN, **HURRIED), Evidence.SICK),
+        failure(ANSWERED, R.UNKNOWN, **HURRIED), Evidence.UNHEALTHY),
     "the driver says that too little time is left": (
         failure(NOT_SENT, R.UNKNOWN, **HURRIED), Evidence.NONE),
     "a full pool": (failure(NOT_SENT, R.UNKNOWN, **HURRIED), Evidence.NONE),
     "a full pool within the attempt": (failure(IN_FLIGHT, R.UNKNOWN, **HURRIED), Evidence.NONE),
-    "a duplicate key": (failure(ANSWERED, R.UNKNOWN), Evidence.WELL),
-    "a write conflict": (failure(ANSWERED, R.WRITE_CONFLICT), Evidence.WELL),
-    "a lock timeout": (failure(ANSWERED, R.LOCK_TIMEOUT), Evidence.WELL),
-    "not authorized": (failure(ANSWERED, R.ACCESS_ERROR), Evidence.WELL),
+    "a duplicate key": (failure(ANSWERED, R.UNKNOWN), Evidence.HEALTHY),
+    "a write conflict": (failure(ANSWERED, R.WRITE_CONFLICT), Evidence.HEALTHY),
+    "a lock timeout": (failure(ANSWERED, R.LOCK_TIMEOUT), Evidence.HEALTHY),
+    "not authorized": (failure(ANSWERED, R.ACCESS_ERROR), Evidence.HEALTHY),
     "a wrong password": (failure(NOT_SENT, R.AUTHENTICATION_ERROR), Evidence.NONE),
     "an untrusted certificate": (failure(NOT_SENT, R.TLS_ERROR), Evidence.NONE),
     "a document that cannot be encoded": (failure(IN_FLIGHT, R.UNKNOWN), Evidence.NONE),
     "not primary": (failure(ANSWERED, R.NOT_PRIMARY), Evidence.NONE),
-    "not primary and overloaded": (failure(ANSWERED, R.OVERLOADED, labels=BOTH), Evidence.SICK),
+    "not primary and overloaded": (
+        failure(ANSWERED, R.OVERLOADED, labels=BOTH), Evidence.UNHEALTHY),
     "no server": (failure(NOT_SENT, R.NODE_NOT_AVAILABLE, selection=True), Evidence.NONE),
     "no server for another client within": (
         failure(IN_FLIGHT, R.UNKNOWN, selection=True, **HURRIED), Evidence.NONE),

@@ -26,7 +26,7 @@ from pymongo_resilience_instrumentation.telemetry.operation_spans import Operati
 from support.hostile_input import bson_values, error_documents, examples, strange_floats
 from support.internal_errors import no_complaints
 
-from pymongo_resilience.switch import Switch
+from pymongo_resilience.enabled_flag import EnabledFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     spans = CommandSpans(provider.get_tracer("test"))
-    listener = listeners.Commands(spans, Switch(on=True))
+    listener = listeners.Commands(spans, EnabledFlag(on=True))
     call = calls.Call(None, "find", ("shop", "orders"))
     begun = 0
     with no_complaints():
@@ -137,7 +137,7 @@ def test_heartbeats_of_any_duration(
     if known:
         client.server(ADDRESSES[0])
     meter = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False).get_meter("test")
-    listener = listeners.Heartbeats(client, DriverMetrics(meter), Switch(on=True))
+    listener = listeners.Heartbeats(client, DriverMetrics(meter), EnabledFlag(on=True))
     with no_complaints():
         for duration in durations:
             listener.succeeded(
@@ -185,7 +185,7 @@ def test_pools_in_any_order(events: list[Any]) -> None:
     state = clients.add(client)
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("test")
-    listener = listeners.Pools(state, None, DriverMetrics(meter), Switch(on=True))
+    listener = listeners.Pools(state, None, DriverMetrics(meter), EnabledFlag(on=True))
     gauges = ServerMetrics(meter)
     gauges.show(clients)
     with no_complaints():

@@ -89,7 +89,7 @@ class Budgets(RuleBasedStateMachine):
 
     @rule()
     def a_child(self) -> None:
-        self.budget.start_afresh()
+        self.budget.reset_after_fork()
         self.model = Fraction(self.reserve)
 
     @invariant()

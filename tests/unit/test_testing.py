@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pymongo_resilience import is_instrumented, switch
+from pymongo_resilience import enabled_flag, is_instrumented
 from pymongo_resilience.clock import Clock, MonotonicClock
 from pymongo_resilience.testing import FakeClock, RecordingListener, set_active
 
@@ -68,8 +68,8 @@ def test_set_active_blocks_that_overlap_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("active", [True, False])
 def test_a_switch_that_is_turned_off_for_good_stays_off_after_the_block(active: bool) -> None:
-    ours = switch.Switch(on=True)
-    block = switch.Block(active)
+    ours = enabled_flag.EnabledFlag(on=True)
+    block = enabled_flag.Block(active)
     ours.enter(block)
     ours.turn(on=False)
     assert ours.on is False

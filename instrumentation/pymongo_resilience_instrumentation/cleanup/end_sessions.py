@@ -93,7 +93,7 @@ def _async_end_sessions(runtime: Runtime) -> Wrapper:
 
 
 def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
-    if not runtime.switch.acts():
+    if not runtime.enabled_flag.acts():
         return None
     around = calls.found()
     if calls.reporting():
@@ -104,7 +104,7 @@ def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
             call, runtime.rules, runtime.executor.clock, runtime.budgets.of(call.client)
         )
         runtime.enter(call)
-        runtime.draw(call)
+        runtime.start_span(call)
         return work  # noqa: TRY300 - a signal handler's exception may strike here, too
     except Exception:
         calls.unwind(around)

@@ -56,7 +56,7 @@ class _Kills:
 
     def begin(self, client: Any, args: tuple[Any, ...]) -> tuple[CloseNow, Any] | None:
         """The work and its executor; None where the driver is to go on by itself."""
-        if not self.runtime.switch.acts():
+        if not self.runtime.enabled_flag.acts():
             return None
         around = calls.found()
         try:
@@ -105,7 +105,9 @@ class _Kills:
         if not refreshed and call.transaction is None:
             call.deadline = calls.NO_DEADLINE
         if executor is self.now:
-            runtime.draw(call, None if session is None else transaction_spans.parent_of(session))
+            runtime.start_span(
+                call, None if session is None else transaction_spans.parent_of(session)
+            )
         return work, executor
 
 
@@ -229,7 +231,7 @@ def _leave(call: Any) -> None:
 
 
 def _begin_background(runtime: Runtime, client: Any) -> Call | None:
-    if not runtime.switch.acts():
+    if not runtime.enabled_flag.acts():
         return None
     around = calls.found()
     try:

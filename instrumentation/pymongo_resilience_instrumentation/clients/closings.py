@@ -28,9 +28,9 @@ class Closing:
     """Whether one client is closed, or about to be. Thread- and task-safe."""
 
     def __init__(self) -> None:
-        self.start_afresh()
+        self.reset_after_fork()
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: nobody waits there, and the lock is a new one."""
         self._closed = threading.Event()
         self._waiting: set[asyncio.Future[None]] = set()
@@ -84,9 +84,9 @@ class Closings:
         found = self._by_client.get(id(client))
         return found is not None and found.closed
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         for each in list(self._by_client.values()):
-            each.start_afresh()
+            each.reset_after_fork()
 
 
 class ClientClock(MonotonicClock):
@@ -127,7 +127,7 @@ def of_a_client(runtime: Runtime, owner: type, asynchronous: bool) -> Iterator[t
 def _close(runtime: Runtime, asynchronous: bool) -> Method:
     def begin(client: Any) -> None:
         try:
-            if runtime.switch.acts():
+            if runtime.enabled_flag.acts():
                 runtime.closings.of(client).close()
         except Exception:
             logger.exception("internal error in pymongo-resilience before a client was closed")

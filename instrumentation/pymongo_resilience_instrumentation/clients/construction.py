@@ -29,25 +29,25 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
     ) -> Any:
         # Also while it is switched off: an application that gives the option has to start.
         (args, kwargs), adaptive = client_options.take(args, kwargs)
-        kwargs, said_of_tracing = tracing.take(kwargs)
+        kwargs, tracing_option = tracing.take(kwargs)
         given = kwargs.get("event_listeners")
         selector = client_options.server_selector(kwargs)
         # What is no sequence, None included, is the driver's to refuse.
         refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
-        if refused or not runtime.switch.on:
+        if refused or not runtime.enabled_flag.on:
             return wrapped(*args, **kwargs)
         client_options.refuse_negative_timeout(args, kwargs)
         try:
-            kwargs["event_listeners"] = new_clients.equip(
-                runtime, client, given or (), adaptive, said_of_tracing
+            kwargs["event_listeners"] = new_clients.configure(
+                runtime, client, given or (), adaptive, tracing_option
             )
             new_clients.select_for(runtime, client, selector, kwargs)
         except Exception:
             logger.exception("internal error in pymongo-resilience before a client was made")
         wrapped(*args, **kwargs)
         try:
-            runtime.deprecated.meet(client)
-            listeners.tell_without_events(client, dispensable=runtime.judges)
+            runtime.deprecated.register(client)
+            listeners.publish_without_events(client, dispensable=runtime.owns_retries)
             if hides_listeners:
                 vars(client)[_GIVEN] = given, selector
                 _show_given(client)

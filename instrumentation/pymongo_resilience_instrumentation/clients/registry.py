@@ -59,7 +59,7 @@ class ClientState:
         times its connections."""
         self._lock = threading.RLock()
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: pymongo opens the client anew, and tells which servers it has."""
         self._lock = threading.RLock()
         self._servers = {}
@@ -161,12 +161,12 @@ class Clients:
         """Who waits for a connection, and the driver's place to wait in, or the pool that makes
         one. Each change is one step of the dictionary."""
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: a thread that is no more may have held the lock."""
         self._lock = threading.RLock()
         self.waiting.clear()
         for client in self._all():
-            client.start_afresh()
+            client.reset_after_fork()
 
     def add(self, client: Any, budget: TokenBucket | None = None) -> ClientState:
         """A client that is being made, with its retry budget where it has one."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.faults import logger
-from pymongo_resilience.switch import Switch
 from pymongo_resilience_instrumentation import deferred, driver, monkey_patching
 from pymongo_resilience_instrumentation.telemetry.listeners import (
     OurListener,
     Pools,
     listeners_of,
-    tell_without_events,
+    publish_without_events,
 )
 from pymongo_resilience_instrumentation.telemetry.other_tracers import contrib_is_active
 from pymongo_resilience_instrumentation.telemetry.tracing import keep, tracing_of
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from .registry import ClientState
 
 
-def equip(
+def configure(
     runtime: Runtime,
     client: Any,
     listeners: Sequence[Any],
     adaptive: bool | None,
-    said_of_tracing: Mapping[str, Any] | None = None,
+    tracing_option: Mapping[str, Any] | None = None,
 ) -> list[Any]:
     """The client's listeners: its own, and ours once.
 
-    ``adaptive``, ``said_of_tracing``: what the client says of its retry budget and its spans.
+    ``adaptive``, ``tracing_option``: what the client says of its retry budget and its spans.
     """
     own = [each for each in listeners if not isinstance(each, OurListener)]
     if not _may_act(runtime):
         return own
     deferred.run_at_exit(True)
     budget = runtime.budgets.open(client, adaptive)
-    runtime.coroutines.meet(client)
+    runtime.coroutines.register(client)
     state = runtime.clients.add(client, budget)
-    tracing = runtime.tracers.settle(said_of_tracing)
+    tracing = runtime.tracers.settle(tracing_option)
     keep(client, tracing)
     return own + _listeners(runtime, state, tracing)
 
@@ -63,25 +63,25 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
     for each in ours:
         made = wanted.pop(type(each), None)
         if made is None:
-            each.switch = Switch()
+            each.enabled_flag = EnabledFlag()
         else:
             vars(each).update(vars(made))
     driver.events.tell_with_events(client)
-    tell_without_events(client, dispensable=runtime.judges)
-    return not wanted and not runtime.counts
+    publish_without_events(client, dispensable=runtime.owns_retries)
+    return not wanted and not runtime.counts_in_flight
 
 
 def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:
-    draws = runtime.command_spans is not None and tracing.enabled
+    has_spans = runtime.command_spans is not None and tracing.enabled
     return listeners_of(
         state,
-        runtime.command_spans if draws else None,
+        runtime.command_spans if has_spans else None,
         runtime.driver_metrics,
-        runtime.switch,
+        runtime.enabled_flag,
         tracing=tracing,
-        tells_server=not runtime.judges,
-        drawn_elsewhere=(
-            contrib_is_active if draws and runtime.tracers.drawn_by_contrib() else None
+        records_server=not runtime.owns_retries,
+        recorded_elsewhere=(
+            contrib_is_active if has_spans and runtime.tracers.recorded_by_contrib() else None
         ),
     )
 
@@ -93,7 +93,7 @@ def select_for(
     name, given = option
     own = given[0] if given else None
     # What cannot be called is the driver's to refuse.
-    if runtime.selectors is not None and runtime.switch.on and (own is None or callable(own)):
+    if runtime.selectors is not None and runtime.enabled_flag.on and (own is None or callable(own)):
         kwargs[name] = runtime.selectors.of_new_client(client, own)
 
 
@@ -104,6 +104,6 @@ def _may_act(runtime: Runtime) -> bool:
     """
     refusal = monkey_patching.refusal()
     if refusal is not None:
-        runtime.switch.turn(on=False)
+        runtime.enabled_flag.turn(on=False)
         logger.error("%s; pymongo-resilience is switched off from here on", refusal)
     return refusal is None

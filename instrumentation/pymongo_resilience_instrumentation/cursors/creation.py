@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import blocks
-from pymongo_resilience.binding import hand, policy_of, policy_of_cursor
+from pymongo_resilience.binding import attach_policy, policy_of, policy_of_cursor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
@@ -35,7 +35,7 @@ def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: i
     ``collection``: from whatever has the method to the collection that it finds in.
     """
 
-    switch = runtime.switch
+    enabled_flag = runtime.enabled_flag
 
     def around(original: Function) -> Function:
         def method(*given: Any, **kwargs: Any) -> Any:
@@ -45,8 +45,8 @@ def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: i
                 call = calls.found()
                 if call is not None and not call.ended:
                     return cursor
-                if switch.on:
-                    _hand(policy_of(collection(given[0])), cursor)
+                if enabled_flag.on:
+                    _attach_policy(policy_of(collection(given[0])), cursor)
             except Exception:
                 logger.exception("internal error in pymongo-resilience after a cursor was made")
             return cursor
@@ -64,8 +64,8 @@ def clone(runtime: Runtime) -> Wrapper:
     ) -> Any:
         made = wrapped(*args, **kwargs)
         try:
-            if runtime.switch.on:
-                hand(policy_of_cursor(cursor), made)
+            if runtime.enabled_flag.on:
+                attach_policy(policy_of_cursor(cursor), made)
         except Exception:
             logger.exception("internal error in pymongo-resilience after a cursor was copied")
         return made
@@ -73,12 +73,12 @@ def clone(runtime: Runtime) -> Wrapper:
     return wrapper
 
 
-def _hand(bound: Policy, made: Any) -> None:
+def _attach_policy(bound: Policy, made: Any) -> None:
     around = NOTHING if blocks.innermost() is None else blocks.current()
     if around is NOTHING or bound is NOTHING:
-        hand(bound if around is NOTHING else around, made)
+        attach_policy(bound if around is NOTHING else around, made)
     else:
-        hand(around.over(bound), made)
+        attach_policy(around.over(bound), made)
 
 
 def prepare(
@@ -106,14 +106,14 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
     def of_a_cursor(call: Call, cursor: Any) -> None:
         if call.bound is NOTHING is blocks.current() and call.cursor is None:
             return
-        _hand(call.bound, cursor)
+        _attach_policy(call.bound, cursor)
         keep(cursor, call.cursor)
 
     def of_a_stream(call: Call, stream: Any) -> None:
         inner = driver.cursors.cursor_of_stream(stream)
-        _hand(call.bound, stream)
-        _hand(call.bound, inner)
-        if not runtime.knows_timeouts:
+        _attach_policy(call.bound, stream)
+        _attach_policy(call.bound, inner)
+        if not runtime.csot_available:
             return
         seconds, configured = runtime.timeout_without_blocks(call)
         # A timeout of the configuration's leaves the wait for news alone.

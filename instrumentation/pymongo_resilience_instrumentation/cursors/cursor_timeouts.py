@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import blocks
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.kinds import CURSOR_LIFETIME, ITERATION
+from pymongo_resilience.option_types import CURSOR_LIFETIME, ITERATION
 from pymongo_resilience.policy import shorter
 from pymongo_resilience_instrumentation import driver
 
@@ -115,7 +115,7 @@ def timeout_of(
     cannot hold. GridFS's cursors have a life, whatever mode is set. A timeout of the
     configuration's is by iteration where no mode is set.
     """
-    if not runtime.knows_timeouts:
+    if not runtime.csot_available:
         return None
     mode = mode_of(runtime, call)
     if mode is not None and call.timeout is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutError
 
 from pymongo_resilience import blocks
-from pymongo_resilience.binding import hand, policy_of_cursor
+from pymongo_resilience.binding import attach_policy, policy_of_cursor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
@@ -36,7 +36,7 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - th
     found = calls.found
     none_holds, enter_plain = plain_calls.none_holds(runtime), plain_calls.enter(runtime)
     plain = not runtime.rules.any
-    tells, shows = runtime.operation_spans is not None, runtime.shows_calls
+    has_spans, shows = runtime.operation_spans is not None, runtime.shows_calls
 
     def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if len(given) > 2:  # noqa: PLR2004 - as the driver calls it, and without another call
@@ -63,8 +63,8 @@ def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - th
             if shows:
                 call.server = driver.cursors.pinned_address(operation)
             enter_plain(call)
-            if tells:
-                runtime.draw(call, None if session is None else parent_of(session))
+            if has_spans:
+                runtime.start_span(call, None if session is None else parent_of(session))
             return call
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
@@ -161,7 +161,9 @@ def _kill_later(
 
     Where no server was found there is nobody to tell, and the task would only wait for one.
     """
-    if not runtime.switch.on or not isinstance(error, (NetworkTimeout, WaitQueueTimeoutError)):
+    if not runtime.enabled_flag.on or not isinstance(
+        error, (NetworkTimeout, WaitQueueTimeoutError)
+    ):
         return
     try:
         client, operation, _ = driver.cursors.run_operation_arguments(given, kwargs)
@@ -307,7 +309,7 @@ def resume(runtime: Runtime, asynchronous: bool) -> Method:
         return call
 
     def after(call: Call, cursor: Any) -> None:
-        hand(call.bound, cursor)
+        attach_policy(call.bound, cursor)
         if call.stream is not None and call.stream.seconds is not None:
             keep(cursor, call.stream)
 

@@ -40,7 +40,7 @@ from pymongo_resilience.failure import (
 )
 from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.selection import hopeless
+from pymongo_resilience_instrumentation.selection import terminal_causes
 
 from . import reasons
 
@@ -120,7 +120,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         base_backoff=_base_backoff(document),
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
-        hopeless=hopeless.hopeless_cause(cause) is not None,
+        hopeless=terminal_causes.terminal_cause(cause) is not None,
         in_texts=refusal is None and _in_texts(labels, code),
         transaction_over=_says(document, TRANSIENT_TRANSACTION),
         executed=executed,
@@ -155,7 +155,7 @@ def _is_expiry(error: Exception) -> bool:
         return False
     if isinstance(error, OperationFailure):
         return MAX_TIME_EXPIRED in map(_code, _codes(error))
-    if hopeless.hopeless_cause(error) is not None:
+    if terminal_causes.terminal_cause(error) is not None:
         # Of a class that pymongo raises for nothing but timeouts.
         return False
     return bool(attribute(error, "timeout"))
@@ -283,8 +283,8 @@ def _reason(
             # proves nothing about this command.
             if attempt.reached_connection:
                 return RetryReason.UNKNOWN
-            given_up = hopeless.hopeless_cause(error)
-            return row.reason if given_up is None else hopeless.TABLE[given_up].reason
+            given_up = terminal_causes.terminal_cause(error)
+            return row.reason if given_up is None else terminal_causes.TABLE[given_up].reason
     if isinstance(error, reasons.UNKNOWN.errors):
         # The pool is full of this process's own work; a repetition would wait once more.
         return RetryReason.UNKNOWN

@@ -44,7 +44,7 @@ def _wrap(_: ModuleType) -> None:
     except IndexError:
         return
     try:
-        if self_check.tell(driver.names.parts_of_gridfs()):
+        if self_check.log_missing(driver.names.parts_of_gridfs()):
             return
         from . import wrappers as gridfs_wrappers  # noqa: PLC0415 - it imports gridfs
 

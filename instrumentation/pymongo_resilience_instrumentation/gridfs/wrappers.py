@@ -101,7 +101,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
     def enter(
         instance: Any,
     ) -> tuple[tuple[driver.deadline.RunningTimeout | None, bool], AbstractContextManager[None]]:
-        if not runtime.switch.acts():
+        if not runtime.enabled_flag.acts():
             return none, NO_DEADLINE
         try:
             begun = begin(instance)
@@ -115,7 +115,7 @@ def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bo
 
     def leave(result: Any, begun: tuple[driver.deadline.RunningTimeout | None, bool]) -> Any:
         try:
-            if opening and runtime.switch.acts():
+            if opening and runtime.enabled_flag.acts():
                 _note(result, *begun)
         except Exception:
             logger.exception("internal error in pymongo-resilience after %s of GridFS", name)

@@ -39,7 +39,12 @@ def call_around(  # noqa: PLR0915 - one method, as a coroutine function and as a
     An exception of a signal handler may strike at any line: what undoes a call is run again where
     it has struck in there.
     """
-    switch, end, end_well, found = runtime.switch, runtime.end, runtime.end_well, calls.found
+    enabled_flag, end, end_well, found = (
+        runtime.enabled_flag,
+        runtime.end,
+        runtime.end_well,
+        calls.found,
+    )
 
     def is_for_the_caller(error: BaseException, around: Call | None) -> bool:
         """Of an error of ``begin``; a fault of ours is logged."""
@@ -60,7 +65,7 @@ def call_around(  # noqa: PLR0915 - one method, as a coroutine function and as a
 
     def of_sync(original: Function) -> Function:
         def method(*given: Any, **kwargs: Any) -> Any:
-            if not (switch.on and (exception() is None or switch.acts())):
+            if not (enabled_flag.on and (exception() is None or enabled_flag.acts())):
                 return original(*given, **kwargs)
             call, around = BEGINNING, found()
             try:
@@ -96,7 +101,7 @@ def call_around(  # noqa: PLR0915 - one method, as a coroutine function and as a
 
     def of_async(original: Function) -> Function:
         async def method(*given: Any, **kwargs: Any) -> Any:
-            if not (switch.on and (exception() is None or switch.acts())):
+            if not (enabled_flag.on and (exception() is None or enabled_flag.acts())):
                 return await original(*given, **kwargs)
             call, around = BEGINNING, found()
             try:

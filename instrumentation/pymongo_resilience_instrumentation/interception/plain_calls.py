@@ -28,7 +28,7 @@ def none_holds(runtime: Runtime) -> Callable[[Any], bool]:
     found, around = calls.found, blocks.innermost
     timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
     own_timeouts = runtime.client_timeouts
-    if not runtime.leaves_timeouts:
+    if not runtime.no_configured_timeout:
         return lambda _: False
 
     def holds_not(client: Any) -> bool:

@@ -27,7 +27,7 @@ def within(
 
     It is left once more where an exception of a signal handler may have struck while it was left.
     """
-    switch = runtime.switch
+    enabled_flag = runtime.enabled_flag
 
     def enter(instance: Any) -> AbstractContextManager[None]:
         if calls.reporting():
@@ -42,7 +42,7 @@ def within(
 
     def of_sync(original: Function) -> Function:
         def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            context = enter(instance) if switch.acts() else NO_DEADLINE
+            context = enter(instance) if enabled_flag.acts() else NO_DEADLINE
             if context is NO_DEADLINE:
                 return original(instance, *args, **kwargs)
             try:
@@ -56,7 +56,7 @@ def within(
 
     def of_async(original: Function) -> Function:
         async def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            context = enter(instance) if switch.acts() else NO_DEADLINE
+            context = enter(instance) if enabled_flag.acts() else NO_DEADLINE
             if context is NO_DEADLINE:
                 return await original(instance, *args, **kwargs)
             try:

@@ -39,7 +39,7 @@ def public(
     changes = name in CHANGES
     bound_session = driver.sessions.bound_session_of(asynchronous)
     before_session = MOST_ARGUMENTS if session_at is None else 1 + session_at
-    tells = runtime.operation_spans is not None
+    has_spans = runtime.operation_spans is not None
     none_holds, enter_plain = plain_calls.none_holds(runtime), plain_calls.enter(runtime)
     plain = only_reads is None and (gives is None or not runtime.rules.any)
 
@@ -56,8 +56,8 @@ def public(
             and none_holds(client)
         ):
             enter_plain(call)
-            if tells:
-                runtime.draw(call)
+            if has_spans:
+                runtime.start_span(call)
             return call
         nested = runtime.nested(client)
         if nested and not (changes and _is_the_applications(name, call.target)):

@@ -154,7 +154,7 @@ def write(runtime: Runtime, asynchronous: bool) -> Method:
 def _is_light(runtime: Runtime, loop: Any) -> bool:
     """Whether our ``run`` is around it, which hears that we gave up."""
     call = calls.found()
-    return call is not None and call.loop is loop and runtime.switch.on
+    return call is not None and call.loop is loop and runtime.enabled_flag.on
 
 
 def _prepared(work: Attempts, original: Function, asynchronous: bool) -> Attempts:

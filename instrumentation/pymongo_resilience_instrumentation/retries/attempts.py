@@ -39,8 +39,8 @@ from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify as failures
 from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.failures.origins import state_origin
-from pymongo_resilience_instrumentation.selection.hopeless import hopeless_cause
 from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
+from pymongo_resilience_instrumentation.selection.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.timeouts import seen_waits
 from pymongo_resilience_instrumentation.timeouts.errors import elapsed, timed_out
 
@@ -87,8 +87,8 @@ def _governed(call: Call) -> tuple[str, str | None]:
     return call.database, call.collection
 
 
-def said_of(call: Call, rules: NamespaceRules) -> Policy:
-    """What blocks, the call's object and the rules say together."""
+def resolve_policy(call: Call, rules: NamespaceRules) -> Policy:
+    """The policy of enclosing blocks, over the object's, over the rules of its namespace."""
     return blocks.current().over(call.bound).over(rules.policy_of(*_governed(call)))
 
 
@@ -158,7 +158,7 @@ class Attempts:
             if unfinished:
                 defer(partial(self.permit.report, Evidence.NONE))
             else:
-                self._tell_breaker(Evidence.NONE if unheard else Evidence.WELL)
+                self._report_to_breaker(Evidence.NONE if unheard else Evidence.HEALTHY)
         if self._avoided is not None:
             if not unfinished:
                 deprioritized.end(self._avoiding, self._avoided)
@@ -220,12 +220,12 @@ class Attempts:
                 "internal error in pymongo-resilience before a connection was checked out"
             )
 
-    def _tell_breaker(self, what: Evidence) -> None:
+    def _report_to_breaker(self, what: Evidence) -> None:
         permit = self.permit
         try:
             if permit is None:
                 return
-            if what is Evidence.WELL:
+            if what is Evidence.HEALTHY:
                 permit.success()
             else:
                 permit.report(what)
@@ -235,14 +235,14 @@ class Attempts:
 
     def attempt(self) -> Any:
         self.reached_connection = False
-        self.call.patience = None
+        self.call.terminal_detector = None
         return self.send(self._loop)
 
     def operation(self) -> Operation:
         loop = self._loop
         call = self.call
         rules = self.runtime.rules
-        said = said_of(call, rules)
+        said = resolve_policy(call, rules)
         kind = Kind.READ if self._only_reads else driver.retry_loop.kind(loop)
         deadline, window = self._deadlines()
         return Operation(
@@ -285,13 +285,13 @@ class Attempts:
         if isinstance(error, TxnNumberLostError):
             before = self._bound_to_txn_number
             if isinstance(error, TxnNumberUnsupportedError) and before is not None:
-                self._tell_breaker(Evidence.NONE)
+                self._report_to_breaker(Evidence.NONE)
                 return replace(before, carried_txn_number=False)
             error = AutoReconnect(str(error))
         unselected = isinstance(error, ServerSelectionTimeoutError) and not self.reached_connection
         if unselected and self.call.explained:
             name_servers_once(error)
-        if hopeless_cause(error) is not None:
+        if terminal_cause(error) is not None:
             driver.waits.forget_transient(error)
         failure = failures.describe(
             error,
@@ -304,7 +304,7 @@ class Attempts:
             ),
         )
         if self.permit is not None:
-            self._tell_breaker(evidence(failure))
+            self._report_to_breaker(evidence(failure))
         return failure
 
     def leave(self, failure: Failure) -> Any:

@@ -45,8 +45,8 @@ class Budgets:
         self.any = self.any or wanted
         return keep(self._buckets, client, TokenBucket(self._capacity) if wanted else None)
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: a thread that is no more may have held a lock."""
         for bucket in list(self._buckets.values()):
             if bucket is not None:
-                bucket.start_afresh()
+                bucket.reset_after_fork()

@@ -18,18 +18,18 @@ class CoroutineStrategies:
     """Tells once. An error where the strategy is that of the process, for every retry of the
     client is refused then; else a warning, for nobody knows what the client is for.
 
-    Thread-safe but for one thing: two clients made in one instant may both be told of.
+    Thread-safe but for one thing: two clients made at once may both be logged.
     """
 
     def __init__(self, rules: NamespaceRules) -> None:
-        self._untold = rules.coroutines()
+        self._not_warned = rules.coroutines()
 
-    def meet(self, client: object) -> None:
+    def register(self, client: object) -> None:
         """A client that exists, or is being made."""
-        if not self._untold or not isinstance(client, MongoClient):
+        if not self._not_warned or not isinstance(client, MongoClient):
             return
-        found: dict[str, Any] = self._untold
-        self._untold = {}
+        found: dict[str, Any] = self._not_warned
+        self._not_warned = {}
         logger.log(
             logging.ERROR if EVERYTHING in found else logging.WARNING,
             'a sync client cannot await a strategy: there it counts as "no" (%s)',

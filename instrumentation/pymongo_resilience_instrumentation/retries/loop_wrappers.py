@@ -34,14 +34,14 @@ def run(runtime: Runtime, asynchronous: bool) -> Method:
 
 class _Run:
     def __init__(self, runtime: Runtime) -> None:
-        self.switch = runtime.switch
+        self.enabled_flag = runtime.enabled_flag
         self.budgets = runtime.budgets
         self.leave = runtime.leave_loop
         self._runtime = runtime
 
     def enter(self, loop: Any) -> Attempts | None:
         """None for a loop that is none of ours."""
-        if not self.switch.acts():
+        if not self.enabled_flag.acts():
             return None
         around = calls.found()
         if around is not None and around.reporting:
@@ -60,7 +60,7 @@ class _Run:
 
 class _Sync(_Run):
     def around(self, original: Function) -> Function:
-        switch, budgets = self.switch, self.budgets
+        enabled_flag, budgets = self.enabled_flag, self.budgets
         found, client_of, avoided = calls.found, driver.retry_loop.client, deprioritized.avoided
 
         def run(loop: Any) -> Any:
@@ -68,13 +68,13 @@ class _Sync(_Run):
             if (
                 call is None
                 or call.ended
-                or not (call.light and switch.on)
+                or not (call.light and enabled_flag.on)
                 or budgets.any
                 or avoided()
                 or call.client is not client_of(loop)
             ):
                 return self.prepared(original, loop)
-            call.patience = None
+            call.terminal_detector = None
             around, call.loop = call.loop, loop
             try:
                 result = original(loop)
@@ -121,7 +121,7 @@ class _Sync(_Run):
 
 class _Async(_Run):
     def around(self, original: Function) -> Function:
-        switch, budgets = self.switch, self.budgets
+        enabled_flag, budgets = self.enabled_flag, self.budgets
         found, client_of, avoided = calls.found, driver.retry_loop.client, deprioritized.avoided
 
         async def run(loop: Any) -> Any:
@@ -129,14 +129,14 @@ class _Async(_Run):
             if (
                 call is None
                 or call.ended
-                or not (call.light and switch.on)
-                or (exception() is not None and not switch.acts())
+                or not (call.light and enabled_flag.on)
+                or (exception() is not None and not enabled_flag.acts())
                 or budgets.any
                 or avoided()
                 or call.client is not client_of(loop)
             ):
                 return await self.prepared(original, loop)
-            call.patience = None
+            call.terminal_detector = None
             around, call.loop = call.loop, loop
             try:
                 result = await original(loop)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pymongo_resilience.breaker import BreakerSettings, Snapshot
     from pymongo_resilience.breaker_states import Holder
     from pymongo_resilience.clock import Clock
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.events import Listener
-    from pymongo_resilience.switch import Switch
     from pymongo_resilience_instrumentation.addresses import Address
 
 ALONE = frozenset({"Single", "LoadBalanced"})
@@ -117,12 +117,12 @@ class ClientBreakers:
         if client is not None:
             self._breakers.keep(driver.selection.known_addresses(client) | more)
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: see CircuitBreaker."""
-        self._breakers.start_afresh()
+        self._breakers.reset_after_fork()
 
 
-class Breakers:
+class BreakerRegistry:
     """Those of every client, found by its identity: two clients of the same servers count as equal.
     Thread- and task-safe."""
 
@@ -131,7 +131,7 @@ class Breakers:
         settings: BreakerSettings,
         clock: Clock,
         listener: Listener,
-        switch: Switch,
+        enabled_flag: EnabledFlag,
         *,
         always: bool,
     ) -> None:
@@ -139,7 +139,7 @@ class Breakers:
         self._settings = settings
         self._clock = clock
         self._listener = listener
-        self._switch = switch
+        self._enabled_flag = enabled_flag
         self._applies = True if always else None
         self._by_client: dict[int, ClientBreakers] = {}
 
@@ -151,10 +151,10 @@ class Breakers:
     def all(self) -> Iterable[ClientBreakers]:
         return list(self._by_client.values())
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: every breaker is closed, with a lock of its own."""
         for each in self.all():
-            each.start_afresh()
+            each.reset_after_fork()
 
     def _add(self, client: Any) -> ClientBreakers:
         made = ClientBreakers(

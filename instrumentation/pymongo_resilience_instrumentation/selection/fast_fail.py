@@ -1,8 +1,8 @@
-"""Gives a selection up that has to wait for servers of which every one is hopeless.
+"""Ends a selection that waits while every server has a terminal cause.
 
-For the strategy ``fast_fail`` alone. Asked before each of the driver's waits for a server, so an
-operation that finds one pays nothing. Each selection looks for itself, and nothing is remembered
-but which passwords were refused, and which is being tried again: what recovers is found recovered.
+For the strategy ``fast_fail`` only. Runs before each of the driver's waits for a server, so an
+operation that finds one pays nothing. The only state between selections is which passwords were
+refused, and which is being tried again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.retries.attempts import said_of
+from pymongo_resilience_instrumentation.retries.attempts import resolve_policy
 
-from . import hopeless
-from .hopeless import Cause
+from . import terminal_causes
+from .terminal_causes import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 CHECKS = 2
-"""In a row, that must find a server hopeless: for a password, logins that it refuses."""
+"""Checks in a row that must find a terminal cause; for a password, refused logins."""
 STANDS = 0.5
-"""Seconds. A hello that is streamed says at once what changes, and nothing for as long as nothing
-does: what a server says of its set and does not take back in this time counts as checked twice."""
+"""Seconds. A streamed hello returns only when something changes: a set name that stands for this
+time counts as checked twice."""
 PROBE_EVERY = 1.0
 """Seconds between two tries of a password that was refused."""
 NO_PRIMARY = "ReplicaSetNoPrimary"
@@ -52,27 +52,27 @@ class Found(NamedTuple):
     since: float
     """When the last of them was seen first, in seconds."""
 
-    def is_hopeless(self, now: float) -> bool:
+    def is_terminal(self, now: float) -> bool:
         if self.cause is Cause.SET_NAME and now - self.since >= STANDS:
             return True
         return self.cause is not None and self.times >= CHECKS
 
 
-class Patience:
-    """What one selection has seen of the servers while it waits. One thread or task."""
+class TerminalDetector:
+    """What one selection found about the servers while it waits. Not thread-safe."""
 
     __slots__ = ("applies", "found", "probing")
 
     def __init__(self, *, applies: bool) -> None:
         self.applies = applies
-        """The operation's strategy gives up on hopeless errors."""
+        """The operation's strategy gives up on terminal errors."""
         self.found: dict[Address, Found] = {}
         """The servers of which nothing is known but their last error."""
         self.probing: Exception | None = None
         """The refusal that this selection is to try anew."""
 
     def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Cause | None:
-        """The one cause for which every server that could serve is hopeless; else None.
+        """The terminal cause that all servers that could serve have in common; else None.
 
         ``now``: in seconds. ``refusals``: how many logins in a row a server has refused.
         """
@@ -85,7 +85,7 @@ class Patience:
         if not servers and topology.topology_type_name == NO_PRIMARY:
             # pymongo has dropped every server for being none of the set, and checks none any more.
             return Cause.SET_NAME
-        if not all(each.is_hopeless(now) for each in self.found.values()):
+        if not all(each.is_terminal(now) for each in self.found.values()):
             return None
         causes = {each.cause for each in self.found.values()}
         if len(causes) != 1 or self._may_be_served_by_another(topology):
@@ -100,7 +100,7 @@ class Patience:
         refusals: Callable[[Address], int],
     ) -> Found:
         before = self.found.get(address)
-        cause = hopeless.cause_of(description.error)
+        cause = terminal_causes.cause_of(description.error)
         if cause is Cause.PASSWORD:
             return Found(description, cause, refusals(address), now)
         if before is not None and before.description is description:
@@ -117,16 +117,16 @@ class Patience:
         )
 
     def _may_serve(self, description: Any, electing: bool) -> bool:
-        """It may recover or catch up; be elected, unless it says that a hopeless one is primary."""
+        """It may recover, catch up or be elected, unless the primary it names has an error."""
         kind = description.server_type_name
         if electing and kind in (SECONDARY, ARBITER):
             return description.primary not in self.found
         return kind not in (PRIMARY, ARBITER)
 
 
-class Logins:
-    """How many in a row each pool has seen refused. Thread-safe: each change is one step of a
-    dictionary, and of two refusals at once either counts."""
+class RefusedLogins:
+    """How many logins in a row each pool saw refused. Thread-safe: each change is one dictionary
+    operation; of two concurrent refusals at least one counts."""
 
     def __init__(self) -> None:
         self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -136,7 +136,7 @@ class Logins:
         return 0 if pool is None else self._refused.get(pool, 0)
 
     def failed(self, pool: Any, error: OperationFailure) -> None:
-        if hopeless.cause_of(error) is Cause.PASSWORD:
+        if terminal_causes.cause_of(error) is Cause.PASSWORD:
             self._refused[pool] = self._refused.get(pool, 0) + 1
 
     def succeeded(self, pool: Any) -> None:
@@ -144,8 +144,8 @@ class Logins:
             self._refused.pop(pool, None)
 
 
-class Probes:
-    """One operation a second tries a refused password again; all others fail with the refusal.
+class PasswordProbe:
+    """One operation per second tries a refused password again; the others fail with the refusal.
 
     Each client's are taken with the lock of its topology held, by its thread or task. An entry
     lives as long as the refusal, which the server's description holds.
@@ -176,14 +176,14 @@ class Probes:
 
 def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
     """A module or class, the name of its function or method, and what runs in its place."""
-    logins = Logins()
+    logins = RefusedLogins()
     for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
         yield half.module("topology"), half.wait, wait(runtime, logins)
         making = connect(logins, asynchronous=half is driver.waits.ASYNC_HALF)
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
 
 
-def connect(logins: Logins, *, asynchronous: bool) -> Method:
+def connect(logins: RefusedLogins, *, asynchronous: bool) -> Method:
     """Where a pool makes a connection, its login included."""
 
     def of_sync(original: Function) -> Function:
@@ -213,18 +213,18 @@ def connect(logins: Logins, *, asynchronous: bool) -> Method:
     return Method(of_async if asynchronous else of_sync)
 
 
-def wait(runtime: Runtime, logins: Logins) -> Wrapper:
+def wait(runtime: Runtime, logins: RefusedLogins) -> Wrapper:
     """Before a wait for a server. The async one is called here and awaited by the caller."""
-    probes = Probes()
+    password_probe = PasswordProbe()
 
     def wrapper(
         wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         error = None
-        call = calls.current() if runtime.switch.on and args else None
+        call = calls.current() if runtime.enabled_flag.on and args else None
         if call is not None:
             try:
-                error = _verdict(call, args[0], runtime.rules, logins, probes)
+                error = _verdict(call, args[0], runtime.rules, logins, password_probe)
             except Exception:
                 logger.exception(
                     "internal error in pymongo-resilience while a server was waited for"
@@ -237,40 +237,48 @@ def wait(runtime: Runtime, logins: Logins) -> Wrapper:
 
 
 def _verdict(
-    call: Call, condition: Any, rules: NamespaceRules, logins: Logins, probes: Probes
+    call: Call,
+    condition: Any,
+    rules: NamespaceRules,
+    logins: RefusedLogins,
+    password_probe: PasswordProbe,
 ) -> Exception | None:
     """The error to fail with at once; None to wait."""
     client = call.client
     if not driver.waits.waits_for_server(client, condition):
         return None
-    patience = call.patience
-    if patience is None:
-        strategy = said_of(call, rules).strategy or rules.strategy
+    terminal_detector = call.terminal_detector
+    if terminal_detector is None:
+        strategy = resolve_policy(call, rules).strategy or rules.strategy
         applies = isinstance(strategy, FastFailOnTerminalError)
-        patience = call.patience = Patience(applies=applies)
-    if not patience.applies:
+        terminal_detector = call.terminal_detector = TerminalDetector(applies=applies)
+    if not terminal_detector.applies:
         return None
     topology = client.topology_description
     now = driver.deadline.now()
-    cause = patience.look(topology, now, functools.partial(logins.refusals, client))
+    cause = terminal_detector.look(topology, now, functools.partial(logins.refusals, client))
     if cause is None:
-        for address, found in patience.found.items():
+        for address, found in terminal_detector.found.items():
             # Of one connection, perhaps: whether it is the password's, the next login says, and
             # that nobody can try before the server was checked.
-            if found.cause is Cause.PASSWORD and probes.take_first(found.description.error, now):
+            if found.cause is Cause.PASSWORD and password_probe.take_first(
+                found.description.error, now
+            ):
                 driver.waits.cancel_checks(client, [address])
         return None
     error = (
-        _refusal(client, patience, probes, now)
+        _refusal(client, terminal_detector, password_probe, now)
         if cause is Cause.PASSWORD
-        else hopeless.selection_error(
+        else terminal_causes.selection_error(
             cause,
             found_on(topology) or dict.fromkeys(driver.waits.seeds(client)),
             topology.replica_set_name,
         )
     )
     if error is not None:
-        driver.waits.log_failed_selection(hopeless.log_text(cause, topology.replica_set_name))
+        driver.waits.log_failed_selection(
+            terminal_causes.log_text(cause, topology.replica_set_name)
+        )
     return error
 
 
@@ -284,18 +292,22 @@ def found_on(topology: Any) -> dict[Address, Exception | str | None]:
     }
 
 
-def _refusal(client: Any, patience: Patience, probes: Probes, now: float) -> Exception | None:
+def _refusal(
+    client: Any, terminal_detector: TerminalDetector, password_probe: PasswordProbe, now: float
+) -> Exception | None:
     """The newest refusal once more; None for who is to try the password anew, and waits."""
     newest = max(
-        (each.description for each in patience.found.values()),
+        (each.description for each in terminal_detector.found.values()),
         key=lambda description: description.last_update_time,
     )
     refusal: OperationFailure = newest.error
-    if patience.probing is refusal and probes.under_way(refusal, now):
+    if terminal_detector.probing is refusal and password_probe.under_way(refusal, now):
         return None
-    if patience.probing is not refusal and probes.take(refusal, newest.last_update_time, now):
-        patience.probing = refusal
+    if terminal_detector.probing is not refusal and password_probe.take(
+        refusal, newest.last_update_time, now
+    ):
+        terminal_detector.probing = refusal
         # A streamed hello comes back after heartbeatFrequencyMS: until then nobody could try.
-        driver.waits.cancel_checks(client, patience.found)
+        driver.waits.cancel_checks(client, terminal_detector.found)
         return None
-    return hopeless.refused_again(refusal, newest.address, now - newest.last_update_time)
+    return terminal_causes.refused_again(refusal, newest.address, now - newest.last_update_time)

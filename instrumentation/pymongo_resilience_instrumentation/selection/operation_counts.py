@@ -24,7 +24,7 @@ class OperationCounts:
         # A copy, made in one step: others may change it meanwhile.
         return {address: len(each) for address, each in self._attempts.copy().items() if each}
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: the attempts in progress are the parent's, and so may be the lock."""
         self._lock = threading.RLock()
         self._attempts.clear()

@@ -72,7 +72,7 @@ def error_message(runtime: Runtime) -> Wrapper:
         wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         text = wrapped(*args, **kwargs)
-        if not runtime.switch.on:
+        if not runtime.enabled_flag.on:
             return text
         try:
             from .explanations import why_not  # noqa: PLC0415 - rarely needed

@@ -21,10 +21,10 @@ from . import descriptions
 from .operation_counts import OperationCounts
 
 if TYPE_CHECKING:
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.server_description import ServerDescription
-    from pymongo_resilience.switch import Switch
 
-    from .breakers import Breakers, ClientBreakers
+    from .breakers import BreakerRegistry, ClientBreakers
 
 
 class ServerSelector:
@@ -38,7 +38,7 @@ class ServerSelector:
         self,
         client: Any,
         own: Any,
-        switch: Switch,
+        enabled_flag: EnabledFlag,
         counts: OperationCounts | None,
         breakers: ClientBreakers | None,
     ) -> None:
@@ -46,7 +46,7 @@ class ServerSelector:
         self.own = own
         self.counts = counts
         self._client = weakref.ref(client)
-        self._switch = switch
+        self._enabled_flag = enabled_flag
         self._breakers = breakers
         self._converted: dict[Any, tuple[Any, ServerDescription]] = {}
 
@@ -55,7 +55,7 @@ class ServerSelector:
 
     def __call__(self, servers: Any) -> Any:
         found = servers if self.own is None else self.own(servers)
-        if not self._switch.on or not found or not isinstance(found, (list, tuple)):
+        if not self._enabled_flag.on or not found or not isinstance(found, (list, tuple)):
             return found
         try:
             return self._narrowed(found)
@@ -108,9 +108,11 @@ class Selectors:
     Holds no client alive. Thread- and task-safe.
     """
 
-    def __init__(self, switch: Switch, breakers: Breakers | None, *, counting: bool) -> None:
+    def __init__(
+        self, enabled_flag: EnabledFlag, breakers: BreakerRegistry | None, *, counting: bool
+    ) -> None:
         """``breakers``: None while they are off. ``counting``: servers are chosen by load."""
-        self._switch = switch
+        self._enabled_flag = enabled_flag
         self._breakers = breakers
         self.counting = counting
         self._counts: dict[int, OperationCounts] = {}
@@ -119,13 +121,13 @@ class Selectors:
         """The selector for a client that is being made, around the one it was given."""
         breakers = None if self._breakers is None else self._breakers.of(client)
         counts = keep(self._counts, client, OperationCounts()) if self.counting else None
-        return ServerSelector(client, applications_own(given), self._switch, counts, breakers)
+        return ServerSelector(client, applications_own(given), self._enabled_flag, counts, breakers)
 
     def counts_of(self, client: Any) -> OperationCounts | None:
         """None for a client that was made before ``instrument()``."""
         return self._counts.get(id(client))
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child, nothing is in progress."""
         for counts in list(self._counts.values()):
-            counts.start_afresh()
+            counts.reset_after_fork()

@@ -64,7 +64,7 @@ def around(
 
     ``originals``: the methods of its class, as they were before.
     """
-    if not (runtime.judges and runtime.config.single_document_writes):
+    if not (runtime.owns_retries and runtime.config.single_document_writes):
         return method
     if name in TWINS and TWINS[name] in originals:
         twin = originals[TWINS[name]]
@@ -140,7 +140,7 @@ class _Writes:
     """The method's parameters but ``self``."""
 
     def __init__(self, runtime: Runtime, owner: type, name: str, twin: Any) -> None:
-        self._switch = runtime.switch
+        self._enabled_flag = runtime.enabled_flag
         self._of_clients = runtime.collections
         self._twin = twin
         self._required = {"filter", "update"} if name == "update_many" else {"filter"}
@@ -157,7 +157,7 @@ class _Writes:
                 if not pins_id(criteria):
                     return None
             call = calls.current()
-            if call is None or not self._switch.on or len(given) > 1 + len(self.names):
+            if call is None or not self._enabled_flag.on or len(given) > 1 + len(self.names):
                 return None
             if call.made is None or call.made[1][0] is not given[0]:
                 return None

@@ -38,7 +38,7 @@ def comment(runtime: Runtime) -> Wrapper:
         wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
-            if runtime.switch.on:
+            if runtime.enabled_flag.on:
                 _add(connection, *driver.commands.passing_command(args, kwargs))
         except Exception:
             logger.exception("internal error in pymongo-resilience before a command was sent")

@@ -111,13 +111,13 @@ class CommandSpans:
         if name in AGAINST_ADMIN:
             database = "admin"
         attributes = _attributes(name, database, _collection(name, command, database), address)
-        drawn = around is not None and around.is_recording()
-        if drawn:
+        recording = around is not None and around.is_recording()
+        if recording:
             # Likely this one is, too, and to give them all at once takes less.
             attributes = {**attributes, **_of_this_command(command, server_connection_id, call)}
         # A task started inside of a call that has ended still carries its span: not a parent.
         orphan = call is None and calls.inherited() is not None
-        span = calls.tell(
+        span = calls.publish(
             call,
             self._tracer.start_span,
             name,
@@ -133,7 +133,7 @@ class CommandSpans:
             return span
         self._of(call)[request_id] = span, _used_cursor(name, command)
         if span.is_recording():
-            if not drawn:
+            if not recording:
                 span.set_attributes(_of_this_command(command, server_connection_id, call))
             if tracing.quotes:
                 span.set_attribute(
@@ -174,7 +174,7 @@ class CommandSpans:
                     self.hooks.response(span, event)
         finally:
             # A Ctrl-C may come while the hook runs.
-            calls.tell(call, span.end)
+            calls.publish(call, span.end)
 
     def fail(self, event: CommandFailedEvent, tracing: Tracing = DEFAULT) -> None:
         """``tracing``: of the client that sent it."""
@@ -188,7 +188,7 @@ class CommandSpans:
                 if self.hooks.failed is not None:
                     self.hooks.failed(span, event)
         finally:
-            calls.tell(call, span.end)
+            calls.publish(call, span.end)
 
     def leave_connection(self) -> None:
         """The caller sends no more over its connection: without a call, this is what ends a
@@ -199,7 +199,7 @@ class CommandSpans:
         for span, _ in self.without_call.pop(_thread_or_task(), {}).values():
             end_span(span, error)
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: what is in flight without a call is the parent's, which ends it."""
         self.without_call.clear()
 

@@ -27,7 +27,7 @@ def connection_error(runtime: Runtime) -> Wrapper:
     ) -> Any:
         try:
             error = driver.interruptions.handled_error(args, kwargs)
-            if runtime.switch.on and not isinstance(error, Exception):
+            if runtime.enabled_flag.on and not isinstance(error, Exception):
                 unfinished = closes_a_coroutine(error)
                 for report in driver.interruptions.interrupted_commands(error):
                     defer(report) if unfinished else report()

@@ -21,7 +21,7 @@ from .tracing import DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.switch import Switch
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.clients.registry import ClientState
 
@@ -36,8 +36,8 @@ _E = TypeVar("_E")
 class OurListener:
     """Marks listeners of ours: a client made from another one's options must not get two."""
 
-    def __init__(self, switch: Switch) -> None:
-        self.switch = switch
+    def __init__(self, enabled_flag: EnabledFlag) -> None:
+        self.enabled_flag = enabled_flag
 
 
 _L = TypeVar("_L", bound=OurListener)
@@ -86,7 +86,7 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
     @functools.wraps(method)
     def callback(self: _L, event: _E) -> None:
         try:
-            if self.switch.acts():
+            if self.enabled_flag.acts():
                 method(self, event)
         except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
             complaint.log(error)
@@ -95,28 +95,28 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
 
 
 class _OfOneClient(OurListener):
-    def __init__(self, client: ClientState, switch: Switch) -> None:
-        super().__init__(switch)
+    def __init__(self, client: ClientState, enabled_flag: EnabledFlag) -> None:
+        super().__init__(enabled_flag)
         self.client = client
 
 
 class Commands(OurListener, monitoring.CommandListener):
     """Draws one span for each command sent, unless somebody else does.
 
-    ``drawn_elsewhere``: asked for each command, where the client was made while that was so.
+    ``recorded_elsewhere``: asked for each command, where the client was made while that was so.
     """
 
     def __init__(
         self,
         spans: CommandSpans,
-        switch: Switch,
+        enabled_flag: EnabledFlag,
         tracing: Tracing = DEFAULT,
-        drawn_elsewhere: Callable[[], bool] | None = None,
+        recorded_elsewhere: Callable[[], bool] | None = None,
     ) -> None:
-        super().__init__(switch)
+        super().__init__(enabled_flag)
         self._spans = spans
         self._tracing = tracing
-        self._drawn_elsewhere = drawn_elsewhere
+        self._recorded_elsewhere = recorded_elsewhere
 
     @_harmless
     def started(self, event: monitoring.CommandStartedEvent) -> None:
@@ -125,7 +125,7 @@ class Commands(OurListener, monitoring.CommandListener):
             return
         if call is not None:
             call.server = event.connection_id
-        if self._drawn_elsewhere is not None and self._drawn_elsewhere():
+        if self._recorded_elsewhere is not None and self._recorded_elsewhere():
             return
         span = self._spans.start(
             event.command,
@@ -150,9 +150,9 @@ class Commands(OurListener, monitoring.CommandListener):
 
     def without_events(self) -> dict[str, Callable[..., None]]:
         """What the driver may call in place of making events, where nobody else wants them."""
-        if self._spans.hooks.any or self._drawn_elsewhere is not None:
+        if self._spans.hooks.any or self._recorded_elsewhere is not None:
             return {}
-        switch, spans, tracing = self.switch, self._spans, self._tracing
+        enabled_flag, spans, tracing = self.enabled_flag, self._spans, self._tracing
         complaint = _Complaint(type(self).__qualname__)
 
         def start(  # noqa: PLR0917 - the driver's own, as is what follows
@@ -164,7 +164,7 @@ class Commands(OurListener, monitoring.CommandListener):
             op_id: int | None = None,
             service_id: Any = None,
         ) -> None:
-            if not switch.on or (exception() is not None and not switch.acts()):
+            if not enabled_flag.on or (exception() is not None and not enabled_flag.acts()):
                 return
             try:
                 if "speculativeAuthenticate" in command:
@@ -208,7 +208,7 @@ class Commands(OurListener, monitoring.CommandListener):
             *_: Any,
             **__: Any,
         ) -> None:
-            if not switch.on:
+            if not enabled_flag.on:
                 return
             try:
                 call = calls.current()
@@ -238,8 +238,10 @@ class LastServer(OurListener, monitoring.CommandListener):
 class Heartbeats(_OfOneClient, monitoring.ServerHeartbeatListener):
     """Round-trip times. An awaited heartbeat lasts as long as the server likes: not one."""
 
-    def __init__(self, client: ClientState, metrics: DriverMetrics, switch: Switch) -> None:
-        super().__init__(client, switch)
+    def __init__(
+        self, client: ClientState, metrics: DriverMetrics, enabled_flag: EnabledFlag
+    ) -> None:
+        super().__init__(client, enabled_flag)
         self._metrics = metrics
 
     def started(self, event: monitoring.ServerHeartbeatStartedEvent) -> None: ...
@@ -271,9 +273,9 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         client: ClientState,
         spans: CommandSpans | None,
         metrics: DriverMetrics | None,
-        switch: Switch,
+        enabled_flag: EnabledFlag,
     ) -> None:
-        super().__init__(client, switch)
+        super().__init__(client, enabled_flag)
         self._pools = client.pools_by_address
         self._spans = spans
         self._metrics = metrics
@@ -298,7 +300,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     @_safely
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
         pool = self._pools.get(event.address)
-        if pool is not None and self._metrics is not None and self.switch.acts():
+        if pool is not None and self._metrics is not None and self.enabled_flag.acts():
             self._metrics.connected(pool, event.duration, calls.current())
 
     def connection_check_out_started(
@@ -310,7 +312,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
 
     def _taken(self, address: Address, connection_id: int, duration: float | None) -> None:
         call = calls.found()
-        if exception() is not None and not self.switch.acts():
+        if exception() is not None and not self.enabled_flag.acts():
             call = None
         if call is not None:
             if call.reporting:
@@ -324,7 +326,7 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
                 return
             if self._used is not None:
                 pool.checked_out(connection_id)
-            if self._waited is not None and self.switch.acts():
+            if self._waited is not None and self.enabled_flag.acts():
                 self._waited(pool, duration, calls.current())
         except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
             self._complaint.log(error)
@@ -343,10 +345,10 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
             if self._used is not None:
                 pool = self._pools.get(address)
                 seconds = None if pool is None else pool.checked_in(connection_id)
-                acts = self.switch.on and (exception() is None or self.switch.acts())
+                acts = self.enabled_flag.on and (exception() is None or self.enabled_flag.acts())
                 if pool is not None and seconds is not None and acts:
                     self._used(pool, seconds, calls.current())
-            if self._spans is not None and self._spans.without_call and self.switch.acts():
+            if self._spans is not None and self._spans.without_call and self.enabled_flag.acts():
                 self._spans.leave_connection()
         except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
             self._complaint.log(error)
@@ -370,11 +372,11 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
     def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
 
 
-def tell_without_events(client: Any, *, dispensable: bool) -> None:
+def publish_without_events(client: Any, *, dispensable: bool) -> None:
     """Where ours alone listen to a client that was made, the driver makes no event for each command
     and for each connection taken.
 
-    ``dispensable``: nobody but the spans needs to know of commands.
+    ``dispensable``: only spans use the events of commands.
     """
     for each in driver.events.listeners_of(client):
         if isinstance(each, (Commands, Pools)):
@@ -394,28 +396,28 @@ def listeners_of(
     client: ClientState,
     spans: CommandSpans | None,
     metrics: DriverMetrics | None,
-    switch: Switch,
+    enabled_flag: EnabledFlag,
     *,
     tracing: Tracing = DEFAULT,
-    drawn_elsewhere: Callable[[], bool] | None = None,
-    tells_server: bool = False,
+    recorded_elsewhere: Callable[[], bool] | None = None,
+    records_server: bool = False,
 ) -> list[Any]:
     """What one new client is given: nothing that nobody consumes, since each listener costs.
 
-    ``tells_server``: nothing but a command's event tells which server an operation went to.
+    ``records_server``: nothing but a command's event tells which server an operation went to.
 
     No server or topology listeners: with one, pymongo starts a thread for each client, whose
     ``close()`` then takes half a second longer, and an async client can no longer be made outside
     of a running event loop. The client itself says the same when it is asked.
     """
     if spans is not None:
-        chosen: list[Any] = [Commands(spans, switch, tracing, drawn_elsewhere)]
+        chosen: list[Any] = [Commands(spans, enabled_flag, tracing, recorded_elsewhere)]
     elif metrics is not None:
-        chosen = [LastServer(switch)] if tells_server else []
+        chosen = [LastServer(enabled_flag)] if records_server else []
     else:
         return []
     if metrics is not None:
-        chosen.append(Heartbeats(client, metrics, switch))
+        chosen.append(Heartbeats(client, metrics, enabled_flag))
     # The pool tells which connection a command went over, so spans need it too.
-    chosen.append(Pools(client, spans, metrics, switch))
+    chosen.append(Pools(client, spans, metrics, enabled_flag))
     return chosen

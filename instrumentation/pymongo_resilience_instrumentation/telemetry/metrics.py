@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients.registry import Clients, ClientState, Server
-    from pymongo_resilience_instrumentation.selection.breakers import Breakers
+    from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
 
     from .pool_gauges import Callback
 
@@ -150,7 +150,7 @@ class ServerMetrics:
 
     def __init__(self, meter: Meter, without: Collection[str] = ()) -> None:
         self._shown: Clients | None = None
-        self._breakers: Breakers | None = None
+        self._breakers: BreakerRegistry | None = None
         self._without = without
         self._to_make: dict[str, Callable[[], object]] = {}
 
@@ -238,7 +238,7 @@ class ServerMetrics:
     def show(
         self,
         clients: Clients | None,
-        breakers: Breakers | None = None,
+        breakers: BreakerRegistry | None = None,
         without: Collection[str] = (),
     ) -> None:
         """From now on these; None shows nothing."""

@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience.faults import deliver
-from pymongo_resilience.unquoting import stack
+from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures.classify import attribute
@@ -18,7 +18,7 @@ from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.timeouts.seen_waits import For
 
 from . import semconv
-from .listeners import tell_without_events
+from .listeners import publish_without_events
 from .sampling import Sampling
 from .suppression import is_suppressed
 from .tracing import tracing_of
@@ -149,7 +149,7 @@ def _hear_commands(client: Any, wanted: bool) -> None:
     if events is None:
         return
     if not events.are_of(client):
-        tell_without_events(client, dispensable=True)
+        publish_without_events(client, dispensable=True)
     elif events.wanted is not wanted:
         events.want(wanted)
 

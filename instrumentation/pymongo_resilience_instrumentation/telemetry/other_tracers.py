@@ -42,7 +42,7 @@ class OtherTracers:
         )
         return Tracing(enabled=False)
 
-    def drawn_by_contrib(self) -> bool:
+    def recorded_by_contrib(self) -> bool:
         """Whether a client that is being made hears OpenTelemetry's own instrumentation."""
         if not contrib_is_active():
             return False
@@ -61,6 +61,6 @@ class OtherTracers:
 
 
 def contrib_is_active() -> bool:
-    """Whether OpenTelemetry's own instrumentation of pymongo draws at this moment."""
+    """Whether OpenTelemetry's own instrumentation of pymongo records spans now."""
     instrumentor = getattr(sys.modules.get(CONTRIB), "PymongoInstrumentor", None)
     return instrumentor is not None and bool(instrumentor().is_instrumented_by_opentelemetry)

@@ -57,13 +57,13 @@ def run(options: Options) -> None:
     """
     seed = _seed(options)
     deployment = _deployment(options)
-    with _told_to_end() as told, deployment:
+    with _stop_requested() as stop, deployment:
         sys.stdout.write(f"{deployment.uri}\n")
         sys.stdout.flush()
         _say("Ctrl-C ends it; the data is gone then")
         if options.chaos:
-            _play(deployment, seed, told)
-        told.wait()
+            _play(deployment, seed, stop)
+        stop.wait()
 
 
 def strikes(deployment: Deployment, seed: int) -> Iterator[tuple[float, Strike]]:
@@ -111,10 +111,10 @@ def _fitting(on: Any, deployment: Deployment) -> Any:
     return "all" if on == "primary" else count - 1
 
 
-def _play(deployment: Deployment, seed: int, told: threading.Event) -> None:
+def _play(deployment: Deployment, seed: int, stop: threading.Event) -> None:
     _say(f"faults from seed {seed}, about one in {_EVERY:g} s:")
     for pause, strike in strikes(deployment, seed):
-        if told.wait(pause):
+        if stop.wait(pause):
             return
         deployment.inject(strike.fault(), strike.on)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -127,18 +127,18 @@ def _say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
+def _stop_requested() -> Iterator[threading.Event]:
     """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
-    told = threading.Event()
+    stop = threading.Event()
 
     def end(number: int, frame: object) -> None:
         del frame
-        told.set()
+        stop.set()
         signal.signal(number, signal.SIG_DFL)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield told
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

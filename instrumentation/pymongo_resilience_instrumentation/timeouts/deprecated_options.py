@@ -1,4 +1,4 @@
-"""Timeouts of an older kind, which a deadline sets aside: told once for each client and option.
+"""Timeouts of an older kind, which a deadline sets aside: logged once for each client and option.
 
 Source: Client Side Operations Timeout, "Deprecations". What a ``command()`` document holds is the
 application's affair and never looked at.
@@ -25,22 +25,22 @@ MAX_TIME = ("max_time_ms", "maxTimeMS")
 
 
 class DeprecatedOptions:
-    """Knows what was told, by a client's identity: two clients of the same servers count as equal.
+    """The options already warned of, by identity: clients of the same servers are equal.
 
-    Holds no client alive. Thread-safe but for one thing: two threads may both tell the first time.
+    Keeps no client alive. Thread-safe, but two threads may both log the first warning.
     """
 
     def __init__(self, timeout_ms: int | None) -> None:
         """``timeout_ms``: what every operation has, unless its client says otherwise."""
         self._default = None if timeout_ms is None else timeout_ms / 1000
-        self._told: dict[int, set[str]] = {}
+        self._warned: dict[int, set[str]] = {}
 
-    def meet(self, client: Any) -> None:
+    def register(self, client: Any) -> None:
         """A client that exists, or was made: its own options, where all it does has a timeout."""
         with _harmless("the calls of a client"):
-            self._meet(client)
+            self._register(client)
 
-    def _meet(self, client: Any) -> None:
+    def _register(self, client: Any) -> None:
         options = client.options
         timeout = self._default if options.timeout is None else options.timeout
         if timeout is None:
@@ -51,7 +51,7 @@ class DeprecatedOptions:
             "waitQueueTimeoutMS": pool.wait_queue_timeout,
             "wtimeout": concern.get("wtimeout"),
         }
-        self._tell(client, (name for name, value in given.items() if value is not None))
+        self._warn(client, (name for name, value in given.items() if value is not None))
 
     def of_method(self, call: Call, keywords: Mapping[str, Any], concern: Any) -> None:
         """What a method of the public API is given under a timeout, its object's write concern
@@ -60,27 +60,27 @@ class DeprecatedOptions:
             if call.operation != "runCommand" and any(
                 keywords.get(name) is not None for name in MAX_TIME
             ):
-                self._tell(call.client, ["maxTimeMS"])
+                self._warn(call.client, ["maxTimeMS"])
             if call.operation in WRITES and concern is not None and "wtimeout" in concern.document:
-                self._tell(call.client, ["wtimeout"])
+                self._warn(call.client, ["wtimeout"])
 
     def of_batch(self, call: Call, batch: Any) -> None:
         """What a cursor was given before."""
         with _harmless(call.operation):
             if driver.deadline.has_max_time(batch):
-                self._tell(call.client, ["maxTimeMS"])
+                self._warn(call.client, ["maxTimeMS"])
 
     def of_commit(self, call: Call, session: Any) -> None:
         """What its transaction was given before."""
         with _harmless(call.operation):
             if driver.deadline.has_max_commit_time(session):
-                self._tell(call.client, ["maxCommitTimeMS"])
+                self._warn(call.client, ["maxCommitTimeMS"])
 
-    def _tell(self, client: Any, options: Iterable[str]) -> None:
+    def _warn(self, client: Any, options: Iterable[str]) -> None:
         for option in options:
-            told = keep(self._told, client, set())
-            if option not in told:
-                told.add(option)
+            warned = keep(self._warned, client, set())
+            if option not in warned:
+                warned.add(option)
                 logger.warning(
                     "%s is ignored where an operation has a timeout (timeout_ms, timeoutMS or "
                     "pymongo.timeout): give a shorter one there; further cases of this client are "

@@ -108,13 +108,13 @@ def _timed(
     runtime: Runtime, method: Method, what: For, asynchronous: bool, *, connects: bool = False
 ) -> Method:
     """``connects``: to make a connection is what the method waits for."""
-    switch, waiting = runtime.switch, runtime.clients.waiting
+    enabled_flag, waiting = runtime.enabled_flag, runtime.clients.waiting
     add = Wait.add_connecting if connects else Wait.add
 
     def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
         """``given``: at first whose method it is, or the condition that is waited for."""
         try:
-            call = calls.current() if switch.acts() else None
+            call = calls.current() if enabled_flag.acts() else None
             if call is None:
                 return None
             if connects and not driver.waits.connects_for_an_operation(given[1:], kwargs):

@@ -25,11 +25,11 @@ def limit(runtime: Runtime) -> Method:
     A cursor's first command has none by iteration.
     """
 
-    timeout_in_force, switch = driver.deadline.TIMEOUT.get, runtime.switch
+    timeout_in_force, enabled_flag = driver.deadline.TIMEOUT.get, runtime.enabled_flag
 
     def around(original: Function) -> Function:
         def method(connection: Any, cmd: Any) -> Any:
-            if timeout_in_force() is None or not switch.on:
+            if timeout_in_force() is None or not enabled_flag.on:
                 return original(connection, cmd)
             own = driver.commands.limit_of(cmd)
             result = original(connection, cmd)
@@ -37,7 +37,7 @@ def limit(runtime: Runtime) -> Method:
             return result
 
         def method_of_a_client(connection: Any, client: Any, cmd: Any) -> Any:
-            if timeout_in_force() is None or not switch.on:
+            if timeout_in_force() is None or not enabled_flag.on:
                 return original(connection, client, cmd)
             own = driver.commands.limit_of(cmd)
             result = original(connection, client, cmd)

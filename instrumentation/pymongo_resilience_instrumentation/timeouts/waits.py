@@ -56,7 +56,7 @@ def selection_timeout(runtime: Runtime) -> Method:
         def method(topology: Any) -> Any:
             timeout = original(topology)
             try:
-                if timeout_in_force() is not None and runtime.switch.on:
+                if timeout_in_force() is not None and runtime.enabled_flag.on:
                     return driver.waits.begin_selection(topology, timeout)
             except Exception:
                 logger.exception(
@@ -75,7 +75,7 @@ def wait(runtime: Runtime, *, of_pool: bool) -> Method:
 
     def around(original: Function) -> Function:
         def waiting(condition: Any, timeout: Any, *args: Any, **kwargs: Any) -> Any:
-            if runtime.switch.on:
+            if runtime.enabled_flag.on:
                 try:
                     timeout = driver.waits.shortened(timeout, of_pool=of_pool)
                 except Exception:
@@ -88,7 +88,7 @@ def wait(runtime: Runtime, *, of_pool: bool) -> Method:
 
 
 def _within(seconds: Callable[..., float | None], runtime: Runtime, *args: Any) -> float | None:
-    if not runtime.switch.on:
+    if not runtime.enabled_flag.on:
         return None
     try:
         return seconds(*args)

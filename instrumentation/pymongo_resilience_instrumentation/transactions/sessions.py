@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pymongo.errors import ConfigurationError, InvalidOperation
 
 from pymongo_resilience import blocks
-from pymongo_resilience.kinds import TIMEOUT_MS, shown
+from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import calls, driver
 

@@ -137,7 +137,7 @@ class TransactionSpans:
         self.end_all()
         atexit.unregister(self.end_all)
 
-    def start_afresh(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: a transaction in progress is the parent's, which ends its span."""
         self._open.clear()
 
@@ -158,7 +158,7 @@ def start_transaction(runtime: Runtime, asynchronous: bool) -> Wrapper:
     """Nothing is sent, and nothing may fail but what fails in the driver."""
 
     def start(session: Any) -> None:
-        if runtime.switch.on and runtime.transaction_spans is not None:
+        if runtime.enabled_flag.on and runtime.transaction_spans is not None:
             try:
                 runtime.transaction_spans.start(session)
             except Exception:
@@ -186,7 +186,7 @@ def end_session(runtime: Runtime, asynchronous: bool) -> Wrapper:
 
     def end(session: Any) -> None:
         found = span_of(session)
-        if found is not None and runtime.switch.on:
+        if found is not None and runtime.enabled_flag.on:
             try:
                 found.end()
             except Exception:

@@ -74,7 +74,7 @@ def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) ->
         call.transaction = sessions.transaction_of(session)
         call.ends = transaction_spans.span_of(session)
         runtime.enter(call, anew=anew)
-        runtime.draw(call, call.ends)
+        runtime.start_span(call, call.ends)
         if call.timeout is not None and not anew:
             runtime.deprecated.of_commit(call, session)
         return call
@@ -85,9 +85,9 @@ def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) ->
 class _Transaction:
     """One with_transaction under a deadline. Belongs to one thread or task."""
 
-    def __init__(self, seconds: float, *, judges: bool) -> None:
-        """``judges``: whether its errors are ours to judge."""
-        self._judges = judges
+    def __init__(self, seconds: float, *, owns_retries: bool) -> None:
+        """``owns_retries``: whether retries are decided here."""
+        self._owns_retries = owns_retries
         self._outside = driver.deadline.RunningTimeout.in_force()
         self.timeout = driver.deadline.RunningTimeout.begin(seconds)
         self._deadline = TransactionDeadline(self.timeout, blocks.timed(), driver.deadline.now())
@@ -140,7 +140,7 @@ class _Transaction:
     def _ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
         raised, self._raised = self._raised, None
         seconds = self.timeout.seconds
-        if not seconds or not error.timeout or not self._judges:
+        if not seconds or not error.timeout or not self._owns_retries:
             return None
         if raised is error or isinstance(error, OperationTimeoutError):
             return None
@@ -160,11 +160,11 @@ class _Transaction:
 
 def _begin(runtime: Runtime, session: Any) -> _Transaction | None:
     """None where it has no deadline: then all is as the driver has it."""
-    if not runtime.switch.acts():
+    if not runtime.enabled_flag.acts():
         return None
     try:
         seconds, _ = runtime.timeout_of(session.client, NOWHERE, sessions.default_of(session))
-        return None if seconds is None else _Transaction(seconds, judges=runtime.judges)
+        return None if seconds is None else _Transaction(seconds, owns_retries=runtime.owns_retries)
     except Exception:
         logger.exception("internal error in pymongo-resilience before a transaction")
         return None
@@ -244,7 +244,7 @@ def within_time_limit(runtime: Runtime) -> Wrapper:
     def wrapper(
         wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        left = driver.deadline.remaining() if runtime.switch.on else None
+        left = driver.deadline.remaining() if runtime.enabled_flag.on else None
         if left is None:
             return wrapped(*args, **kwargs)
         pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import bson
 from bson import Int64
-from pymongo_resilience_instrumentation.selection.hopeless import hopeless_cause
+from pymongo_resilience_instrumentation.selection.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import Delay, Rewrite
 from support.chaos.operations_under_attack import Operation
@@ -227,7 +227,7 @@ def raised_by_us(error: BaseException) -> bool:
     What it says on purpose is none, but an answer to the application: that a command is not sent
     for want of a millisecond, in the driver's words, and that no server will ever do.
     """
-    if str(error).startswith(REFUSAL) or hopeless_cause(error) is not None:
+    if str(error).startswith(REFUSAL) or terminal_cause(error) is not None:
         return False
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and any(package in frames[-1].filename for package in OUR_PACKAGES)

@@ -1,7 +1,7 @@
-"""Which errors of a server no waiting mends: the one table of causes, shared with the docs.
+"""Terminal causes: the errors of a server that do not pass by waiting, in one table.
 
-pymongo keeps of a failed check the type and the text alone (it drops ``__cause__``), so these are
-what is read. In doubt nothing is hopeless: a server that refuses, hangs up, is slow or has a name
+pymongo keeps only the type and text of a failed check (it drops ``__cause__``), so these are
+matched. In doubt a cause is not terminal: a server that refuses, hangs up, is slow or has a name
 that does not resolve may be there the next moment.
 """
 
@@ -30,7 +30,7 @@ AUTHENTICATION_FAILED = 18
 
 
 class Cause(enum.Enum):
-    """The kinds that are told apart; the value is what an error's attribute ``hopeless`` has."""
+    """The value is that of an error's attribute ``hopeless``."""
 
     CERTIFICATE = "certificate"
     PLAIN_PORT = "plain_port"
@@ -106,7 +106,9 @@ def selection_error(
     ``found``: the servers and what they were found with, of one that is reached what it is;
     ``asked_for``: the replica set's name.
     """
-    servers = "; ".join(address_text(address) + _said(what) for address, what in found.items())
+    servers = "; ".join(
+        address_text(address) + _error_text(what) for address, what in found.items()
+    )
     error = ServerSelectionTimeoutError(
         f"{_begins(cause, asked_for)}. Found on {servers}. Check {TABLE[cause].check}"
     )
@@ -124,7 +126,7 @@ def _begins(cause: Cause, asked_for: str | None) -> str:
     return f"no server can be used, and waiting would not help: {TABLE[cause].says}{name}"
 
 
-def _said(what: Exception | str | None) -> str:
+def _error_text(what: Exception | str | None) -> str:
     if what is None:
         return ""
     if isinstance(what, Exception):
@@ -132,7 +134,7 @@ def _said(what: Exception | str | None) -> str:
     return f" (a{'n' * (what[0] in 'aeiou')} {what}, to which this operation does not go)"
 
 
-def hopeless_cause(error: BaseException) -> Cause | None:
+def terminal_cause(error: BaseException) -> Cause | None:
     """Of an error that ``selection_error`` made."""
     if not isinstance(error, ServerSelectionTimeoutError):
         return None

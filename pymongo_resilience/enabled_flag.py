@@ -1,4 +1,4 @@
-"""Whether the instrumentation acts: one switch for each ``instrument()``, turned by its end."""
+"""Whether the instrumentation acts: one flag for each ``instrument()``, off once that has ended."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Block:
         self.active = active
 
 
-class Switch:
-    """What is still wrapped or still listening passes through while its switch is off."""
+class EnabledFlag:
+    """Wrappers and listeners that are still in place pass through while it is off."""
 
     __slots__ = ("_blocks", "_turned", "on")
 
@@ -25,15 +25,15 @@ class Switch:
         self._turned = on
         self._blocks: tuple[Block, ...] = ()
         self.on = on
-        """What the newest block around says, else how it was turned last."""
+        """The newest block's value, else the last one of ``turn``."""
 
     def acts(self) -> bool:
-        """Whether it is on, and the caller is not in a coroutine that is closed unfinished: what
-        is cleaned up there is the driver's alone."""
+        """Whether it is on, and the caller is not in a coroutine that is closed unfinished: the
+        cleanup there is the driver's alone."""
         return self.on and not closes_a_coroutine(sys.exception())
 
     def turn(self, *, on: bool) -> None:
-        """For good, and for the blocks around as well."""
+        """Permanently; enclosing blocks end."""
         self._blocks, self._turned = (), on
         self._decide()
 
@@ -50,5 +50,5 @@ class Switch:
         self.on = self._blocks[-1].active if self._blocks else self._turned
 
 
-current = Switch()
-"""The switch of the latest ``instrument()`` in this process."""
+current = EnabledFlag()
+"""The flag of the latest ``instrument()`` in this process."""

@@ -1,7 +1,4 @@
-"""Errors as they may be shown: without the driver's texts and without lines of source.
-
-Both may spell out values of documents.
-"""
+"""Errors without the driver's texts and without lines of source: both may quote documents."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ DRIVER = frozenset({"pymongo", "bson", "gridfs"})
 WITHHELD = "text withheld, it may quote documents"
 
 
-class Unquoting(logging.Filter):
+class RedactionFilter(logging.Filter):
     """Keeps texts of the driver and lines of source out of our log lines: they quote documents.
 
     A stand-in is logged for an exception: without what it was raised from, or during, since mostly
@@ -24,7 +21,7 @@ class Unquoting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
-            shown = _unquoting(error)
+            shown = _redacted(error)
             record.exc_info = type(shown), shown, None
             record.exc_text = "".join(
                 [*stack(error), *traceback.format_exception_only(shown)]
@@ -32,7 +29,7 @@ class Unquoting(logging.Filter):
         return True
 
 
-def _unquoting(error: BaseException) -> BaseException:
+def _redacted(error: BaseException) -> BaseException:
     name = type(error).__qualname__
     try:
         if isinstance(error, BaseExceptionGroup):

@@ -20,15 +20,15 @@ from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.selection import hopeless
+from pymongo_resilience_instrumentation.selection import terminal_causes
 from pymongo_resilience_instrumentation.selection.fast_fail import (
     PROBE_EVERY,
     STANDS,
-    Patience,
-    Probes,
+    PasswordProbe,
+    TerminalDetector,
     found_on,
 )
-from pymongo_resilience_instrumentation.selection.hopeless import Cause
+from pymongo_resilience_instrumentation.selection.terminal_causes import Cause
 
 from pymongo_resilience.failure import RetryReason
 
@@ -66,7 +66,7 @@ OTHER_SET = "client is configured to connect to a replica set named 'x' but this
     ],
 )  # fmt: skip
 def test_hopeless(error: Exception, cause: Cause) -> None:
-    assert hopeless.cause_of(error) is cause
+    assert terminal_causes.cause_of(error) is cause
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_hopeless(error: Exception, cause: Cause) -> None:
     ],
 )
 def test_not_hopeless(error: Exception | None) -> None:
-    assert hopeless.cause_of(error) is None
+    assert terminal_causes.cause_of(error) is None
 
 
 @pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
@@ -99,9 +99,9 @@ def test_the_error_is_pymongos_and_says_the_cause_the_servers_and_what_to_check(
     cause: Cause,
 ) -> None:
     found = {A: UNTRUSTED, B: None, C: "primary"}
-    error = hopeless.selection_error(cause, found, "orders")
+    error = terminal_causes.selection_error(cause, found, "orders")
     assert type(error) is ServerSelectionTimeoutError
-    row = hopeless.TABLE[cause]
+    row = terminal_causes.TABLE[cause]
     for said in (row.says, row.check, "a:1 (a:1: [SSL", "; b:2; ", AT_C):
         assert said in str(error)
     assert ('replicaSet="orders"' in str(error)) == (cause is Cause.SET_NAME)
@@ -111,9 +111,9 @@ def test_the_error_is_pymongos_and_says_the_cause_the_servers_and_what_to_check(
 
 @pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
 def test_the_error_is_classified_as_the_table_has_it(cause: Cause) -> None:
-    error = hopeless.selection_error(cause, {A: UNTRUSTED}, None)
+    error = terminal_causes.selection_error(cause, {A: UNTRUSTED}, None)
     failure = classify.describe(error, NOT_SENT)
-    assert failure.reason is hopeless.TABLE[cause].reason
+    assert failure.reason is terminal_causes.TABLE[cause].reason
     assert (failure.selection, failure.hopeless, failure.timed_out) == (True, True, False)
     assert not classify.expired(error)
 
@@ -127,12 +127,12 @@ def test_an_attribute_of_somebody_elses_says_nothing(said: Any) -> None:
 
 
 def test_a_refusal_that_is_told_again_is_another_error_of_the_same_type() -> None:
-    again = hopeless.refused_again(WRONG, A, 0.25)
+    again = terminal_causes.refused_again(WRONG, A, 0.25)
     assert type(again) is OperationFailure
     assert again is not WRONG
     assert (again.code, again.details) == (18, WRONG.details)
     assert "authentication failed (by a:1 0.2 s ago" in str(again)
-    assert hopeless.TABLE[Cause.PASSWORD].check in str(again)
+    assert terminal_causes.TABLE[Cause.PASSWORD].check in str(again)
 
 
 def down(address: tuple[str, int], error: Exception | None) -> ServerDescription:
@@ -156,8 +156,8 @@ def topology(*servers: ServerDescription, of: str = "Unknown") -> TopologyDescri
 
 
 def looks(*topologies: TopologyDescription, refusals: int = 0) -> list[Cause | None]:
-    patience = Patience(applies=True)
-    return [patience.look(each, 0.0, lambda _: refusals) for each in topologies]
+    terminal_detector = TerminalDetector(applies=True)
+    return [terminal_detector.look(each, 0.0, lambda _: refusals) for each in topologies]
 
 
 def test_two_checks_in_a_row() -> None:
@@ -211,16 +211,16 @@ def test_the_name_of_another_set_that_stands_while_no_check_comes_back() -> None
     def never(_: object) -> int:
         return 0
 
-    patience = Patience(applies=True)
+    terminal_detector = TerminalDetector(applies=True)
     other = ConfigurationError(f"{OTHER_SET}a set named 'rs0'")
     first, second = (topology(down(A, other), of="Single") for _ in range(2))
-    assert patience.look(first, 10.0, never) is None
-    assert patience.look(first, 10.0 + 0.9 * STANDS, never) is None
-    assert patience.look(first, 10.0 + STANDS, never) is Cause.SET_NAME
-    again = Patience(applies=True)
+    assert terminal_detector.look(first, 10.0, never) is None
+    assert terminal_detector.look(first, 10.0 + 0.9 * STANDS, never) is None
+    assert terminal_detector.look(first, 10.0 + STANDS, never) is Cause.SET_NAME
+    again = TerminalDetector(applies=True)
     assert [again.look(each, 10.0, never) for each in (first, second)] == [None, Cause.SET_NAME]
-    certificate, patience = topology(down(A, UNTRUSTED)), Patience(applies=True)
-    assert {patience.look(certificate, now, never) for now in (0.0, 60.0)} == {None}
+    certificate, terminal_detector = topology(down(A, UNTRUSTED)), TerminalDetector(applies=True)
+    assert {terminal_detector.look(certificate, now, never) for now in (0.0, 60.0)} == {None}
 
 
 def test_a_set_without_a_server_is_another_set() -> None:
@@ -299,23 +299,23 @@ def test_where_every_server_is_known_it_is_the_selector_that_waits() -> None:
 
 
 def test_one_probe_a_second() -> None:
-    probes = Probes()
+    password_probe = PasswordProbe()
     refusal, other = (OperationFailure("no", 18) for _ in range(2))
-    taken = [probes.take(refusal, 10.0, 10.0 + passed / 4) for passed in range(13)]
+    taken = [password_probe.take(refusal, 10.0, 10.0 + passed / 4) for passed in range(13)]
     assert [passed / 4 for passed in range(13) if taken[passed]] == [1.0, 2.0, 3.0]
-    assert probes.take(other, 10.0, 13.0), "each refusal has its own"
+    assert password_probe.take(other, 10.0, 13.0), "each refusal has its own"
 
 
 def test_a_probe_is_under_way_for_as_long_as_nobody_else_may_begin_one() -> None:
-    probes, refusal = Probes(), OperationFailure("no", 18)
-    assert not probes.under_way(refusal, 0.0)
-    assert probes.take(refusal, 0.0, PROBE_EVERY)
-    assert probes.under_way(refusal, 1.5 * PROBE_EVERY)
-    assert not probes.under_way(refusal, 2 * PROBE_EVERY)
+    password_probe, refusal = PasswordProbe(), OperationFailure("no", 18)
+    assert not password_probe.under_way(refusal, 0.0)
+    assert password_probe.take(refusal, 0.0, PROBE_EVERY)
+    assert password_probe.under_way(refusal, 1.5 * PROBE_EVERY)
+    assert not password_probe.under_way(refusal, 2 * PROBE_EVERY)
 
 
 def test_a_refusal_that_is_over_leaves_nothing_behind() -> None:
-    probes, refusal = Probes(), OperationFailure("no", 18)
-    assert probes.take(refusal, 0.0, PROBE_EVERY)
+    password_probe, refusal = PasswordProbe(), OperationFailure("no", 18)
+    assert password_probe.take(refusal, 0.0, PROBE_EVERY)
     del refusal
-    assert len(probes._begun) == 0
+    assert len(password_probe._begun) == 0

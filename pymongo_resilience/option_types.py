@@ -15,7 +15,7 @@ LONGEST_MS = 2_147_483_647
 logger = logging.getLogger("pymongo_resilience")
 
 
-class Kind(NamedTuple):
+class OptionType(NamedTuple):
     """A type of value: how text becomes one, which values are legal, and how to say so."""
 
     name: str
@@ -31,7 +31,7 @@ _BOOLEANS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
-BOOLEAN = Kind(
+BOOLEAN = OptionType(
     "boolean",
     "true, false, 1, 0, yes, no, on or off",
     lambda text: _BOOLEANS[text.lower()],
@@ -42,29 +42,29 @@ BOOLEAN = Kind(
 OPTIONAL_BOOLEAN = BOOLEAN._replace(legal=lambda value: value is None or isinstance(value, bool))
 
 
-def integer(low: int, high: int, *, optional: bool = False) -> Kind:
+def integer(low: int, high: int, *, optional: bool = False) -> OptionType:
     def legal(value: Any) -> bool:
         if value is None:
             return optional
         return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
-    return Kind("integer", f"an integer from {low} to {high}", int, legal)
+    return OptionType("integer", f"an integer from {low} to {high}", int, legal)
 
 
-def number(low: float, high: float) -> Kind:
+def number(low: float, high: float) -> OptionType:
     def legal(value: Any) -> bool:
         return (
             isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
         )
 
-    return Kind("number", f"a number from {low:g} to {high:g}", float, legal)
+    return OptionType("number", f"a number from {low:g} to {high:g}", float, legal)
 
 
 TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 disables the timeout."""
 
 
-def one_of(names: Iterable[str], *, optional: bool = False) -> Kind:
+def one_of(names: Iterable[str], *, optional: bool = False) -> OptionType:
     """A name in small letters, however it is written."""
     known = tuple(names)
 
@@ -73,14 +73,14 @@ def one_of(names: Iterable[str], *, optional: bool = False) -> Kind:
             return optional
         return isinstance(value, str) and value in known
 
-    return Kind("name", "one of " + ", ".join(known), str, legal, _lower)
+    return OptionType("name", "one of " + ", ".join(known), str, legal, _lower)
 
 
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-def several_of(names: Iterable[str]) -> Kind:
+def several_of(names: Iterable[str]) -> OptionType:
     """A sequence of names; in a variable, with commas between."""
     known = tuple(names)
 
@@ -97,7 +97,7 @@ def several_of(names: Iterable[str]) -> Kind:
         several = isinstance(value, (tuple, list))
         return tuple(_lower(each) for each in value) if several else value
 
-    return Kind("names", "any of " + ", ".join(known), parse, legal, normal)
+    return OptionType("names", "any of " + ", ".join(known), parse, legal, normal)
 
 
 CURSOR_LIFETIME = "cursor_lifetime"
