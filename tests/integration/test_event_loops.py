@@ -114,6 +114,8 @@ class LongBackoff:
         return RetryAction(60.0)
 
 
+@pytest.mark.oldest
+@pytest.mark.filterwarnings("ignore:.*AsyncMongoClient:ResourceWarning")  # that is the point
 def test_a_task_left_behind_in_its_back_off_ends_quietly_where_it_is_collected(
     proxy: Any, database: str, instrument: Instrument, control: pymongo.MongoClient[Any]
 ) -> None:
@@ -122,11 +124,12 @@ def test_a_task_left_behind_in_its_back_off_ends_quietly_where_it_is_collected(
     telemetry = instrument(strategy=LongBackoff(), timeout_ms=120_000)
 
     async def main() -> None:
-        async with pymongo.AsyncMongoClient(proxy.uri, **POLLING) as client:
-            await client.admin.command("ping")
-            proxy.inject(CutBefore("find"))
-            left_behind.append(asyncio.create_task(client[database].coll.find_one()))
-            await asyncio.to_thread(wait_until, lambda: telemetry.decisions.events)
+        # Left open: close() ends the back-offs of its client.
+        client: Any = pymongo.AsyncMongoClient(proxy.uri, **POLLING)
+        await client.admin.command("ping")
+        proxy.inject(CutBefore("find"))
+        left_behind.append(asyncio.create_task(client[database].coll.find_one()))
+        await asyncio.to_thread(wait_until, lambda: telemetry.decisions.events)
 
     left_behind: list[Any] = []
     loop = asyncio.new_event_loop()

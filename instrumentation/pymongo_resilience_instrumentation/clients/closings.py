@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
@@ -33,7 +34,8 @@ class Closing:
     def reset_after_fork(self) -> None:
         """In a forked child: nobody waits there, and the lock is a new one."""
         self._closed = threading.Event()
-        self._waiting: set[asyncio.Future[None]] = set()
+        # Weak: a future holds its task, and so the client, of a loop that was given up meanwhile.
+        self._waiting: set[weakref.ref[asyncio.Future[None]]] = set()
 
     @property
     def closed(self) -> bool:
@@ -41,7 +43,10 @@ class Closing:
 
     def close(self) -> None:
         self._closed.set()
-        for future in list(self._waiting):
+        for waiting in list(self._waiting):
+            future = waiting()
+            if future is None:
+                continue
             try:
                 future.get_loop().call_soon_threadsafe(_wake, future)
             except RuntimeError:  # its loop is closed: nobody waits any more
@@ -55,12 +60,13 @@ class Closing:
     async def sleep_async(self, seconds: float) -> None:
         """As ``sleep``."""
         woken = asyncio.get_running_loop().create_future()
-        self._waiting.add(woken)
+        waiting = weakref.ref(woken)
+        self._waiting.add(waiting)
         try:
             if not self.closed:
                 await asyncio.wait([woken], timeout=seconds)
         finally:
-            self._waiting.discard(woken)
+            self._waiting.discard(waiting)
         if self.closed:
             raise InvalidOperation(CLOSED)
 
