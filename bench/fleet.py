@@ -28,7 +28,7 @@ from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.retry_rules import Ask, Retry, RetryRules
+from pymongo_resilience.retry_rules import NeedsStrategy, Retry, RetryRules
 from pymongo_resilience.strategy import FastFailOnTerminalError
 
 RATE = 100.0
@@ -228,10 +228,10 @@ def _decide(
             budget=call.budget,
         )
     operation.record(failure)
-    verdict = rules.screen(operation, failure)
-    if isinstance(verdict, Ask):
+    verdict = rules.check_rules(operation, failure)
+    if isinstance(verdict, NeedsStrategy):
         answer = call.strategy.retry_after(operation, failure)
-        verdict = rules.settle(operation, failure, answer)
+        verdict = rules.apply_strategy(operation, failure, answer)
     return verdict.delay if isinstance(verdict, Retry) else None
 
 

@@ -119,7 +119,9 @@ def test_who_is_told_sends_nothing_that_is_told(
     # One line says that it happens, and a log handler is told that one, too.
     assert reporter.deepest == (2 if place == "log" else 1)
     assert calls.current() is None
-    said = [each for each in caplog.records if "uses MongoDB while the library" in each.message]
+    said = [
+        each for each in caplog.records if "uses MongoDB while it handles telemetry" in each.message
+    ]
     assert len(said) == 1
 
 
