@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
@@ -18,7 +18,7 @@ from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import RetryAction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.clock import Clock
@@ -56,8 +56,8 @@ class SyncWork(Work, Protocol[T_co]):
 
     def attempt(self) -> T_co: ...
 
-    def leave(self, failure: Failure, /) -> object:
-        """The failed attempt is over, whatever follows: let go of what it held."""
+    def leave(self, failure: Failure, /) -> Callable[[], object] | None:
+        """The failed attempt is over, whatever follows: what releases what it held, if anything."""
 
 
 class AsyncWork(Work, Protocol[T_co]):
@@ -65,8 +65,9 @@ class AsyncWork(Work, Protocol[T_co]):
 
     def attempt(self) -> Awaitable[T_co]: ...
 
-    def leave(self, failure: Failure, /) -> Awaitable[object] | None:
-        """As in SyncWork; awaited where there is something to await."""
+    def leave(self, failure: Failure, /) -> Callable[[], Awaitable[object]] | None:
+        """As in SyncWork. No coroutine yet: an exception of a signal handler that strikes between
+        one and its ``await`` leaves it unawaited."""
 
 
 T = TypeVar("T")
@@ -82,6 +83,12 @@ def _fault_of_ours(error: Exception) -> Iterator[None]:
             "internal error in pymongo-resilience while classifying %s", type(error).__name__
         )
         raise error from error.__cause__
+
+
+def _close_unawaited(answer: object) -> None:
+    """Python warns of a coroutine that is never awaited, long after and far from its making."""
+    if inspect.iscoroutine(answer) and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED:
+        answer.close()
 
 
 class _Loop:
@@ -165,7 +172,9 @@ class Executor(_Loop):
             with _fault_of_ours(error):
                 operation = operation or work.operation()
                 failure = work.describe(error, operation)
-                work.leave(failure)
+                release = work.leave(failure)
+                if release is not None:
+                    release()
                 verdict = self._check_rules(operation, failure)
                 if isinstance(verdict, NeedsStrategy):
                     answer = self._ask(operation, failure)
@@ -203,11 +212,10 @@ class Executor(_Loop):
             )
 
     def _ask(self, operation: Operation, failure: Failure) -> Answer:
+        answer: Any = None
         try:
             answer = operation.strategy.retry_after(operation, failure)
             if inspect.isawaitable(answer):
-                if inspect.iscoroutine(answer):
-                    answer.close()
                 self._not_awaited(operation)
                 return None
             return self._checked(answer)
@@ -215,6 +223,8 @@ class Executor(_Loop):
             deliver(error)
             self._no_answer(operation, error)
             return None
+        finally:
+            _close_unawaited(answer)
 
 
 class AsyncExecutor(_Loop):
@@ -240,9 +250,9 @@ class AsyncExecutor(_Loop):
             with _fault_of_ours(error):
                 operation = operation or work.operation()
                 failure = work.describe(error, operation)
-                leaving = work.leave(failure)
-                if leaving is not None:
-                    await leaving
+                release = work.leave(failure)
+                if release is not None:
+                    await release()
                 verdict = self._check_rules(operation, failure)
                 if isinstance(verdict, NeedsStrategy):
                     answer = await self._ask(operation, failure)
@@ -269,6 +279,7 @@ class AsyncExecutor(_Loop):
                 return result
 
     async def _ask(self, operation: Operation, failure: Failure) -> Answer:
+        answer: Any = None
         try:
             answer = operation.strategy.retry_after(operation, failure)
             if inspect.isawaitable(answer):
@@ -278,3 +289,5 @@ class AsyncExecutor(_Loop):
             deliver(error)
             self._no_answer(operation, error)
             return None
+        finally:
+            _close_unawaited(answer)

@@ -173,9 +173,6 @@ def test_nothing_stays_in_force_of_blocks_counts_and_deadlines(
     assert strike_everywhere(side, coll, bound(CALLS[call]), left=left) == []
 
 
-# What strikes between a coroutine and its await leaves that one unawaited.
-@pytest.mark.filterwarnings("ignore:coroutine .*_unpin:RuntimeWarning")
-@pytest.mark.filterwarnings("ignore:.*_unpin:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("mode", ["plain", "deadline"])
 def test_nothing_stays_in_force_of_a_retry(
     mode: str,

@@ -13,20 +13,23 @@ from pymongo_resilience.operation import Kind
 from .retry_loop import bulk_progress, in_transaction, kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pymongo_resilience.failure import Failure
     from pymongo_resilience_instrumentation.addresses import Address
 
 
-def unpin(loop: Any, failure: Failure) -> Any:
-    """After a failed write the session leaves its server, as the driver's own loop sees to.
+def needed_unpin(loop: Any, failure: Failure) -> Callable[[], Any] | None:
+    """The session's own method to leave its server after a failed write, as in the driver's loop.
 
-    But not where only that one knows the transaction. A coroutine in async clients; None where
-    there is nothing to do.
+    A coroutine function in async clients. None where there is nothing to do, or only that server
+    knows the transaction.
     """
     if loop._is_read or loop._session is None or stays_pinned(loop, failure):
         return None
     if failure.retryable_overload or RETRYABLE_WRITE in failure.labels:
-        return loop._session._unpin()
+        method: Callable[[], Any] = loop._session._unpin
+        return method
     return None
 
 

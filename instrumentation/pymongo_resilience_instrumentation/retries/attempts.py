@@ -307,8 +307,8 @@ class Attempts:
             self._report_to_breaker(evidence(failure))
         return failure
 
-    def leave(self, failure: Failure) -> Any:
-        return driver.repetition.unpin(self._loop, failure)
+    def leave(self, failure: Failure) -> Callable[[], Any] | None:
+        return driver.repetition.needed_unpin(self._loop, failure)
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
         if self._last is None or not (failure.no_writes_performed or _refused(failure)):

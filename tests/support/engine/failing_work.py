@@ -14,7 +14,7 @@ from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience.events import Event
@@ -164,9 +164,12 @@ class AwaitedWork(FakeWork):
         await asyncio.sleep(0)  # the loop gets its turn, as with a real connection
         return self._attempt()
 
-    async def leave(self, failure: Failure, /) -> None:
-        await asyncio.sleep(0)
-        self.left.append(failure)
+    def leave(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
+        async def release() -> None:
+            await asyncio.sleep(0)
+            self.left.append(failure)
+
+        return release
 
 
 def failure_of(

@@ -21,7 +21,7 @@ from pymongo_resilience.policy import Policy
 from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from support.engine.failing_work import Call, Fault
 
@@ -134,8 +134,11 @@ class _WatchedBlockingWork(_Watched, BlockingWork):
 
 
 class _WatchedAwaitedWork(_Watched, AwaitedWork):
-    async def leave(self, failure: Failure, /) -> None:
-        self.clock.advance(self.ran.step.slowness.leave)
+    def leave(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
+        async def release() -> None:
+            self.clock.advance(self.ran.step.slowness.leave)
+
+        return release
 
 
 class _InNoHurry:

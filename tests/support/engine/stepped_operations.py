@@ -49,7 +49,7 @@ class SteppedWork(FakeWork):
             return RESULT
         raise AttemptFailed(self.attempts)
 
-    async def leave(self, failure: Failure, /) -> None:
+    def leave(self, failure: Failure, /) -> None:
         self.left.append(failure)
 
 
