@@ -12,7 +12,7 @@ from support.striking import SoftTimeLimitExceeded, Tracer
 
 pytestmark = pytest.mark.oldest
 TELLS: dict[str, Callable[[Call], Any]] = {
-    "tell": lambda call: calls.tell(call, int),
+    "publish": lambda call: calls.publish(call, int),
     "reported": lambda call: calls.reported(int),
 }
 
