@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import states
+import configurations
 
-OF_RAW = {states.EXECUTOR: 0.03}
+OF_RAW = {configurations.EXECUTOR: 0.03}
 """Added cost, as a share of plain pymongo's."""
 OF_CONTRIB = {
-    f"{states.OURS}, {states.API}": 1.2,
-    f"{states.OURS}, {states.OFF}, {states.DURATION}": 1.5,
-    f"{states.OURS}, {states.ON}, {states.DURATION}": 1.5,
+    f"{configurations.OURS}, {configurations.API}": 1.2,
+    f"{configurations.OURS}, {configurations.OFF}, {configurations.DURATION}": 1.5,
+    f"{configurations.OURS}, {configurations.ON}, {configurations.DURATION}": 1.5,
 }
 """As a multiple of what opentelemetry-instrumentation-pymongo adds in the same state."""
 GROWTH = 0.10

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bson
+import configurations
 import pymongo
-import states
 from canned import canned_server
 from workloads import AGGREGATE, FIND, INSERT, UPDATE
 
@@ -98,9 +98,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--frames", action="store_true", help="print every frame of the library")
-    parser.add_argument("--state", default=f"{states.OURS}, {states.API}", choices=states.STATES)
+    parser.add_argument(
+        "--state",
+        default=f"{configurations.OURS}, {configurations.API}",
+        choices=configurations.STATES,
+    )
     given = parser.parse_args()
-    states.prepare(given.state)
+    configurations.prepare(given.state)
     with canned_server(heartbeats=False) as uri:
         for name, operation in OPERATIONS.items():
             for side in ("sync", "async"):

@@ -13,17 +13,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import states
+import configurations
 from bars import BATCH, DOCUMENT, verdict
 from canned import canned_server
 from measuring import INSTRUCTIONS, SIDES, Row, measure
 from workloads import BATCH_SIZE, CURSOR, CURSORS, DOCUMENTS, FEW, FIND, ONE_BATCH, TEN_DOCUMENTS
 
 CHOSEN = [
-    states.RAW,
-    states.CONTROL,
-    states.EXECUTOR,
-    *(f"{states.OURS}, {what}" for what in (states.API, states.ON)),
+    configurations.RAW,
+    configurations.CONTROL,
+    configurations.EXECUTOR,
+    *(f"{configurations.OURS}, {what}" for what in (configurations.API, configurations.ON)),
 ]
 BATCHES = DOCUMENTS // BATCH_SIZE
 
@@ -50,13 +50,16 @@ def parts(rows: list[Row]) -> list[dict[str, Any]]:
     cost = {(row["side"], row["state"], row["workload"]): row["cost"] for row in rows}
     found = []
     for side, state in dict.fromkeys((row["side"], row["state"]) for row in rows):
-        if state == states.RAW:
+        if state == configurations.RAW:
             continue
         added = {
-            each: cost[side, state, each] - cost[side, states.RAW, each]
+            each: cost[side, state, each] - cost[side, configurations.RAW, each]
             for each in (FIND, *CURSORS)
         }
-        raw = cost[side, states.RAW, ONE_BATCH] - cost[side, states.RAW, TEN_DOCUMENTS]
+        raw = (
+            cost[side, configurations.RAW, ONE_BATCH]
+            - cost[side, configurations.RAW, TEN_DOCUMENTS]
+        )
         document = added[ONE_BATCH] - added[TEN_DOCUMENTS]
         found.append(
             {
@@ -73,13 +76,13 @@ def parts(rows: list[Row]) -> list[dict[str, Any]]:
 
 def batch_judged(part: dict[str, Any]) -> str:
     """Empty for the control, which adds nothing that could be too much."""
-    if part["state"] == states.CONTROL:
+    if part["state"] == configurations.CONTROL:
         return ""
     return verdict(part["batch"] / part["find_one"], BATCH, f"<= {BATCH:g} of find_one's")
 
 
 def document_judged(part: dict[str, Any]) -> str:
-    if part["state"] == states.CONTROL:
+    if part["state"] == configurations.CONTROL:
         return ""
     return verdict(part["document"] / part["raw_document"], DOCUMENT, f"<= {DOCUMENT:.0%} of raw's")
 

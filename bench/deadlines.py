@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Fail, ReplicaSet
+from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
 from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
-from pymongo_resilience_instrumentation.testbed.gate import Gate
 from pymongo_resilience_instrumentation.testbed.interception import Hang
 from rich.console import Console
 from rich.table import Table
@@ -88,7 +88,7 @@ def checkout(server: Address) -> Iterator[Trouble]:
 
 @contextmanager
 def connect(server: Address) -> Iterator[Trouble]:
-    with Gate(server) as gate:
+    with BlackHolePort(server) as gate:
         yield Trouble(gate.uri, {"maxIdleTimeMS": 1}, begin=gate.shut, end=gate.open)
 
 

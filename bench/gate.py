@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import states
+import configurations
 from canned import canned_server
 from measuring import SIDES, compared, groups, measure
 from workloads import CURSOR, FIND, INSERT
@@ -27,9 +27,12 @@ from workloads import CURSOR, FIND, INSERT
 BASELINE = Path(__file__).with_name("baseline.json")
 ALLOWED = 0.05
 CHOSEN = [
-    states.RAW,
-    states.EXECUTOR,
-    *(f"{states.OURS}, {what}" for what in (states.API, states.OFF, states.ON)),
+    configurations.RAW,
+    configurations.EXECUTOR,
+    *(
+        f"{configurations.OURS}, {what}"
+        for what in (configurations.API, configurations.OFF, configurations.ON)
+    ),
 ]
 MEASURED = {SIDES[False]: [FIND, INSERT, CURSOR], SIDES[True]: [FIND]}
 MADE_WITH = (
@@ -64,7 +67,7 @@ def ratios() -> dict[str, float]:
             )
             for group in groups(rows):
                 for row in compared(group):
-                    if row["state"] != states.RAW:
+                    if row["state"] != configurations.RAW:
                         name = f"{row['workload']}, {side}: {row['state']}"
                         found[name] = round(1 + row["of_raw"], 4)
     return found

@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import states
+import configurations
 from bars import GROWTH, verdict
 from canned import canned_server
 from measuring import CPU, INSTRUCTIONS, Row, compared, measure
 from workloads import FIND
 
 MEASURED = [
-    states.EXECUTOR,
-    *(f"{states.OURS}, {what}" for what in (states.API, states.ON)),
+    configurations.EXECUTOR,
+    *(f"{configurations.OURS}, {what}" for what in (configurations.API, configurations.ON)),
 ]
 BASE_SYNC, BASE_ASYNC = "1 thread, 1 server", "1 task, 1 server"
 CASES = (
@@ -60,7 +60,7 @@ def growth(
             found = measure(
                 uri,
                 [FIND],
-                [states.RAW, states.CONTROL, *MEASURED],
+                [configurations.RAW, configurations.CONTROL, *MEASURED],
                 asynchronous=asynchronous,
                 at_once=at_once,
                 bursts=bursts
@@ -82,7 +82,7 @@ def growing(rows: list[Row]) -> list[Row]:
     made = []
     for some in cases.values():
         for row in compared(some):
-            if row["state"] == states.RAW:
+            if row["state"] == configurations.RAW:
                 continue
             first = base.setdefault((row["side"], row["state"]), row)
             more: Row = (
@@ -99,7 +99,7 @@ def growing(rows: list[Row]) -> list[Row]:
 
 def judged(row: Row) -> str:
     """The control has no added cost that could grow."""
-    if "growth" not in row or row["state"] == states.CONTROL:
+    if "growth" not in row or row["state"] == configurations.CONTROL:
         return ""
     return verdict(row["growth"], GROWTH, f"<= {GROWTH:.0%}")
 
@@ -114,7 +114,7 @@ def show(rows: list[Row], unit: str) -> None:
     for heading in ("added", "of raw", "growth", "of the ratio", "bar"):
         made.add_column(heading, justify="right")
     for row in growing(rows):
-        grew = "growth" in row and row["state"] != states.CONTROL
+        grew = "growth" in row and row["state"] != configurations.CONTROL
         made.add_row(
             row["case"],
             row["state"],

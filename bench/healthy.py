@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import states
+import configurations
 from bars import judged
 from canned import canned_server
 from measuring import (
@@ -53,7 +53,7 @@ def healthy(
             found = measure(
                 uri,
                 workloads or list(WORKLOADS),
-                list(dict.fromkeys([states.RAW, *(chosen or states.STATES)])),
+                list(dict.fromkeys([configurations.RAW, *(chosen or configurations.STATES)])),
                 asynchronous=side == SIDES[True],
                 bursts=bursts,
                 processes=processes,
@@ -106,7 +106,7 @@ def main() -> None:
     given = parser.parse_args()
     workloads = given.workloads and chosen_from(given.workloads, every, "workload")
     sides = chosen_from(given.sides, SIDES, "side")
-    chosen = chosen_from(given.states, states.STATES, "state", ";")
+    chosen = chosen_from(given.states, configurations.STATES, "state", ";")
     unit = INSTRUCTIONS if given.instructions else CPU
     print(", ".join(f"{name} {number}" for name, number in versions().items()))
     found = healthy(

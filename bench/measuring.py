@@ -7,7 +7,7 @@ from platform import python_version
 from statistics import median
 from typing import Any
 
-import states
+import configurations
 from bursts import Spec, interleaved, quartiles, workers
 from workloads import LONG
 
@@ -109,14 +109,14 @@ def groups(rows: list[Row]) -> list[list[Row]]:
 def compared(rows: list[Row]) -> list[Row]:
     """The same rows with what each adds to raw, as ratios: to raw, and to what contrib adds."""
     cost = {row["state"]: row["cost"] for row in rows}
-    raw = cost[states.RAW]
+    raw = cost[configurations.RAW]
     made = []
     for row in rows:
         who, *what = row["state"].split(", ")
         added = row["cost"] - raw
         more = {"added": added, "of_raw": added / raw}
-        contrib = cost.get(f"{states.CONTRIB}, {what[0]}") if what else None
-        if who == states.OURS and contrib is not None:
+        contrib = cost.get(f"{configurations.CONTRIB}, {what[0]}") if what else None
+        if who == configurations.OURS and contrib is not None:
             more["of_contrib"] = added / (contrib - raw)
         made.append(row | more)
     return made

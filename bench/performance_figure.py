@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import bars
+import configurations
 import matplotlib as mpl
-import states
 from growth import growing
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,9 +17,9 @@ from measuring import compared, groups
 # Okabe and Ito's, which people tell apart who see few colours.
 OURS, CONTRIB, EXECUTOR, ON, OTHERS = "#009E73", "#E69F00", "#56B4E9", "#0072B2", "#999999"
 KINDS = (
-    (states.EXECUTOR, "executor alone", EXECUTOR),
-    (f"{states.CONTRIB}, {states.API}", "contrib, no SDK", CONTRIB),
-    (f"{states.OURS}, {states.API}", "ours, no SDK", OURS),
+    (configurations.EXECUTOR, "executor alone", EXECUTOR),
+    (f"{configurations.CONTRIB}, {configurations.API}", "contrib, no SDK", CONTRIB),
+    (f"{configurations.OURS}, {configurations.API}", "ours, no SDK", OURS),
 )
 
 
@@ -37,8 +37,12 @@ def draw(rows: dict[str, Any], file: Path, mark: str) -> None:
 
 
 def _states(panel: Axes, rows: list[dict[str, Any]]) -> None:
-    rows = [row for row in reversed(rows) if row["state"] != states.RAW]
-    colours = {states.OURS: OURS, states.CONTRIB: CONTRIB, states.EXECUTOR: EXECUTOR}
+    rows = [row for row in reversed(rows) if row["state"] != configurations.RAW]
+    colours = {
+        configurations.OURS: OURS,
+        configurations.CONTRIB: CONTRIB,
+        configurations.EXECUTOR: EXECUTOR,
+    }
     for place, row in enumerate(rows):
         colour = colours.get(row["state"].split(", ")[0], OTHERS)
         panel.barh(place, row["of_raw"], color=colour)
@@ -57,7 +61,7 @@ def _operations(panel: Axes, found: list[list[dict[str, Any]]]) -> None:
         panel.bar(places, values, width, color=colour, label=label)
     names = [f"{group[0]['workload']}\n{group[0]['side']}" for group in found]
     panel.set_xticks(range(len(names)), names, fontsize=7)
-    panel.axhline(bars.OF_RAW[states.EXECUTOR], color="black", linewidth=0.8, linestyle=":")
+    panel.axhline(bars.OF_RAW[configurations.EXECUTOR], color="black", linewidth=0.8, linestyle=":")
     _titled(panel, "each operation; dotted: the executor's bar")
     panel.yaxis.set_major_formatter(PercentFormatter(1))
     panel.legend(fontsize=8)
@@ -65,7 +69,9 @@ def _operations(panel: Axes, found: list[list[dict[str, Any]]]) -> None:
 
 def _numbers(panel: Axes, rows: list[dict[str, Any]]) -> None:
     cases = list(dict.fromkeys(row["case"] for row in rows if "growth" in row))
-    measured = list(dict.fromkeys(row["state"] for row in rows if row["state"] != states.CONTROL))
+    measured = list(
+        dict.fromkeys(row["state"] for row in rows if row["state"] != configurations.CONTROL)
+    )
     width = 0.8 / len(measured)
     colours = dict(zip(measured, (EXECUTOR, OURS, ON), strict=False))
     for number, state in enumerate(measured):

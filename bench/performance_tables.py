@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import bars
+import configurations
 import cursor_costs as of_cursors
 import footprint as of_footprint
 import growth as of_growth
-import states
 from markdown import table
 from measuring import Row, compared, groups
 from workloads import FIND
@@ -18,9 +18,9 @@ Report = dict[str, Any]
 
 BARRED = (*bars.OF_RAW, *bars.OF_CONTRIB)
 NAMES = {
-    states.CONTROL: "plain pymongo beside itself",
-    states.EXECUTOR: "executor alone (`TRACES=false METRICS=false`)",
-    states.TENACITY: "tenacity around the call",
+    configurations.CONTROL: "plain pymongo beside itself",
+    configurations.EXECUTOR: "executor alone (`TRACES=false METRICS=false`)",
+    configurations.TENACITY: "tenacity around the call",
 }
 SOURCES = ("healthy", "healthy-cpu", "cursors", "growth", "growth-cpu", "footprint")
 
@@ -75,8 +75,8 @@ def summary(report: Report) -> str:
 
 
 def name_of(state: str) -> str:
-    shown = state.replace(states.API, "no SDK").replace(
-        states.BY_HAND, "two spans, one record by hand"
+    shown = state.replace(configurations.API, "no SDK").replace(
+        configurations.BY_HAND, "two spans, one record by hand"
     )
     return NAMES.get(state, shown)
 
@@ -105,7 +105,7 @@ def one(source: str) -> Callable[[Report], str]:
                     told(row),
                 ]
                 for row in rows
-                if row["state"] != states.RAW
+                if row["state"] != configurations.RAW
             ],
         )  # fmt: skip
 
@@ -113,11 +113,11 @@ def one(source: str) -> Callable[[Report], str]:
 
 
 SHOWN = (
-    states.CONTROL,
-    states.TENACITY,
-    states.EXECUTOR,
-    *(f"{who}, {what}" for what in (states.API, states.OFF, states.ON)
-      for who in (states.CONTRIB, states.OURS)),
+    configurations.CONTROL,
+    configurations.TENACITY,
+    configurations.EXECUTOR,
+    *(f"{who}, {what}" for what in (configurations.API, configurations.OFF, configurations.ON)
+      for who in (configurations.CONTRIB, configurations.OURS)),
 )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def every(source: str) -> Callable[[Report], str]:
                 ]
             )
         unit = f"{report[source]['unit']} added to an operation"
-        short = [state.replace(states.API, "no SDK") for state in SHOWN]
+        short = [state.replace(configurations.API, "no SDK") for state in SHOWN]
         return by(report[source]["command"], unit) + table(["", "plain", *short], lines)
 
     return made

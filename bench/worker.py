@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import states
+import configurations
 from canned import BUILD, cores, need
 from workloads import AsyncWork, SyncWork
 
@@ -55,7 +55,7 @@ def main() -> None:
     spec: dict[str, Any] = json.loads(sys.argv[1])
     if not spec["callgrind"]:
         os.sched_setaffinity(0, {cores()[0]})
-    around = states.prepare(spec["state"])
+    around = configurations.prepare(spec["state"])
     kind = AsyncWork if spec["asynchronous"] else SyncWork
     work = kind(spec["uri"], around, spec["at_once"])
     counter = Instructions(spec["callgrind"]) if spec["callgrind"] else cpu_seconds

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
     from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
     from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
-    from pymongo_resilience_instrumentation.timeouts.seen_waits import Wait
+    from pymongo_resilience_instrumentation.timeouts.wait_times import Wait
     from pymongo_resilience_instrumentation.transactions.sessions import TransactionDeadline
     from pymongo_resilience_instrumentation.transactions.transaction_spans import TransactionSpan
 

@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
-from pymongo_resilience_instrumentation.timeouts import errors as timeouts, seen_waits
+from pymongo_resilience_instrumentation.timeouts import errors as timeouts, wait_times
 from pymongo_resilience_instrumentation.transactions.sessions import transaction_of
 from pymongo_resilience_instrumentation.transactions.transaction_spans import parent_of
 
@@ -277,7 +277,7 @@ class Runtime:
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
         """Of a call that had to wait, or of a commit that had to."""
         try:
-            seen_waits.over(call, error)
+            wait_times.over(call, error)
             for each in call.waits or ():
                 # A Ctrl-C may have come before the wait itself could see to that.
                 self.clients.waiting.pop(each, None)

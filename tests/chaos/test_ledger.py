@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.testbed import (
     backend,
     wire,
 )
-from pymongo_resilience_instrumentation.testbed.menus import (
+from pymongo_resilience_instrumentation.testbed.fault_catalog import (
     FAILOVER,
     NETWORK,
     SERVER,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.gate import Gate
+from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
 from support.clients import Side, wait_until
 from support.handshakes import HELLO, LOGIN, USER, Handshakes, find_server
 from support.pool_connections import Closed
@@ -43,7 +43,7 @@ def test_a_socket_is_made_within_the_connect_timeout(
 ) -> None:
     instrument()
     closed = Closed()
-    with Gate(server.address) as gate:
+    with BlackHolePort(server.address) as gate:
         options: dict[str, Any] = {"connectTimeoutMS": OWN, **AHEAD, **timeouts}
         # For one that slips in just before the gate is shut, and then waits for its hello.
         options["socketTimeoutMS"] = OWN

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pymongo import MongoClient
 from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.demo.board import shown
+from pymongo_resilience_instrumentation.demo.contenders import Side
 from pymongo_resilience_instrumentation.demo.ledger import Balance, Ledger
+from pymongo_resilience_instrumentation.demo.live_view import shown
 from pymongo_resilience_instrumentation.demo.messages import Farewell, Outcome
 from pymongo_resilience_instrumentation.demo.result import Result
-from pymongo_resilience_instrumentation.demo.sides import Side
 from pymongo_resilience_instrumentation.demo.tally import Tally
 from pymongo_resilience_instrumentation.demo.timeline import TIMELINE
 from pymongo_resilience_instrumentation.demo.workload import Kind, Step, perform, prepare

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.oldest
 MODES = {"primaryPreferred": 1, "secondaryPreferred": 3, "nearest": 4}
 
 
-class Gate:
+class BlackHolePort:
     """A server selector of an application: notes the candidates, and closes after an attempt.
 
     Where it wants none of the others, it is shown all servers: a closed look are two calls.
@@ -50,7 +50,7 @@ def retry(
     **options: Any,
 ) -> tuple[Any, list[set[Any]]]:
     """One read that fails once: the server it failed on, and the candidates of each later look."""
-    gate = Gate()
+    gate = BlackHolePort()
     client = side.client(uri, server_selector=gate, localThresholdMS=60_000, **options)
     coll = client.get_database(database, read_preference=preference).coll
     side.do(client.admin.command, "ping")

@@ -24,8 +24,13 @@ from pymongo.synchronous.topology import Topology
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.selection import terminal_causes
 from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
-from pymongo_resilience_instrumentation.testbed import CutBefore, EmbeddedServer, ReplicaSet, peers
-from pymongo_resilience_instrumentation.testbed.peers import Peer, with_tls
+from pymongo_resilience_instrumentation.testbed import (
+    CutBefore,
+    EmbeddedServer,
+    ReplicaSet,
+    fake_servers,
+)
+from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS
@@ -90,7 +95,7 @@ class World:
     server: tuple[str, int]
 
     @contextlib.contextmanager
-    def meets(self, meet: peers.Meet) -> Iterator[Trouble]:
+    def meets(self, meet: fake_servers.Meet) -> Iterator[Trouble]:
         with Peer(meet) as peer:
             yield Trouble(peer.uri, {"tls": True, "tlsCAFile": self.file}, peer)
 
@@ -99,7 +104,7 @@ class World:
         with self.meets(self.behind(certificate)) as trouble:
             yield trouble
 
-    def behind(self, certificate: trustme.LeafCert) -> peers.Meet:
+    def behind(self, certificate: trustme.LeafCert) -> fake_servers.Meet:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificate.configure_cert(context)
         return with_tls(self.server, context)
@@ -142,7 +147,7 @@ HOPELESS: dict[str, tuple[Made, str, RetryReason, str, int]] = {
         "certificate", RetryReason.TLS_ERROR, "has expired", 2,
     ),
     "no TLS": (
-        lambda world: world.meets(peers.answers_in_plain_text),
+        lambda world: world.meets(fake_servers.answers_in_plain_text),
         "plain_port", RetryReason.TLS_ERROR, "the server's TLS mode", 2,
     ),
     # Such a server answers, and no check of it fails.
@@ -193,9 +198,10 @@ def test_fails_at_the_second_check(
 
 PASSING: dict[str, tuple[Made, dict[str, Any]]] = {
     "refused": (lambda _: contextlib.nullcontext(Trouble(NOBODY)), {}),
-    "reset": (lambda world: world.meets(peers.resets), {}),
-    "hangs up": (lambda world: world.meets(peers.hangs_up), {}),
-    "handshake timeout": (lambda world: world.meets(peers.is_silent), {"connectTimeoutMS": 50}),
+    "reset": (lambda world: world.meets(fake_servers.resets), {}),
+    "hangs up": (lambda world: world.meets(fake_servers.hangs_up), {}),
+    "handshake timeout": (
+        lambda world: world.meets(fake_servers.is_silent), {"connectTimeoutMS": 50}),
     "unresolvable": (lambda _: contextlib.nullcontext(Trouble("mongodb://nobody.invalid/")), {}),
     "not valid yet": (lambda world: world.shows(known_to(world, not_before=TOMORROW)), {}),
     "down, and a set's name": (

@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Standalone,
     faults,
 )
-from pymongo_resilience_instrumentation.testbed.menus import NETWORK
+from pymongo_resilience_instrumentation.testbed.fault_catalog import NETWORK
 
 Make = Callable[[Any], object]
 

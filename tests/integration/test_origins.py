@@ -100,7 +100,7 @@ def test_the_earlier_error_names_the_earlier_server(
 ) -> None:
     """No server for the retry: the error, and so the address, is that of the first attempt."""
     telemetry = instrument()
-    gate = Gate()
+    gate = BlackHolePort()
     client = side.client(
         replica_set.uri,
         server_selector=gate,
@@ -118,7 +118,7 @@ def test_the_earlier_error_names_the_earlier_server(
     assert second is None, "the retry had none"
 
 
-class Gate:
+class BlackHolePort:
     """Lets so many selections through, then none."""
 
     closes_after: int | None = None

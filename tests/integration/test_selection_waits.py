@@ -12,7 +12,7 @@ import pytest
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
-from pymongo_resilience_instrumentation.timeouts import seen_waits
+from pymongo_resilience_instrumentation.timeouts import wait_times
 from support.clients import SentCommands, Side, wait_until
 from support.interruption import interrupt
 from support.telemetry import Instrument
@@ -126,7 +126,7 @@ def test_one_that_waited_in_vain(side: Side, instrument: Instrument) -> None:
     assert waits(telemetry) == {("find", "timed_out"): 1}
 
 
-class Gate:
+class BlackHolePort:
     """A server selector of an application that wants no server at its next look."""
 
     closed = False
@@ -140,7 +140,7 @@ def test_each_attempt_has_a_wait_of_its_own(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(overload_retargeting=False)
-    gate = Gate()
+    gate = BlackHolePort()
     client = side.client(proxy.uri, server_selector=gate)
     side.do(client.admin.command, "ping")
     proxy.inject(Overload("insert", 2))
@@ -184,7 +184,7 @@ def test_one_that_was_interrupted_afterwards(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument()
-    gate = Gate()
+    gate = BlackHolePort()
     client = side.client(proxy.uri, server_selector=gate, event_listeners=[Interrupting()])
     side.do(client.admin.command, "ping")
     gate.closed = True
@@ -199,7 +199,7 @@ def test_a_commit_s_wait_is_measured_without_a_span_of_its_own(
 ) -> None:
     control[database].create_collection("coll")
     telemetry = instrument(timeout_ms=20_000)
-    gate = Gate()
+    gate = BlackHolePort()
     client = side.client(proxy.uri, server_selector=gate)
     session = side.do(client.start_session)
     side.do(session.start_transaction)
@@ -237,7 +237,7 @@ def test_a_fault_of_ours_waits_as_ever(
     def raises(*_: Any) -> None:
         raise LookupError("ours")
 
-    monkeypatch.setattr(seen_waits.Wait, broken, raises)
+    monkeypatch.setattr(wait_times.Wait, broken, raises)
     with once_it_waits(proxy.clear):
         assert side.do(client[database].coll.find_one) is None
     assert "internal error in pymongo-resilience" in caplog.text

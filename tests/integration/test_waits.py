@@ -21,7 +21,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.gate import Gate
+from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side
 from support.handshakes import LOGIN, USER, Handshakes, find_server
@@ -166,13 +166,13 @@ def test_selection_has_its_own_timeout_without_a_deadline_and_without_an_end(
 
 
 @pytest.fixture
-def gate(server: EmbeddedServer) -> Iterator[Gate]:
-    with Gate(server.address) as running:
+def gate(server: EmbeddedServer) -> Iterator[BlackHolePort]:
+    with BlackHolePort(server.address) as running:
         yield running
 
 
 @contextlib.contextmanager
-def shut(gate: Gate) -> Iterator[None]:
+def shut(gate: BlackHolePort) -> Iterator[None]:
     gate.shut()
     try:
         yield
@@ -188,7 +188,7 @@ ALWAYS_CONNECTS: dict[str, Any] = {"maxIdleTimeMS": 1}
 class Opens:
     """A strategy that lets the next attempt connect."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: BlackHolePort) -> None:
         self._gate = gate
 
     def retry_after(self, operation: Any, failure: Any, /) -> RetryAction:
@@ -198,7 +198,7 @@ class Opens:
 
 @pytest.mark.parametrize("shortest", ["connectTimeoutMS", "serverSelectionTimeoutMS"])
 def test_connecting_ends_in_time_and_is_repeated_since_nothing_was_sent(
-    shortest: str, gate: Gate, side: Side, database: str, instrument: Instrument
+    shortest: str, gate: BlackHolePort, side: Side, database: str, instrument: Instrument
 ) -> None:
     """pymongo alone goes on until the deadline."""
     telemetry = instrument(strategy=Opens(gate), timeout_ms=PLENTY_MS)
@@ -216,7 +216,7 @@ def test_connecting_ends_in_time_and_is_repeated_since_nothing_was_sent(
 
 
 def test_connecting_that_ends_with_its_own_timeout_is_no_expiry(
-    gate: Gate, side: Side, database: str, instrument: Instrument
+    gate: BlackHolePort, side: Side, database: str, instrument: Instrument
 ) -> None:
     """Where it is not repeated, it is the driver's error: the operation has time left."""
     instrument(timeout_ms=PLENTY_MS)
@@ -229,7 +229,7 @@ def test_connecting_that_ends_with_its_own_timeout_is_no_expiry(
 
 
 def test_connecting_ends_with_the_deadline(
-    gate: Gate, side: Side, database: str, instrument: Instrument
+    gate: BlackHolePort, side: Side, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument()
     client = side.client(gate.uri, **ALWAYS_CONNECTS)
@@ -245,7 +245,7 @@ def test_connecting_ends_with_the_deadline(
 
 
 def test_without_a_deadline_connecting_has_its_own_timeout(
-    gate: Gate, side: Side, database: str, instrument: Instrument
+    gate: BlackHolePort, side: Side, database: str, instrument: Instrument
 ) -> None:
     instrument(max_retries=0)
     client = side.client(gate.uri, connectTimeoutMS=300, retryReads=False, **ALWAYS_CONNECTS)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.budget import TokenBucket
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.timeouts.seen_waits import Wait
+    from pymongo_resilience_instrumentation.timeouts.wait_times import Wait
 
 
 class PoolSizes(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the sides tell the process that conducts them; plain data, safe to pickle."""
+"""Messages of the contenders to the parent process; plain data, safe to pickle."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 from pymongo_resilience_instrumentation.telemetry import semconv
 
-from .sides import Side
+from .contenders import Side
 from .tables import milliseconds, sides_table
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pymongo
 
 import pymongo_resilience
 
-from .sides import Side
+from .contenders import Side
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 
-from .board import shown
-from .company import Company
-from .conductor import Conductor
+from .contenders import Side
+from .live_view import shown
+from .process_pool import ProcessPool
 from .report import report, save_svg
 from .result import Result
-from .sides import Side
+from .runner import Runner
 from .tally import Tally
 from .worker import Settings
 from .workload import prepare
@@ -73,11 +73,11 @@ def play(options: Options, console: Console) -> Result:
         settings = [
             Settings(side, replica_sets[side].uri, options.otlp, _TRACED_PHASE) for side in Side
         ]
-        company = stack.enter_context(Company(settings))
-        conductor = Conductor(company, replica_sets, tally)
+        process_pool = stack.enter_context(ProcessPool(settings))
+        runner = Runner(process_pool, replica_sets, tally)
         started = time.monotonic()
         with shown(tally, options.seconds, console) as display:
-            conductor.run(options.seconds, options.seed, display)
+            runner.run(options.seconds, options.seed, display)
         duration = time.monotonic() - started
         tally.phase = ""
         return Result(
@@ -85,10 +85,10 @@ def play(options: Options, console: Console) -> Result:
             seconds=options.seconds,
             duration=duration,
             tally=tally,
-            farewells=company.farewell(),
+            farewells=process_pool.farewell(),
             balances={
                 side: ledger.balance(direct[side.database])
-                for side, ledger in conductor.ledgers.items()
+                for side, ledger in runner.ledgers.items()
             },
-            faults=conductor.faults,
+            faults=runner.faults,
         )

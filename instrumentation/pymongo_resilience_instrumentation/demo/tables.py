@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from .sides import Side
+from .contenders import Side
 from .timeline import TIMELINE
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .contenders import Side
     from .messages import Outcome
-    from .sides import Side
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo.errors import PyMongoError
 
+from .contenders import Counts, Side, connect
 from .messages import Farewell, Outcome
-from .sides import Counts, Side, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class _Notes(logging.Handler):
         self._first.setdefault((record.name, record.levelno), line[:_NOTE_LENGTH])
 
 
-def main(settings: Settings, conductor: Connection[Any, Any]) -> None:
+def main(settings: Settings, runner: Connection[Any, Any]) -> None:
     """Obey: a :class:`Step` is run and answered by its Outcome, ``None`` by the Farewell.
 
     Returns when the other end of the connection is gone.
@@ -69,14 +69,14 @@ def main(settings: Settings, conductor: Connection[Any, Any]) -> None:
     recorder, telemetry = _telemetry(settings)
     run, counts = connect(settings.side, settings.uri, telemetry.providers if telemetry else {})
     try:
-        conductor.send(None)
-        while (step := conductor.recv()) is not None:
+        runner.send(None)
+        while (step := runner.recv()) is not None:
             if recorder is not None:
                 recorder.phase = step.phase
-            conductor.send(_outcome(run, counts, step))
+            runner.send(_outcome(run, counts, step))
         if telemetry is not None:
             telemetry.shutdown()
-        conductor.send(_farewell(recorder, notes))
+        runner.send(_farewell(recorder, notes))
     except (EOFError, OSError):
         return
 

@@ -41,7 +41,7 @@ from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
 from pymongo_resilience_instrumentation.selection.terminal_causes import terminal_cause
-from pymongo_resilience_instrumentation.timeouts import seen_waits
+from pymongo_resilience_instrumentation.timeouts import wait_times
 from pymongo_resilience_instrumentation.timeouts.errors import elapsed, timed_out
 
 from . import deprioritized
@@ -164,7 +164,7 @@ class Attempts:
                 deprioritized.end(self._avoiding, self._avoided)
             self._avoided = None
         if self.call.waits:
-            seen_waits.over(self.call, None if self.reached_connection else error)
+            wait_times.over(self.call, None if self.reached_connection else error)
         if not self.call.ended:
             self.call.selected = driver.retry_loop.server(self._loop)
         driver.retry_loop.replace_func(self._loop, self._func)
@@ -276,7 +276,7 @@ class Attempts:
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
         if self.call.waits:
-            seen_waits.over(self.call, None if self.reached_connection else error)
+            wait_times.over(self.call, None if self.reached_connection else error)
         progress = driver.retry_loop.bulk_progress(self._loop)
         if self._progress is not None and progress != self._progress:
             operation.next_command()

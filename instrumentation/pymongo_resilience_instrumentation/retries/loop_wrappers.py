@@ -16,7 +16,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE
 from pymongo_resilience_instrumentation.failures.errors_raised import end_with, raise_alone
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.timeouts import seen_waits
+from pymongo_resilience_instrumentation.timeouts import wait_times
 
 from . import deprioritized
 from .attempts import Attempts, GaveUp
@@ -85,7 +85,7 @@ class _Sync(_Run):
                 raise
             else:
                 if call.waits:
-                    seen_waits.over(call, None)
+                    wait_times.over(call, None)
                 if not call.ended:
                     call.selected = driver.retry_loop.server(loop)
                 return result
@@ -147,7 +147,7 @@ class _Async(_Run):
                 raise
             else:
                 if call.waits:
-                    seen_waits.over(call, None)
+                    wait_times.over(call, None)
                 if not call.ended:
                     call.selected = driver.retry_loop.server(loop)
                 return result
@@ -193,6 +193,6 @@ def undo(work: Any, around: Call | None, error: BaseException) -> None:
 
 def _interrupted(call: Call, loop: Any, error: BaseException) -> None:
     if call.waits:
-        seen_waits.over(call, None if driver.retry_loop.reached_connection(error) else error)
+        wait_times.over(call, None if driver.retry_loop.reached_connection(error) else error)
     if not call.ended:
         call.selected = driver.retry_loop.server(loop)

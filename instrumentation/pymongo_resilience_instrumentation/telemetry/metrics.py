@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_attributes
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
-from pymongo_resilience_instrumentation.timeouts.seen_waits import For
+from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv
 from .instruments import Instruments

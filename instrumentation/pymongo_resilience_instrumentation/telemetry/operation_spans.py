@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures.classify import attribute
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
-from pymongo_resilience_instrumentation.timeouts.seen_waits import For
+from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv
 from .listeners import publish_without_events

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from .fault import refused, whole
-from .menus import FAILOVER, NETWORK, SERVER, restart
+from .fault_catalog import FAILOVER, NETWORK, SERVER, restart
 from .replica_set import ReplicaSet
 from .scenario import Scenario
 from .sharded_cluster import ShardedCluster
@@ -102,7 +102,7 @@ def _deployment(options: Options) -> Deployment:
 
 
 def _fitting(on: Any, deployment: Deployment) -> Any:
-    """The menus mean a replica set of three; elsewhere every member does what a primary does."""
+    """The catalog assumes a replica set of three; other members act as primaries."""
     count = len(deployment.members)
     if isinstance(on, int):
         return on % count

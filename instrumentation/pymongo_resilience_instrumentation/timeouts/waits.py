@@ -14,7 +14,7 @@ from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.interception.within import within
 
-from .seen_waits import For, seen, seen_connecting
+from .wait_times import For, seen, seen_connecting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Leads all sides through the timeline in lockstep, each behind a proxy of its own."""
+"""Runs the timeline on all contenders step by step, each behind a proxy of its own."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from .contenders import Side
 from .ledger import Ledger
-from .sides import Side
 from .timeline import TIMELINE, Scene
 from .workload import Step
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.testbed import ReplicaSet
 
-    from .board import Display
-    from .company import Company
+    from .live_view import Display
+    from .process_pool import ProcessPool
     from .tally import Tally
 
 _PACE: Final = 0.02
 
 
-class Conductor:
+class Runner:
     """Runs the timeline once. Not thread-safe."""
 
     def __init__(
-        self, company: Company, replica_sets: dict[Side, ReplicaSet], tally: Tally
+        self, process_pool: ProcessPool, replica_sets: dict[Side, ReplicaSet], tally: Tally
     ) -> None:
         self.ledgers = {side: Ledger() for side in Side}
         self.faults: dict[Side, Counter[str]] = {side: Counter() for side in Side}
-        self._company = company
+        self._company = process_pool
         self._replica_sets = replica_sets
         self._tally = tally
         self._steps = 0

@@ -1,4 +1,4 @@
-"""The three sides: how each application talks to its database."""
+"""The three contenders: plain pymongo, a naive retry loop, and pymongo-resilience."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ def prepare(state: str) -> Callable[[Any], Any]:
     if state == TENACITY:
         return _tenacity()
     if who == BY_HAND:
-        import by_hand
+        import sdk_floor
 
-        return by_hand.around
+        return sdk_floor.around
     if who == CONTRIB:
         from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 

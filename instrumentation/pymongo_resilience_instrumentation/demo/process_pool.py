@@ -1,4 +1,4 @@
-"""The conductor's end of the three side processes: all take a step, the slowest sets the pace."""
+"""The parent's end of the three processes: all run the same step, and wait for the slowest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
     from types import TracebackType
 
-    from .sides import Side
+    from .contenders import Side
     from .workload import Step
 
 _START_TIMEOUT: Final = 60.0
@@ -29,7 +29,7 @@ class DemoError(RuntimeError):
     """The demonstration itself failed; its message says how."""
 
 
-class Company:
+class ProcessPool:
     """Starts one process per side, on entering; ends them all, on leaving. Not thread-safe."""
 
     def __init__(self, settings: list[worker.Settings]) -> None:

@@ -18,7 +18,7 @@ FULL = 0.2
 CHUNK = 65536
 
 
-class Gate(Running):
+class BlackHolePort(Running):
     """Thread-safe but for ``open`` and ``shut``, which belong to one thread at a time."""
 
     def __init__(self, server: tuple[str, int]) -> None:

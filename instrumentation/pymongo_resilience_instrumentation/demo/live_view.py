@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from .sides import Side
+from .contenders import Side
 from .tables import phase_cell, sides_table
 
 if TYPE_CHECKING:

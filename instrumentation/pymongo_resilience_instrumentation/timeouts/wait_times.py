@@ -1,5 +1,4 @@
-"""The waits of an operation for a server and for a connection: seen where it has to wait, and
-nowhere else.
+"""How long an operation waits for a server and for a connection, where it has to wait.
 
 A selection that finds its server at once, and a check-out that finds a connection, are not
 measured: that would cost every operation as much as all the rest of its metrics.

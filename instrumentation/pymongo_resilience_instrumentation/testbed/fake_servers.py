@@ -1,4 +1,4 @@
-"""What may answer a client of pymongo's on a port, other than a server that it can use.
+"""Servers that a client cannot use: each accepts connections and answers in one wrong way.
 
 Not thread-safe but for ``meet``: a peer is started and stopped by one thread.
 """

@@ -1,0 +1,184 @@
+"""The faults that random scenarios choose from: each recipe makes one fault.
+
+Every fault ends within two seconds, whether it has struck or not: an operation
+with a deadline of twenty can outlast each of them, and a few together. None cuts more than three
+handshakes in a row: drivers take those for overload, of which they repeat five in all.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from .faults import (
+    BlackHole,
+    CutAfter,
+    CutAtHandshake,
+    CutBefore,
+    Election,
+    Fail,
+    FailWriteConcern,
+    NotPrimary,
+    Overload,
+    PoolClearingStorm,
+    RateLimit,
+    Refuse,
+    Reset,
+    Restart,
+)
+from .scenario import Strike, strike
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from .deployment import Target
+    from .fault import Fault
+
+    Recipe = Callable[[random.Random], Strike]
+
+WRITES: Final = ("insert", "update", "findAndModify", "commitTransaction")
+COMMANDS: Final = (*WRITES, "find", None)
+"""Commands to aim at; ``None`` is any."""
+WITHIN: Final = 2.0
+"""Seconds after which a fault waits no longer for a command to strike."""
+TRANSIENT_CODES: Final = {
+    6: "HostUnreachable",
+    7: "HostNotFound",
+    89: "NetworkTimeout",
+    91: "ShutdownInProgress",
+    189: "PrimarySteppedDown",
+    262: "ExceededTimeLimit",
+    9001: "SocketException",
+    11600: "InterruptedAtShutdown",
+    11602: "InterruptedDueToReplStateChange",
+}
+"""What mongod answers to a retryable write that it did not execute, and may be asked again."""
+
+
+def cut_before(dice: random.Random) -> Strike:
+    """Up to four commands in a row never reach the server."""
+    return _command(CutBefore, dice, COMMANDS, times=dice.randint(1, 4))
+
+
+def cut_after(dice: random.Random) -> Strike:
+    """Up to four replies in a row are lost."""
+    return _command(CutAfter, dice, COMMANDS, times=dice.randint(1, 4))
+
+
+def cut_at_handshake(dice: random.Random) -> Strike:
+    """A few new connections break at their first message."""
+    return strike(CutAtHandshake, times=dice.randint(1, 3), on="primary", within=WITHIN)
+
+
+def reset(dice: random.Random) -> Strike:
+    """All connections of a member, or of all."""
+    return strike(Reset, on=_anyone(dice))
+
+
+def refuse(dice: random.Random) -> Strike:
+    """A member cannot be reached for a moment."""
+    return strike(Refuse, _tenths(dice, 2, 8), on=_anyone(dice))
+
+
+def black_hole(dice: random.Random) -> Strike:
+    """A member accepts connections and never responds."""
+    return strike(BlackHole, _tenths(dice, 3, 12), on=_anyone(dice))
+
+
+def pool_clearing_storm(dice: random.Random) -> Strike:
+    """All connections of the primary, two or three times within a second."""
+    return strike(PoolClearingStorm, times=dice.randint(2, 3), every=0.25, on="primary")
+
+
+def election(dice: random.Random) -> Strike:
+    """No primary for a second or two."""
+    return strike(Election, gap=_tenths(dice, 3, 20))
+
+
+def restart(dice: random.Random) -> Strike:
+    """A member goes and comes back, the primary too."""
+    return strike(Restart, downtime=_tenths(dice, 3, 15), gap=_tenths(dice, 1, 8), on=_anyone(dice))
+
+
+def not_primary(dice: random.Random) -> Strike:
+    """Commands meet a member that is no longer primary, and does not say so in hello."""
+    return _command(NotPrimary, dice, WRITES, times=dice.randint(1, 3))
+
+
+def overload(dice: random.Random) -> Strike:
+    """Some commands are shed, at times with a hint how long to wait."""
+    hint = dice.choice((None, None, 0.05))
+    return _command(Overload, dice, COMMANDS, times=dice.randint(1, 12), base_backoff=hint)
+
+
+def rate_limit(dice: random.Random) -> Strike:
+    """The primary admits fewer commands than there are for a while."""
+    return strike(RateLimit, dice.randint(50, 200), seconds=_tenths(dice, 5, 20), on="primary")
+
+
+def server_error(dice: random.Random) -> Strike:
+    """Commands are refused with an error that a retry may mend."""
+    return _command(Fail, dice, WRITES, times=dice.randint(1, 4), **_transient(dice))
+
+
+def write_concern_error(dice: random.Random) -> Strike:
+    """Writes are executed, and answered with an error that a retry may mend."""
+    return _command(FailWriteConcern, dice, WRITES, times=dice.randint(1, 3), **_transient(dice))
+
+
+NETWORK: Final[Sequence[Recipe]] = (
+    cut_before,
+    cut_after,
+    cut_after,
+    cut_at_handshake,
+    reset,
+    refuse,
+    black_hole,
+    pool_clearing_storm,
+)
+"""Faults of the network alone; the one that tells lost from doubled twice as often."""
+FAILOVER: Final[Sequence[Recipe]] = (election, restart, not_primary)
+"""Elections, restarts, and members that are late to notice."""
+SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error, write_concern_error)
+"""Overload, and errors of the server's own."""
+
+
+def alone(recipe: Recipe) -> Recipe:
+    """The same fault, for the only member of a :class:`Standalone`."""
+
+    @functools.wraps(recipe)
+    def on_the_only_one(dice: random.Random) -> Strike:
+        return replace(recipe(dice), on="all")
+
+    return on_the_only_one
+
+
+STANDALONE: Final[Sequence[Recipe]] = tuple(map(alone, (*NETWORK, restart)))
+"""What a server without replication meets of the network, and restarts."""
+STANDALONE_SERVER: Final[Sequence[Recipe]] = tuple(map(alone, SERVER))
+"""Overload, and errors of its own."""
+
+
+def _command(
+    kind: Callable[..., Fault],
+    dice: random.Random,
+    commands: Sequence[str | None],
+    **options: object,
+) -> Strike:
+    return strike(kind, dice.choice(commands), on="primary", within=WITHIN, **options)
+
+
+def _transient(dice: random.Random) -> dict[str, object]:
+    code = dice.choice(tuple(TRANSIENT_CODES))
+    return {"code": code, "name": TRANSIENT_CODES[code], "labels": ["RetryableWriteError"]}
+
+
+def _anyone(dice: random.Random) -> Target:
+    return dice.choice(("primary", "secondary", 0, 1, 2))
+
+
+def _tenths(dice: random.Random, low: int, high: int) -> float:
+    """A number of seconds between two numbers of tenths."""
+    return dice.randint(low, high) / 10
