@@ -22,6 +22,8 @@ from support.hostile_input import bson_values, cluster_times, examples, topology
 REMOVED = object()
 PATIENCE_MS = (80, 2000)
 """Time to select a server: little at first, plenty where that may have made the difference."""
+NO_HEARTBEAT_MS = 600_000
+"""Servers are checked where a selection asks for it: the operation is the first to see a reset."""
 
 addresses = st.sampled_from(
     [
@@ -170,6 +172,11 @@ def fare(laboratory: Laboratory, absurdity: list[tuple[str, Any]], *, healthy: b
             laboratory.proxy.inject(Absurd(absurdity))
         client = laboratory.client()
         if healthy:
+            # A selection that finds no server yet asks for another check, half a second later.
+            laboratory.side.do(client._get_topology)
+            direct = laboratory.options.get("directConnection")
+            members = 1 if direct else len(laboratory.proxy.members)
+            laboratory.side.wait_for_members(client, members)
             wait_until(lambda: succeeds(work))  # or finds none yet, with as little patience
             laboratory.proxy.inject(Absurd(absurdity))
             laboratory.proxy.inject(Reset())
@@ -190,6 +197,7 @@ def alike(ours: Outcome, plain: Outcome) -> bool:
 
 
 @example(absurdity=[("connectionId", "7")], healthy=True, strategy="driver", direct=False)
+@example(absurdity=[("maxWireVersion", [])], healthy=True, strategy="driver", direct=True)
 @examples(8)
 @given(
     absurdity=changes,
@@ -205,7 +213,10 @@ def test_any_hello(
     laboratory: Laboratory,
 ) -> None:
     for patience in PATIENCE_MS:
-        laboratory.options = {"serverSelectionTimeoutMS": patience}
+        laboratory.options = {
+            "serverSelectionTimeoutMS": patience,
+            "heartbeatFrequencyMS": NO_HEARTBEAT_MS,
+        }
         if direct:
             laboratory.options |= {"directConnection": True, "replicaSet": None}
         plain = fare(laboratory, absurdity, healthy=healthy)
