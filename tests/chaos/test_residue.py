@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import signal
 import warnings
@@ -16,11 +17,13 @@ from opentelemetry import context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
+from pymongo import monitoring
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.chaos.interruptions import INTERRUPTIONS, Interrupted
 from support.chaos.play_scene import Scene
 from support.chaos.residue import OpenSpans, no_residue, no_residue_async
 from support.chaos.residue_plays import PLAYS, many_clients, retried
+from support.clients import fail_command
 
 import pymongo_resilience
 from pymongo_resilience import Config
@@ -118,6 +121,49 @@ def test_nothing_is_left_with_all_switched_on_that_is_off_by_default(
     finally:
         pymongo_resilience.uninstrument()
     assert spans.ended > 0
+
+
+OF_A_CALL = r"_instrumentation\.(calls\.Call|cleanup\.work\.CleanupCall|.*\.CursorTimeout)"
+"""A context keeps the call that was current in it, and that what it says of a cursor."""
+
+
+class KeptContexts(monitoring.CommandListener):
+    """As a connection or a task that is made inside of a call keeps the context it was made in."""
+
+    def __init__(self) -> None:
+        self.all: list[contextvars.Context] = []
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        self.all.append(contextvars.copy_context())
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+
+
+def test_a_context_kept_from_inside_a_call_keeps_no_timeout_in_force(
+    scene: Scene, spans: OpenSpans
+) -> None:
+    kept = KeptContexts()
+
+    def use() -> None:
+        with scene.client(event_listeners=[kept]) as client:
+            coll = client[scene.database].coll
+            scene.do(coll.insert_many, [{} for _ in range(3)])
+            with fail_command(scene.control, "find", closeConnection=True, times=1):
+                scene.do(coll.find_one)
+            with fail_command(scene.control, "insert", errorCode=121, times=1):
+                with pytest.raises(pymongo.errors.PyMongoError):
+                    scene.do(coll.insert_one, {})
+            cursor = coll.find(batch_size=2)
+            scene.do(cursor.to_list)
+
+    # What is set and cached once, on first use, is no residue.
+    use()
+    kept.all.clear()
+    with no_residue(spans=spans, context=scene.context, pause=scene.pause, allowed=OF_A_CALL):
+        use()
+    assert len(kept.all) > 4
 
 
 UNCLOSED = r"descriptor: socket|task: .* Member\._attend|_instrumentation\.calls\."
