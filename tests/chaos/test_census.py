@@ -175,6 +175,18 @@ def test_a_variable_that_is_taken_away_is_missed() -> None:
             context.detach(token)
 
 
+WITH_A_DEFAULT = contextvars.ContextVar("with a default", default=0.0)
+
+
+def test_a_variable_that_is_set_to_its_default_is_none_left() -> None:
+    changed = contextvars.copy_context()
+    with no_residue(within=0.05, context=changed):
+        changed.run(WITH_A_DEFAULT.set, 0.0)
+    with pytest.raises(ResidueError, match="1 x context variable: with a default"):
+        with no_residue(within=0.05, context=changed):
+            changed.run(WITH_A_DEFAULT.set, 1.0)
+
+
 def test_the_variables_are_those_of_the_context_given() -> None:
     other = contextvars.copy_context()
     with no_residue(within=0.05):

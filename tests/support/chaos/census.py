@@ -143,7 +143,10 @@ def _variables(context: Context) -> Things:
     nothing = Context()
     found: Things = {}
     for variable, value in context.items():
-        default = nothing.run(variable.get, None)
+        try:
+            default = nothing.run(variable.get)
+        except LookupError:
+            default = None
         if value is not default and value != default:
             found[variable, id(value)] = f"{variable.name} = {value!r:.60}"
     return found
