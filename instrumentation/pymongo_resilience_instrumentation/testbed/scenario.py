@@ -121,7 +121,9 @@ class Scenario:
         :param every: seconds between two faults, on average.
         """
         if not recipes:
-            raise refused("recipes", recipes, "at least one recipe, for example those of menus")
+            raise refused(
+                "recipes", recipes, "at least one recipe, for example those of fault_catalog"
+            )
         positive("seconds", seconds)
         positive("every", every)
         dice = random.Random(whole("seed", seed, least=0))  # noqa: S311 (random faults, not secrets)
