@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side
@@ -118,5 +119,6 @@ def instrument() -> Iterator[Instrument]:
         return Telemetry(exporter, reader, decisions)
 
     yield start
-    if pymongo_resilience.is_instrumented():
+    # Whether it is on or off at this moment: what was switched off is still instrumented.
+    if PymongoResilienceInstrumentor()._settings is not None:
         pymongo_resilience.uninstrument()
