@@ -59,7 +59,12 @@ def set_active(active: bool) -> Iterator[None]:
     """
     current, block = enabled_flag.current, enabled_flag.Block(active)
     try:
-        current.enter(block)
-        yield
-    finally:
+        try:
+            current.enter(block)
+            yield
+        finally:
+            current.leave(block)
+    except BaseException:
+        # Again: an exception of a signal handler may have struck inside.
         current.leave(block)
+        raise
