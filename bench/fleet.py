@@ -25,6 +25,7 @@ from overload_server import Capacity
 
 from pymongo_resilience import backoff
 from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.clock import Clock
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
@@ -53,15 +54,15 @@ class Policy:
 
     name: str
     retries: int
-    budget: Callable[[], RetryBudget] | None = None
+    budget: Callable[[Clock], RetryBudget] | None = None
 
 
 POLICIES = (
     Policy("no retries", 0),
     Policy("two retries", 2),
     Policy("five retries, off", 5),
-    Policy("five retries, tokens", 5, TokenBucket),
-    Policy("five retries, ratio", 5, RatioBudget),
+    Policy("five retries, tokens", 5, lambda _: TokenBucket()),
+    Policy("five retries, ratio", 5, lambda clock: RatioBudget(clock=clock)),
 )
 BASE, OURS = POLICIES[0].name, POLICIES[-1].name
 
@@ -72,7 +73,9 @@ def candidates() -> Iterator[Policy]:
         yield Policy(
             f"{reserve}, {debt}, {ratio}",
             5,
-            lambda reserve=reserve, debt=debt, ratio=ratio: RatioBudget(reserve, debt, ratio),
+            lambda clock, reserve=reserve, debt=debt, ratio=ratio: RatioBudget(
+                reserve, debt, ratio, clock=clock
+            ),
         )
 
 
@@ -153,7 +156,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     strategy = FastFailOnTerminalError(lambda attempt: backoff.exponential(attempt, jitter))
     chance = random.Random(seed + 2)  # noqa: S311
     server = Capacity(case.rate, case.rate * case.queue_s, case.rejection)
-    budgets = [None if policy.budget is None else policy.budget() for _ in range(case.clients)]
+    budgets = [None if policy.budget is None else policy.budget(clock) for _ in range(case.clients)]
     phases = [(seconds, load * case.rate) for seconds, load in case.phases]
     number = itertools.count()
     events: list[tuple[float, int, Failure | bool | None, _Call]] = [

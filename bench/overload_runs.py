@@ -24,7 +24,7 @@ MOST_TRIES = 2
 NO_RETRIES = Side("no retries", options=ONCE)
 IMMEDIATE = Side("immediate retries", options=ONCE, attempts=1 + RETRIES)
 PLAIN = Side("plain pymongo")
-LIBRARY = Side("this library", config={})
+LIBRARY = Side("this library", config={"retry_budget": "off"})
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def percentile(ordered: list[float], part: float) -> float:
 
 def adaptive(sizes: Sizes) -> Side:
     each = max(1, sizes.tokens // (sizes.processes * sizes.clients))
-    config = {"adaptive_retries": True, "retry_token_capacity": each}
+    config = {"retry_budget": "tokens", "retry_token_capacity": each}
     return Side("this library, adaptive", config=config)
 
 

@@ -6,12 +6,18 @@ errors alone. docs/overload.md has the simulation that the numbers of the first 
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+from pymongo_resilience.failure import Stage
+
 if TYPE_CHECKING:
     from collections.abc import MutableSet
+
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.failure import Failure
 
 CAPACITY = 1000.0
 RETURN_RATE = 0.1
@@ -27,6 +33,11 @@ RATIO = 0.2
 """What a success earns: with more than one failed attempt in six, the account runs empty."""
 
 
+FORGOTTEN_S = 60.0
+"""Seconds without a failed attempt after which the account is full: what happened before says
+nothing of the server now, and a quiet client may always retry."""
+
+
 class RetryBudget:
     """Full at first. Thread- and task-safe: a lock that is held for an addition, reentrant for what
     a signal handler or a finalizer of the application's does meanwhile.
@@ -35,6 +46,10 @@ class RetryBudget:
     """
 
     __slots__ = ("_incomplete", "_least", "_lock", "_most", "_tenths")
+
+    holds_back = False
+    """Whether a retry that it does not allow has to wait, unless a server has rejected the command:
+    else it is declined after every overload error, and made as always after others."""
 
     def __init__(
         self, most: float, least: float, incomplete: MutableSet[RetryBudget] | None = None
@@ -48,7 +63,7 @@ class RetryBudget:
 
     @property
     def tokens(self) -> float:
-        """What retries may spend right now."""
+        """What retries after overload errors may spend right now."""
         return max(0, self._tenths) / 10
 
     @abstractmethod
@@ -68,6 +83,10 @@ class RetryBudget:
     def succeeded(self, *, retried: bool) -> None:
         """A command was answered well, at its first attempt or at a later one."""
 
+    def is_rejection(self, failure: Failure) -> bool:
+        """Whether it counts as overload here."""
+        return failure.overloaded
+
     def deposit(self, tokens: float) -> None:
         """Put them in; what exceeds the capacity is lost."""
         self._add(_tenths(tokens))
@@ -80,20 +99,27 @@ class RetryBudget:
     def _add(self, tenths: int) -> None:
         with self._lock:
             self._tenths = min(self._most, max(self._least, self._tenths + tenths))
-            if self._tenths < self._most:
-                self._incomplete.add(self)
-            else:
+            if self._is_full():
                 self._incomplete.discard(self)
+            else:
+                self._incomplete.add(self)
+
+    def _is_full(self) -> bool:
+        return self._tenths == self._most
 
 
 class RatioBudget(RetryBudget):
     """Retries in proportion to what succeeds, for every reason.
 
     Each failed attempt costs a token and each success earns a part of one; a retry needs what is
-    left to be more than nothing. Source: gRPC A6, "Throttling Retry Attempts and Hedged RPCs".
+    left to be more than nothing. There are two accounts, one for what a server rejected as
+    overloaded and one for the rest: an election must not use up what rejections after it need.
+    Source: gRPC A6, "Throttling Retry Attempts and Hedged RPCs".
     """
 
-    __slots__ = ("_earned",)
+    __slots__ = ("_clock", "_earned", "_failed_at", "_others")
+
+    holds_back = True
 
     def __init__(
         self,
@@ -101,22 +127,62 @@ class RatioBudget(RetryBudget):
         debt: float = DEBT,
         ratio: float = RATIO,
         incomplete: MutableSet[RetryBudget] | None = None,
+        *,
+        clock: Clock | None = None,
     ) -> None:
+        """Without a ``clock`` nothing is forgotten."""
         super().__init__(reserve, -debt, incomplete)
         self._earned = _tenths(ratio)
+        self._clock = clock
+        self._failed_at = -math.inf
+        self._others = self._most
 
-    def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:  # noqa: ARG002 - all cost the same
-        if distress:
-            self._add(-10)
+    @property
+    def tokens(self) -> float:
+        return self._most / 10 if self._is_forgotten(self._now()) else super().tokens
 
-    def allows(self, *, overloaded: bool) -> bool:  # noqa: ARG002 - as above
-        return self._tenths > 0
+    def _now(self) -> float:
+        return 0.0 if self._clock is None else self._clock.now()
+
+    def _is_forgotten(self, now: float) -> bool:
+        return now - self._failed_at >= FORGOTTEN_S
+
+    def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:  # noqa: ARG002 - both cost the same
+        if not distress:
+            return
+        now = self._now()
+        with self._lock:
+            if self._is_forgotten(now):
+                self._tenths = self._others = self._most
+            self._failed_at = now
+            if overloaded:
+                self._add(-10)
+            else:
+                self._others = max(self._least, self._others - 10)
+                self._add(0)
+
+    def allows(self, *, overloaded: bool) -> bool:
+        return (self._tenths if overloaded else self._others) > 0
 
     def never_repeated(self, *, overloaded: bool) -> None:
         """The failure has cost, not the retry."""
 
     def succeeded(self, *, retried: bool) -> None:  # noqa: ARG002 - as above
-        self._add(self._earned)
+        with self._lock:
+            self._others = min(self._most, self._others + self._earned)
+            self._add(self._earned)
+
+    def reset_after_fork(self) -> None:
+        self._others = self._most
+        super().reset_after_fork()
+
+    def is_rejection(self, failure: Failure) -> bool:
+        """Not a connection that cannot be made, which the driver calls overloaded: nothing was
+        rejected."""
+        return failure.overloaded and failure.stage is not Stage.NOT_SENT
+
+    def _is_full(self) -> bool:
+        return super()._is_full() and self._others == self._most
 
 
 class TokenBucket(RetryBudget):

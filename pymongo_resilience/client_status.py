@@ -38,6 +38,6 @@ class ClientStatus:
     """The type of the deployment: ``ReplicaSetWithPrimary``, ``Sharded``, ``Unknown``."""
     servers: tuple[ServerStatus, ...]
     retry_tokens: float | None
-    """What its retries may still spend; None without adaptive retries."""
+    """What its retries may still spend; None without a budget."""
     config: Config | None = None
     """The configuration in force in the process; None while the library is off."""

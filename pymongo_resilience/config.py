@@ -23,6 +23,7 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MODES,
     OptionType,
     integer,
+    logger,
     number,
     one_of,
     several_of,
@@ -40,6 +41,7 @@ FILE_VARIABLE = PREFIX + "CONFIG"
 RULES = "policies"
 STRATEGIES = (*NAMED, "driver")
 SERVER_SELECTIONS = ("driver", "least_loaded")
+RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
 BREAKER_MODES = ("off", "on", "always")
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
@@ -103,16 +105,22 @@ class Config:
     max_backoff_ms: int = _option(
         10_000, integer(1, 600_000), "The longest back-off after an overload error."
     )
-    adaptive_retries: bool = _option(
-        False,
-        BOOLEAN,
-        "Whether retries after overload errors spend a budget of tokens, one for each client; "
-        "a client's own adaptiveRetries wins.",
+    retry_budget: str = _option(
+        RATIO,
+        one_of(RETRY_BUDGETS),
+        "What limits the retries of each client: ratio, in proportion to what succeeds, for every "
+        "reason; tokens, the specification's bucket, after overload errors; or nothing. A client's "
+        "own adaptiveRetries wins, and means tokens.",
+    )
+    adaptive_retries: bool | None = _option(
+        None,
+        OPTIONAL_BOOLEAN,
+        "Deprecated: true means retry_budget=tokens, false means off, where retry_budget is ratio.",
     )
     retry_token_capacity: int = _option(
         1000,
         integer(1, 1_000_000),
-        "How many tokens a client's retry budget holds, and begins with.",
+        "How many tokens a client's budget holds, and begins with, where it is of tokens.",
     )
     overload_retargeting: bool | None = _option(
         None,
@@ -203,8 +211,20 @@ class Config:
         problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
+        self._replace_deprecated()
         # A copy: what the caller changes later must not seem to hold.
         object.__setattr__(self, "policies", dict(self.policies))
+
+    def _replace_deprecated(self) -> None:
+        if self.adaptive_retries is None:
+            return
+        if self.retry_budget == RATIO:
+            object.__setattr__(self, "retry_budget", TOKENS if self.adaptive_retries else OFF)
+        logger.warning(
+            "adaptive_retries is deprecated and ends with the next minor version: retry_budget=%s "
+            "says the same",
+            self.retry_budget,
+        )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:

@@ -106,7 +106,8 @@ class Operation:
         if self.budget is not None:
             distress = failure.overloaded or failure.reason in DISTRESS
             retried = self.attempts > 0
-            self.budget.failed(overloaded=failure.overloaded, retried=retried, distress=distress)
+            overloaded = self.budget.is_rejection(failure)
+            self.budget.failed(overloaded=overloaded, retried=retried, distress=distress)
         self.attempts += 1
         self.idempotent = self._is_idempotent(carried_txn_number=failure.carried_txn_number)
         self.overloaded = self.overloaded or failure.overloaded

@@ -124,9 +124,14 @@ class RetryRules:
         delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
         if operation.time_limit is not None and not operation.time_limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)
-        if operation.budget is not None and not operation.budget.allows(overloaded=True):
-            return GiveUp(Rule.BUDGET)
-        longer = self._fit(operation, failure, answer.delay) if answer.delay > delay else None
+        wait, budget = answer.delay, operation.budget
+        if budget is not None:
+            rejected = budget.is_rejection(failure)
+            if not budget.allows(overloaded=rejected):
+                if rejected:
+                    return GiveUp(Rule.BUDGET)
+                wait = max(wait, self._pause())
+        longer = self._fit(operation, failure, wait) if wait > delay else None
         return Retry(max(delay, longer.delay) if isinstance(longer, Retry) else delay)
 
     def _held_back(self, operation: Operation) -> float:
@@ -136,8 +141,11 @@ class RetryRules:
         budget = operation.budget
         if budget is None or operation.attempts < 2 or _follows_texts(operation):  # noqa: PLR2004
             return 0.0
-        if budget.allows(overloaded=False):
+        if not budget.holds_back or budget.allows(overloaded=False):
             return 0.0
+        return self._pause()
+
+    def _pause(self) -> float:
         return HELD_BACK * (0.5 + self.random() / 2)
 
     def _declined(self, operation: Operation, failure: Failure) -> Rule | None:

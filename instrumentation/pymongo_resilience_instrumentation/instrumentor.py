@@ -14,7 +14,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import load
+from pymongo_resilience.config import OFF, TOKENS, load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
@@ -388,8 +388,9 @@ def _runtime(
         async_executor=AsyncExecutor(*parts),
         clients=Clients() if earlier is None else earlier.clients,
         budgets=Budgets(
+            config.retry_budget if owns_retries else OFF,
             config.retry_token_capacity,
-            everywhere=config.adaptive_retries,
+            clock,
             wishes=None if earlier is None else earlier.budgets.wishes,
         ),
         breakers=breakers,
@@ -455,7 +456,7 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         return NamespaceRules(NAMED[config.strategy], config.policies)
     for said, what in (
         (config.policies, "the policies have"),
-        (config.adaptive_retries, "adaptive retries have"),
+        (config.retry_budget == TOKENS, "adaptive retries have"),
         (config.circuit_breaker != "off", "circuit breakers have"),
         (config.server_selection != "driver", "server_selection has"),
     ):

@@ -304,7 +304,7 @@ class Runtime:
         work = Attempts(loop, call, owns_call, self)
         try:
             work.begin()
-            if self.budgets.any:
+            if self.budgets.incomplete:
                 work.budget = self.budgets.of(client)
             if self.breakers is not None:
                 work.breakers = self.breakers.of(client)

@@ -105,7 +105,7 @@ WHAT_IS_OFF = {
     "circuit_breaker": "always",
     "server_selection": "least_loaded",
     "command_comment": True,
-    "adaptive_retries": True,
+    "retry_budget": "tokens",
 }
 
 

@@ -307,7 +307,7 @@ def test_a_later_tick_that_kills_it_gives_its_token_back(
     side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
 ) -> None:
     """As any retry that succeeds; without it, half a dozen cursors would drain a small budget."""
-    telemetry = instrument(adaptive_retries=True, retry_token_capacity=1)
+    telemetry = instrument(retry_budget="tokens", retry_token_capacity=1)
     client = side.client(proxy.uri)
     for _ in range(3):
         dropped(side, client, documents)

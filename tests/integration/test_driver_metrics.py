@@ -163,7 +163,7 @@ def test_who_is_cancelled_is_not_pending_any_more(
 def test_two_clients_of_one_server_are_told_apart_until_one_is_closed_or_collected(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(adaptive_retries=True, retry_token_capacity=9)
+    telemetry = instrument(retry_budget="tokens", retry_token_capacity=9)
 
     def client() -> Any:
         made = side.do(side.client, proxy.uri)
@@ -192,7 +192,7 @@ def test_two_clients_of_one_server_are_told_apart_until_one_is_closed_or_collect
 def test_a_client_that_is_collected_is_gone_from_the_gauges(
     proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(adaptive_retries=True)
+    telemetry = instrument(retry_budget="tokens")
     client: Any = pymongo.MongoClient(proxy.uri)
     client[database].coll.find_one()
     gauges = (
@@ -213,7 +213,7 @@ def test_a_client_that_is_collected_is_gone_from_the_gauges(
 def test_a_clients_retry_budget(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(adaptive_retries=True, retry_token_capacity=5, base_backoff_ms=1)
+    telemetry = instrument(retry_budget="tokens", retry_token_capacity=5, base_backoff_ms=1)
     client = side.do(side.client, proxy.uri)
     proxy.inject(Overload("find", times=2))
     side.do(client[database].coll.find_one)

@@ -210,7 +210,7 @@ EVERYTHING = {
     "timeout_ms": 60_000,
     "circuit_breaker": "always",
     "server_selection": "least_loaded",
-    "adaptive_retries": True,
+    "retry_budget": "tokens",
 }
 
 

@@ -88,11 +88,11 @@ def test_what_fails_is_repeated_once_it_has(
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("breaker", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_call_that_has_ended_holds_nothing_of_the_application(
     fails: bool,
-    adaptive: bool,
+    breaker: bool,
     side: Side,
     proxy: ReplicaSet,
     database: str,
@@ -109,7 +109,7 @@ def test_a_call_that_has_ended_holds_nothing_of_the_application(
 
         def failed(self, event: CommandFailedEvent) -> None: ...
 
-    instrument(adaptive_retries=adaptive)
+    instrument(circuit_breaker="on" if breaker else "off")
     coll = side.client(proxy.uri, event_listeners=[Inside()])[database].coll
     if fails:
         proxy.inject(Fail("insert", code=11601))
@@ -142,7 +142,7 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
                 raise RuntimeError("broken")
             super().__init__(*args, **kwargs)
 
-    telemetry = instrument(adaptive_retries=True)
+    telemetry = instrument(circuit_breaker="always")
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
     monkeypatch.setattr(runtime, "Attempts", BrokenOnce)

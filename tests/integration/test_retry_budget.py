@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,17 +14,18 @@ from pymongo_resilience_instrumentation.clients import options as client_options
 from pymongo_resilience_instrumentation.retries.budgets import Budgets
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
-from support.clients import Side
+from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
-from pymongo_resilience.budget import TokenBucket
+from pymongo_resilience import status
+from pymongo_resilience.budget import RatioBudget, TokenBucket
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.retry_rules import Rule
-from pymongo_resilience.testing import set_active
+from pymongo_resilience.testing import FakeClock, set_active
 
 pytestmark = pytest.mark.oldest
 
-SPENT = {"adaptive_retries": True, "retry_token_capacity": 2, "base_backoff_ms": 1}
+SPENT = {"retry_budget": "tokens", "retry_token_capacity": 2, "base_backoff_ms": 1}
 """A budget of two retries."""
 
 
@@ -34,14 +36,109 @@ def decisions(telemetry: Any) -> list[Any]:
     ]
 
 
-def test_without_the_option_there_is_none(
+def test_switched_off_there_is_none(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(retry_token_capacity=1, base_backoff_ms=1)
+    telemetry = instrument(retry_budget="off", retry_token_capacity=1, base_backoff_ms=1)
     coll = side.client(proxy.uri)[database].coll
     proxy.inject(Overload("find", times=5))
     side.do(coll.find_one)
     assert decisions(telemetry) == ["again"] * 5
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 60_000])
+def test_by_default_retries_are_in_proportion_to_what_succeeds(
+    timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(base_backoff_ms=1, timeout_ms=timeout_ms)
+    client = side.client(proxy.uri)
+    coll = client[database].coll
+    side.do(coll.find_one)
+    assert status(client).retry_tokens == 8
+    proxy.inject(Overload("find", times=8))
+    with pytest.raises(OperationFailure):
+        side.do(coll.find_one)
+    assert decisions(telemetry) == ["again"] * 5 + [Rule.ATTEMPTS]
+    with pytest.raises(OperationFailure):
+        side.do(coll.find_one)
+    assert decisions(telemetry)[6:] == ["again", Rule.BUDGET]
+    assert status(client).retry_tokens == 0
+    for _ in range(10):
+        side.do(coll.find_one)
+    assert status(client).retry_tokens == 2
+    proxy.inject(Overload("find", times=1))
+    side.do(coll.find_one)
+    assert decisions(telemetry)[8:] == ["again"]
+    assert status(client).retry_tokens == 1.2
+
+
+def test_lost_connections_and_elections_become_no_errors_where_it_is_spent(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=30_000, base_backoff_ms=1)
+    coll = side.client(proxy.uri)[database].coll
+    for _ in range(10):
+        proxy.inject(CutBefore("find"))
+        side.do(coll.find_one)
+    telemetry.clear()
+    proxy.inject(CutBefore("find", times=3))
+    side.do(coll.find_one)
+    first, *others = [each.delay for each in telemetry.decisions.events]
+    assert first < 0.5
+    assert len(others) == 2
+    assert all(0.5 <= each <= 1 for each in others)
+    telemetry.clear()
+    proxy.inject(Overload("find", times=2))
+    side.do(coll.find_one)
+    assert decisions(telemetry) == ["again"] * 2, "those have an account of their own"
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 60_000])
+def test_a_client_whose_budget_is_full_reports_no_success(
+    timeout_ms: int | None,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What succeeds costs nothing then, and is counted as long as the budget is not."""
+    reported = 0
+    succeeded = RatioBudget.succeeded
+
+    def counted(budget: RatioBudget, *, retried: bool) -> None:
+        nonlocal reported
+        reported += 1
+        succeeded(budget, retried=retried)
+
+    monkeypatch.setattr(RatioBudget, "succeeded", counted)
+    instrument(base_backoff_ms=1, timeout_ms=timeout_ms)
+    coll = side.client(proxy.uri)[database].coll
+    for _ in range(3):
+        side.do(coll.insert_one, {})
+    assert reported == 0
+    proxy.inject(Overload("insert", times=1))
+    side.do(coll.insert_one, {})
+    for _ in range(10):
+        side.do(coll.insert_one, {})
+    assert reported == 5, "a token, a fifth at a time"
+
+
+def test_a_collected_client_leaves_nothing(proxy: ReplicaSet) -> None:
+    budgets = Budgets("ratio", 5, FakeClock())
+    client: Any = pymongo.MongoClient(proxy.uri, connect=False)
+    mine = budgets.of(client)
+    assert isinstance(mine, RatioBudget)
+    mine.failed(overloaded=True, retried=False, distress=True)
+    assert budgets.incomplete == {mine}
+    client.close()
+    del client
+
+    def gone() -> bool:
+        gc.collect()
+        return not budgets.incomplete
+
+    wait_until(gone)
 
 
 def test_an_empty_budget_ends_the_retries(
@@ -162,7 +259,8 @@ def test_a_client_says_so_itself(
     database: str,
     instrument: Instrument,
 ) -> None:
-    telemetry = instrument(adaptive_retries=everywhere, retry_token_capacity=1, base_backoff_ms=1)
+    budget = "tokens" if everywhere else "off"
+    telemetry = instrument(retry_budget=budget, retry_token_capacity=1, base_backoff_ms=1)
     uri = proxy.uri if in_uri is None else f"{proxy.uri}&{in_uri}&retryReads=true"
     assert "?" in proxy.uri, "the options below are appended"
     more = {} if keyword is None else {"adaptiveRetries": keyword}
@@ -247,7 +345,7 @@ def test_many_threads_spend_it_once(
     proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """As many retries as there were tokens, however many threads want one."""
-    telemetry = instrument(adaptive_retries=True, retry_token_capacity=20, base_backoff_ms=1)
+    telemetry = instrument(retry_budget="tokens", retry_token_capacity=20, base_backoff_ms=1)
     with pymongo.MongoClient(proxy.uri) as client:
         client.admin.command("ping")
         proxy.inject(Overload("find", times=10_000))
@@ -272,10 +370,10 @@ def test_many_threads_spend_it_once(
 def test_a_child_has_it_full_and_unlocked(proxy: ReplicaSet, instrument: Instrument) -> None:
     """Also the one that a call in progress holds."""
     bucket = TokenBucket(5)
-    budgets = Budgets(5, everywhere=True)
+    budgets = Budgets("tokens", 5, FakeClock())
     with pymongo.MongoClient(proxy.uri) as client:
         mine = budgets.of(client)
-        assert mine is not None
+        assert isinstance(mine, TokenBucket)
         assert mine.consume(3)
         mine._lock.acquire()  # as another thread of the parent's may have at the fork
         budgets.reset_after_fork()

@@ -31,11 +31,11 @@ def test_every_server_with_its_state_and_round_trip_times(
     instrumented: str, side: Side, replica_set: ReplicaSet, instrument: Instrument
 ) -> None:
     if instrumented == "before":
-        instrument(server_selection="least_loaded", adaptive_retries=True)
+        instrument(server_selection="least_loaded", retry_budget="tokens")
     client = side.client(replica_set.uri)
     side.do(client.admin.command, "ping")
     if instrumented == "later":
-        instrument(server_selection="least_loaded", adaptive_retries=True)
+        instrument(server_selection="least_loaded", retry_budget="tokens")
     until(side, lambda: all(each.minimum_round_trip_time for each in status(client).servers))
     shown = status(client)
     assert shown.topology == "ReplicaSetWithPrimary"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +31,8 @@ DEFAULTS: dict[str, Any] = {
     "max_retries": 5,
     "base_backoff_ms": 100,
     "max_backoff_ms": 10_000,
-    "adaptive_retries": False,
+    "retry_budget": "ratio",
+    "adaptive_retries": None,
     "retry_token_capacity": 1000,
     "overload_retargeting": None,
     "single_document_writes": True,
@@ -49,6 +50,7 @@ DEFAULTS: dict[str, Any] = {
 }
 BOOLEANS = (
     *(name for name, default in DEFAULTS.items() if isinstance(default, bool)),
+    "adaptive_retries",
     "overload_retargeting",
 )
 GOOD: list[tuple[str, str, Any]] = [
@@ -64,6 +66,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("timeout_ms", str(number), number) for number in (0, 1, 20_000, 2_147_483_647)),
     *(("timeout_mode", name, name) for name in ("cursor_lifetime", "iteration")),
     *(("max_retries", str(number), number) for number in (0, 5, 1000)),
+    *(("retry_budget", name, name) for name in ("ratio", "tokens", "off")),
     *(("retry_token_capacity", str(number), number) for number in (1, 1_000_000)),
     *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
     *(("max_backoff_ms", str(number), number) for number in (1, 600_000)),
@@ -89,6 +92,7 @@ BAD: list[tuple[str, str, str]] = [
     *(("timeout_mode", text, "one of cursor_lifetime, iteration")
       for text in ("CURSOR-LIFETIME", "next", "None")),
     *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
+    *(("retry_budget", text, "one of ratio, tokens, off") for text in ("none", "true", "10")),
     *(("retry_token_capacity", text, "an integer from 1 to 1000000")
       for text in ("0", "1000001", "1e3")),
     *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
@@ -115,6 +119,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
       for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms",
                    "circuit_breaker_minimum_calls")
       for value in (None, True, 1.0, "1", -1)),
+    *(("retry_budget", value) for value in (None, True, 1, ["off"])),
     *(("server_selection", value) for value in (None, True, 1, ["driver"])),
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
     *(("metrics_without", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
@@ -191,6 +196,26 @@ def test_every_option_is_tested_below(option: Option) -> None:
 def test_from_a_variable(name: str, text: str, value: Any) -> None:
     assert Config.from_env({variable(name): text}) == Config(**{name: value})
     assert getattr(Config(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "budget", "means"),
+    [
+        (None, "ratio", "ratio"),
+        (True, "ratio", "tokens"),
+        (False, "ratio", "off"),
+        (True, "off", "off"),
+        (False, "tokens", "tokens"),
+    ],
+)
+def test_what_adaptive_retries_means_and_that_it_is_deprecated(
+    adaptive: bool | None, budget: str, means: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Config(adaptive_retries=adaptive, retry_budget=budget)
+    assert made.retry_budget == means
+    assert replace(made, max_retries=1).retry_budget == means
+    said = [each for each in caplog.messages if f"retry_budget={means}" in each]
+    assert bool(said) == (adaptive is not None)
 
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.engine.retry_strategies import BEST_EFFORT, MONGODB, half
 
-from pymongo_resilience.budget import DEBT, RATIO, RESERVE, RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.budget import (
+    DEBT,
+    FORGOTTEN_S,
+    RATIO,
+    RESERVE,
+    RatioBudget,
+    RetryBudget,
+    TokenBucket,
+)
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import DISTRESS, Kind, Operation
@@ -52,8 +61,11 @@ def decided(operation: Operation, failure: Failure) -> GiveUp | Retry:
 
 
 def spent() -> RatioBudget:
+    """Both accounts."""
     budget = RatioBudget()
-    failed(budget, round(RESERVE))
+    for _ in range(round(RESERVE)):
+        budget.failed(overloaded=True, retried=False, distress=True)
+        budget.failed(overloaded=False, retried=False, distress=True)
     return budget
 
 
@@ -65,13 +77,16 @@ class Budgets(RuleBasedStateMachine):
         self.incomplete: set[RetryBudget] = set()
         self.budget = RatioBudget(reserve, debt, tenths / 10, self.incomplete)
         self.reserve, self.debt, self.earned = reserve, debt, Fraction(tenths, 10)
-        self.model = Fraction(reserve)
+        self.model = self.others = Fraction(reserve)
 
     @rule(times=st.integers(1, 5), overloaded=st.booleans(), retried=st.booleans())
     def attempts_fail(self, times: int, overloaded: bool, retried: bool) -> None:
         for _ in range(times):
             self.budget.failed(overloaded=overloaded, retried=retried, distress=True)
-        self.model = max(Fraction(-self.debt), self.model - times)
+        if overloaded:
+            self.model = max(Fraction(-self.debt), self.model - times)
+        else:
+            self.others = max(Fraction(-self.debt), self.others - times)
 
     @rule(retried=st.booleans())
     def another_failure(self, retried: bool) -> None:
@@ -82,6 +97,7 @@ class Budgets(RuleBasedStateMachine):
         for _ in range(times):
             self.budget.succeeded(retried=retried)
         self.model = min(Fraction(self.reserve), self.model + times * self.earned)
+        self.others = min(Fraction(self.reserve), self.others + times * self.earned)
 
     @rule(overloaded=st.booleans())
     def a_retry_that_is_not_made(self, overloaded: bool) -> None:
@@ -90,14 +106,15 @@ class Budgets(RuleBasedStateMachine):
     @rule()
     def a_child(self) -> None:
         self.budget.reset_after_fork()
-        self.model = Fraction(self.reserve)
+        self.model = self.others = Fraction(self.reserve)
 
     @invariant()
     def as_the_model(self) -> None:
         assert self.budget.tokens == float(max(Fraction(0), self.model))
         assert self.budget.allows(overloaded=True) == (self.model > 0)
-        assert self.budget.allows(overloaded=False) == (self.model > 0)
-        assert (self.budget in self.incomplete) == (self.model < self.reserve)
+        assert self.budget.allows(overloaded=False) == (self.others > 0)
+        full = self.model == self.others == self.reserve
+        assert (self.budget in self.incomplete) == (not full)
 
 
 TestBudgets = Budgets.TestCase
@@ -135,6 +152,21 @@ def test_spent_it_holds_back_every_other_retry_but_the_first(failure: Failure) -
     assert second == third == Retry(0.75)
 
 
+def test_a_connection_that_cannot_be_made_is_held_back_too() -> None:
+    """The driver gives it both labels; no server has rejected anything."""
+    refused = replace(OVERLOAD, stage=Stage.NOT_SENT, reason=RetryReason.SOCKET_NOT_AVAILABLE)
+    one = operation(spent(), timeout=20.0)
+    assert [decided(one, refused) for _ in range(5)] == [
+        *[Retry(0.75)] * 3,
+        Retry(0.8),
+        Retry(1.6),
+    ]
+    assert decided(one, refused) == GiveUp(Rule.ATTEMPTS)
+    bucket = TokenBucket(1)
+    assert bucket.consume()
+    assert decided(operation(bucket), refused) == GiveUp(Rule.BUDGET)
+
+
 def test_an_election_is_waited_for_to_the_last_attempt() -> None:
     one = operation(spent(), timeout=0.5)
     decided(one, NOT_PRIMARY)
@@ -162,9 +194,24 @@ def test_the_specifications_strategy_and_bucket_hold_nothing_back() -> None:
 
 @pytest.mark.parametrize("reason", RetryReason)
 def test_only_what_a_server_in_distress_causes_costs_a_token(reason: RetryReason) -> None:
-    budget = RatioBudget()
+    budget = RatioBudget(1, 0)
     operation(budget).record(Failure(RuntimeError(), Stage.ANSWERED, reason))
-    assert budget.tokens == RESERVE - (reason in DISTRESS)
+    assert budget.allows(overloaded=False) == (reason not in DISTRESS)
+    assert budget.allows(overloaded=True)
+
+
+def test_after_a_minute_without_a_failure_it_is_full_again() -> None:
+    clock = FakeClock(100.0)
+    budget = RatioBudget(clock=clock)
+    failed(budget, 16)
+    clock.advance(FORGOTTEN_S - 1)
+    failed(budget)
+    assert not budget.allows(overloaded=True)
+    clock.advance(FORGOTTEN_S)
+    assert budget.tokens == RESERVE
+    failed(budget)
+    assert budget.tokens == RESERVE - 1
+    assert budget.allows(overloaded=True)
 
 
 def test_many_threads_lose_no_token() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from pymongo_resilience.budget import RETRY
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
@@ -59,7 +58,7 @@ class CloseInBackground(CloseNow):
     def succeeded(self) -> None:
         """Gives back what the repetition cost; the executor took it for a first attempt."""
         if self.budget is not None and self._fewest_requeues():
-            self.budget.deposit(RETRY)
+            self.budget.never_repeated(overloaded=True)
 
     def _fewest_requeues(self) -> int:
         return min(_requeues(cursor_id) for cursor_id in self._ids)

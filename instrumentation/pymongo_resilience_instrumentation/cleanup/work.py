@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience.budget import TokenBucket
+    from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.namespaces import NamespaceRules
@@ -63,7 +63,7 @@ class Cleanup:
     """The driver's own, with its arguments; raises what it fails with."""
 
     def __init__(
-        self, call: CleanupCall, rules: NamespaceRules, clock: Clock, budget: TokenBucket | None
+        self, call: CleanupCall, rules: NamespaceRules, clock: Clock, budget: RetryBudget | None
     ) -> None:
         self.call = call
         self.budget = budget
@@ -137,7 +137,7 @@ class CloseNow(Cleanup):
         call: CleanupCall,
         rules: NamespaceRules,
         clock: Clock,
-        budget: TokenBucket | None,
+        budget: RetryBudget | None,
         *,
         cursor_ids: Sequence[int],
         cursor_address: Any,

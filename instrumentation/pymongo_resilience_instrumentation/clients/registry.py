@@ -20,7 +20,7 @@ from .pools import Pool
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pymongo_resilience.budget import TokenBucket
+    from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.timeouts.wait_times import Wait
 
@@ -45,7 +45,7 @@ class Server:
 class ClientState:
     """One client. Thread-safe."""
 
-    def __init__(self, client: Any, clients: Clients, budget: TokenBucket | None) -> None:
+    def __init__(self, client: Any, clients: Clients, budget: RetryBudget | None) -> None:
         self.topology_type = "Unknown"
         self.budget = budget
         self.number: int | None = None
@@ -168,7 +168,7 @@ class Clients:
         for client in self._all():
             client.reset_after_fork()
 
-    def add(self, client: Any, budget: TokenBucket | None = None) -> ClientState:
+    def add(self, client: Any, budget: RetryBudget | None = None) -> ClientState:
         """A client that is being made, with its retry budget where it has one."""
         state = ClientState(client, self, budget)
         with self._lock:

@@ -121,7 +121,7 @@ RETRIES = (
     Panel(
         "Retry budget",
         "short",
-        "Tokens that a client with adaptive retries has left, the least of all processes.",
+        "Tokens that a client's retry budget has left, the least of all processes.",
         (
             Query(
                 "min by (pymongo_resilience_client) "

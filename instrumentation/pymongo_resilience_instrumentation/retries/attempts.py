@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.breaker_states import Permit
-    from pymongo_resilience.budget import TokenBucket
+    from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.policy import Policy
@@ -103,7 +103,8 @@ class Attempts:
 
     send: Callable[[Any], Any]
     """The ``_read`` or ``_write`` of the driver's loop, which takes the loop."""
-    budget: TokenBucket | None = None
+    budget: RetryBudget | None = None
+    """Known once an attempt has failed, and before where successes fill it."""
     breakers: ClientBreakers | None = None
     count: AttemptCount | None = None
     _last: Failure | None = None
@@ -245,6 +246,7 @@ class Attempts:
         said = resolve_policy(call, rules)
         kind = Kind.READ if self._only_reads else driver.retry_loop.kind(loop)
         deadline, window = self._deadlines()
+        self.budget = self.runtime.budgets.of(call.client)
         return Operation(
             name=call.operation,
             namespace=call.namespace,

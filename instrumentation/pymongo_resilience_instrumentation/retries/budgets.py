@@ -1,52 +1,73 @@
-"""The retry budget of each client that has adaptive retries.
+"""The retry budget of each client, and which kind of one it has.
 
-Source: Client Backpressure, "Token Bucket".
+Source of a client's own ``adaptiveRetries``: Client Backpressure, "Token Bucket".
 """
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.budget import TokenBucket
+from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.config import OFF, TOKENS
 from pymongo_resilience_instrumentation.clients.by_client import keep
+
+if TYPE_CHECKING:
+    from pymongo_resilience.clock import Clock
 
 
 class Budgets:
-    """One bucket for each client, found by the client's identity: two clients of the same servers
+    """One for each client, found by the client's identity: two clients of the same servers
     count as equal. Holds no client alive. Thread- and task-safe."""
 
     def __init__(
-        self, capacity: float, *, everywhere: bool, wishes: dict[int, bool] | None = None
+        self, kind: str, capacity: float, clock: Clock, wishes: dict[int, bool] | None = None
     ) -> None:
-        """``everywhere``: also for clients that do not say whether they want one; ``wishes``: what
-        clients that exist have said."""
+        """``kind``: of clients that do not say themselves; ``capacity``: of the token buckets;
+        ``wishes``: what clients that exist have said."""
+        self._kind = kind
         self._capacity = capacity
-        self._everywhere = everywhere
+        self._clock = clock
         self.wishes: dict[int, bool] = {} if wishes is None else wishes
         """What clients say themselves, by their identity."""
-        self.any = everywhere or any(self.wishes.values())
-        """Whether any client has one."""
-        self._buckets: dict[int, TokenBucket | None] = {}
+        self.incomplete: set[RetryBudget] = set()
+        """Those that are not full: of the others, successes need not be reported."""
+        self._budgets: dict[int, RetryBudget | None] = {}
 
-    def of(self, client: Any) -> TokenBucket | None:
-        """The client's bucket; one that was made before ``instrument()`` gets its own here."""
-        if not self.any:
-            return None
+    def of(self, client: Any) -> RetryBudget | None:
+        """The client's budget; one that was made before ``instrument()`` gets its own here."""
         try:
-            return self._buckets[id(client)]
+            return self._budgets[id(client)]
         except KeyError:
             return self.open(client, self.wishes.get(id(client)))
 
-    def open(self, client: Any, adaptive: bool | None) -> TokenBucket | None:
+    def open(self, client: Any, adaptive: bool | None) -> RetryBudget | None:
         """For a client that is being made, with what it says itself."""
         if adaptive is not None:
             keep(self.wishes, client, adaptive)
-        wanted = self._everywhere if adaptive is None else adaptive
-        self.any = self.any or wanted
-        return keep(self._buckets, client, TokenBucket(self._capacity) if wanted else None)
+            made = self._made(TOKENS if adaptive else OFF)
+        else:
+            made = self._made(self._kind)
+        kept = keep(self._budgets, client, made)
+        if kept is not None and kept is made:
+            weakref.finalize(client, self.incomplete.discard, kept).atexit = False
+        return kept
+
+    def _made(self, kind: str) -> RetryBudget | None:
+        if kind == OFF:
+            return None
+        if kind == TOKENS:
+            return TokenBucket(self._capacity, self.incomplete)
+        return RatioBudget(incomplete=self.incomplete, clock=self._clock)
+
+    def succeeded(self, client: Any) -> None:
+        """At its first attempt; to be asked where ``incomplete`` has any."""
+        budget = self._budgets.get(id(client))
+        if budget is not None and budget in self.incomplete:
+            budget.succeeded(retried=False)
 
     def reset_after_fork(self) -> None:
         """In a forked child: a thread that is no more may have held a lock."""
-        for bucket in list(self._buckets.values()):
-            if bucket is not None:
-                bucket.reset_after_fork()
+        for budget in list(self._budgets.values()):
+            if budget is not None:
+                budget.reset_after_fork()

@@ -1,7 +1,7 @@
 """What runs in place of the driver's retry loop.
 
 Most loops are light: they run as they are, and what it takes to repeat an attempt is made once one
-has failed. With breakers, counts or budgets, and under a timeout, it is made before.
+has failed. With breakers or counts, and under a timeout, it is made before.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class _Sync(_Run):
                 call is None
                 or call.ended
                 or not (call.light and enabled_flag.on)
-                or budgets.any
                 or avoided()
                 or call.client is not client_of(loop)
             ):
@@ -88,6 +87,8 @@ class _Sync(_Run):
                     wait_times.over(call, None)
                 if not call.ended:
                     call.selected = driver.retry_loop.server(loop)
+                if budgets.incomplete and call.light:
+                    budgets.succeeded(call.client)
                 return result
             finally:
                 call.loop = around
@@ -131,7 +132,6 @@ class _Async(_Run):
                 or call.ended
                 or not (call.light and enabled_flag.on)
                 or (exception() is not None and not enabled_flag.acts())
-                or budgets.any
                 or avoided()
                 or call.client is not client_of(loop)
             ):
@@ -150,6 +150,8 @@ class _Async(_Run):
                     wait_times.over(call, None)
                 if not call.ended:
                     call.selected = driver.retry_loop.server(loop)
+                if budgets.incomplete and call.light:
+                    budgets.succeeded(call.client)
                 return result
             finally:
                 call.loop = around

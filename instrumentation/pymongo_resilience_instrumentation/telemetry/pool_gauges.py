@@ -59,7 +59,7 @@ class PoolGauges:
             semconv.BUDGET_TOKENS,
             self._tokens,
             "{token}",
-            "What a client with adaptive retries may still spend on them.",
+            "What the retries of a client may still spend.",
         )
 
     def _count(self, _: CallbackOptions) -> Iterator[Observation]:

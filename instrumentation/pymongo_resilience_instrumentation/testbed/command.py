@@ -102,7 +102,7 @@ def _deployment(options: Options) -> Deployment:
 
 
 def _fitting(on: Any, deployment: Deployment) -> Any:
-    """The catalog assumes a replica set of three; elsewhere every member stands for the primary."""
+    """The catalog assumes a replica set of three; other members act as primaries."""
     count = len(deployment.members)
     if isinstance(on, int):
         return on % count
