@@ -42,6 +42,8 @@ NEVER = float("inf")
 BEGINNING: Any = object()
 """In place of a call until there is one."""
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
+PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
+"""Of a call that has ended and had a deadline of ours: a task that inherited it must drop it."""
 
 
 class Call:
@@ -269,12 +271,13 @@ def leave(call: Call) -> None:
     call.selected = call.waits = call.terminal_detector = call.judged = None
     if _current.get() is not call:
         # It ends in another context than it began in: nothing to restore.
-        call.deadline = NO_DEADLINE
+        if call.deadline is not NO_DEADLINE:
+            call.deadline = PAST_DEADLINE
         return
     if call.deadline is not NO_DEADLINE:
         call.deadline.__exit__(None, None, None)
         # A context that outlives the call, a connection's or a task's, keeps the call.
-        call.deadline = NO_DEADLINE
+        call.deadline = PAST_DEADLINE
     if call.outer_context is not None:
         # Not by detaching, which takes any exception for its own fault.
         context.attach(call.outer_context)

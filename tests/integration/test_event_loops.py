@@ -116,6 +116,8 @@ class LongBackoff:
 
 @pytest.mark.oldest
 @pytest.mark.filterwarnings("ignore:.*AsyncMongoClient:ResourceWarning")  # that is the point
+# pymongo's own monitors end without a loop as well.
+@pytest.mark.filterwarnings("ignore:.*MonitorBase:pytest.PytestUnraisableExceptionWarning")
 def test_a_task_left_behind_in_its_back_off_ends_quietly_where_it_is_collected(
     proxy: Any, database: str, instrument: Instrument, control: pymongo.MongoClient[Any]
 ) -> None:

@@ -418,7 +418,7 @@ def test_a_task_started_inside_of_an_operation_outlives_its_span_and_deadline(
     server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
     """For example a flusher that a command listener of the application starts lazily."""
-    telemetry = instrument(timeout_ms=1000)
+    telemetry = instrument(timeout_ms=2500)
     tracer = TracerProvider(shutdown_on_exit=False).get_tracer("application")
     tasks: list[asyncio.Task[None]] = []
 
@@ -440,7 +440,7 @@ def test_a_task_started_inside_of_an_operation_outlives_its_span_and_deadline(
                 await client.admin.command("ping")
             with tracer.start_as_current_span("request"):
                 await client[database].coll.find_one()
-            await asyncio.sleep(1.1)
+            await asyncio.sleep(2.6)
             finished.set()
             await tasks[0]
 

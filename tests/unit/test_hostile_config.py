@@ -71,7 +71,7 @@ def is_legal(variable: str, text: str) -> bool:
         except ValueError:
             return False
     if variable == "PYMONGO_RESILIENCE_TIMEOUT_MODE":
-        return text in {"cursor_lifetime", "iteration"}
+        return text.lower() in {"cursor_lifetime", "iteration"}
     if variable in NUMBERS:
         low, high = NUMBERS[variable]
         try:
@@ -79,11 +79,13 @@ def is_legal(variable: str, text: str) -> bool:
         except (ValueError, OverflowError):  # the latter of infinity
             return False
     if variable == "PYMONGO_RESILIENCE_CIRCUIT_BREAKER":
-        return text in {"off", "on", "always"}
+        return text.lower() in {"off", "on", "always"}
+    if variable == "PYMONGO_RESILIENCE_RETRY_BUDGET":
+        return text.lower() in {"ratio", "tokens", "off"}
     if variable == "PYMONGO_RESILIENCE_SERVER_SELECTION":
-        return text in {"driver", "least_loaded"}
+        return text.lower() in {"driver", "least_loaded"}
     if variable == "PYMONGO_RESILIENCE_STRATEGY":
-        return text in STRATEGIES
+        return text.lower() in STRATEGIES
     if variable == "PYMONGO_RESILIENCE_METRICS_WITHOUT":
         return {part.strip() for part in text.split(",")} - {""} <= set(METRICS)
     return text.lower() in WORDS
