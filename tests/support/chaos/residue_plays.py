@@ -48,9 +48,9 @@ def retried(scene: Scene) -> None:
 def given_up(scene: Scene) -> None:
     # Each by a client of its own: both together are past the retry budget of one.
     for command, method in (("find", "find_one"), ("delete", "delete_one")):
-        with scene.documents() as coll, fail_command(scene.control, command, **OVERLOADED):
+        with scene.client() as client, fail_command(scene.control, command, **OVERLOADED):
             with pytest.raises(pymongo.errors.OperationFailure):
-                scene.do(getattr(coll, method), {"_id": 1})
+                scene.do(getattr(client[scene.database].coll, method), {"_id": 1})
     assert scene.heard == (["RetryScheduled"] * 5 + ["RetryDeclined"]) * 2
 
 
