@@ -126,6 +126,7 @@ def test_stop_leaves_no_thread_no_socket_and_no_task(
     name: str,
 ) -> None:
     control.admin.command("ping")
+    gc.collect()
     files, threads = open_files(), threading.active_count()
     with ReplicaSet(server.address) as replica_set:
         addresses = [member.address for member in replica_set.members]
@@ -142,7 +143,8 @@ def test_stop_leaves_no_thread_no_socket_and_no_task(
             replica_set.stop()
             assert time.monotonic() - started < 5
             assert not asyncio.all_tasks(replica_set._loop)
-    wait_until(lambda: (open_files(), threading.active_count()) == (files, threads))
+    # Fewer where other tests' clients are collected meanwhile.
+    wait_until(lambda: open_files() <= files and threading.active_count() <= threads)
     for address in addresses:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, timeout=1)
