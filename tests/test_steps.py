@@ -55,6 +55,32 @@ def test_steps_wait_for_what_they_need_and_for_nothing_else(ci: Any, tmp_path: P
     assert [each.step.name for each in ended if each.ok] == ["one", "other", "later"]
 
 
+@pytest.mark.parametrize(
+    ("program", "alone"), [("pass", True), ("raise SystemExit(1)", False)], ids=["passes", "fails"]
+)
+def test_what_failed_beside_others_is_run_once_more_alone(
+    program: str, alone: bool, ci: Any, capsys: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "test" / "newest.xml"
+    report(file, ("test_a", 2, "<failure/>"), ("test_b", 1, ""))
+    command = [sys.executable, "-c", program, f"--junitxml={file}", "-n", "4"]
+    assert ci.pass_alone(command) is alone
+    named = (
+        "FAILED BESIDE OTHERS, PASSED ALONE: tests/test_steps.py::test_a" in capsys.readouterr().out
+    )
+    assert named is alone
+    assert [case.outcome for case in ci.cases_in(file)] == [
+        "passed" if alone else "failed",
+        "passed",
+    ]
+
+
+def test_many_failures_are_no_accident(ci: Any, tmp_path: Path) -> None:
+    file = tmp_path / "test" / "newest.xml"
+    report(file, *((f"test_{i}", 1, "<failure/>") for i in range(ci.MOST_REPEATED + 1)))
+    assert not ci.pass_alone([sys.executable, "-c", "pass", f"--junitxml={file}"])
+
+
 def test_a_failed_run_says_how_to_repeat_what_failed(ci: Any, capsys: Any, tmp_path: Path) -> None:
     report(tmp_path / "test" / "newest.xml", ("test_a", 2, "<failure/>"), ("test_b", 1, ""))
     command = ["python", "-m", "pytest", f"--junitxml={tmp_path}/test/newest.xml", "-n", "4"]
