@@ -212,7 +212,7 @@ class RetryRules:
         return Retry(max(retry.delay, next_probe_in))
 
 
-HELD_BACK = 1.0
+HELD_BACK = 0.5
 """Seconds between two retries of an operation while its client's budget is spent, less a random
 part of up to a half."""
 LAST_ATTEMPT = 0.005

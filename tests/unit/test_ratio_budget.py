@@ -149,7 +149,7 @@ def test_spent_it_holds_back_every_other_retry_but_the_first(failure: Failure) -
     first, second, third = (decided(one, failure) for _ in range(3))
     assert isinstance(first, Retry)
     assert first.delay <= 0.001
-    assert second == third == Retry(0.75)
+    assert second == third == Retry(0.375)
 
 
 def test_a_connection_that_cannot_be_made_is_held_back_too() -> None:
@@ -157,7 +157,8 @@ def test_a_connection_that_cannot_be_made_is_held_back_too() -> None:
     refused = replace(OVERLOAD, stage=Stage.NOT_SENT, reason=RetryReason.SOCKET_NOT_AVAILABLE)
     one = operation(spent(), timeout=20.0)
     assert [decided(one, refused) for _ in range(5)] == [
-        *[Retry(0.75)] * 3,
+        *[Retry(0.375)] * 2,
+        Retry(0.4),
         Retry(0.8),
         Retry(1.6),
     ]
@@ -168,9 +169,9 @@ def test_a_connection_that_cannot_be_made_is_held_back_too() -> None:
 
 
 def test_an_election_is_waited_for_to_the_last_attempt() -> None:
-    one = operation(spent(), timeout=0.5)
+    one = operation(spent(), timeout=0.25)
     decided(one, NOT_PRIMARY)
-    assert decided(one, NOT_PRIMARY) == Retry(0.495)
+    assert decided(one, NOT_PRIMARY) == Retry(0.245)
 
 
 def test_without_a_deadline_the_one_retry_is_made() -> None:
