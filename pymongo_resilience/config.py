@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.metric_names import METRICS
+from pymongo_resilience.metric_names import METRICS, OF_EACH_OPERATION
 from pymongo_resilience.namespaces import problems_of
 from pymongo_resilience.option_types import (
     BOOLEAN,
@@ -22,6 +22,7 @@ from pymongo_resilience.option_types import (
     PREFIX,
     TIMEOUT_MODES,
     OptionType,
+    boolean_or,
     integer,
     logger,
     number,
@@ -43,6 +44,7 @@ STRATEGIES = (*NAMED, "driver")
 SERVER_SELECTIONS = ("driver", "least_loaded")
 RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
 BREAKER_MODES = ("off", "on", "always")
+ALL = "all"
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
 
@@ -177,10 +179,11 @@ class Config:
         "and slow-query log.",
         telemetry=True,
     )
-    metrics: bool = _option(
+    metrics: bool | str = _option(
         True,
-        BOOLEAN,
-        "Whether durations, retries, servers and pools are measured.",
+        boolean_or(ALL),
+        "Whether durations, retries, servers and pools are measured; with all also attempts, wait "
+        "and use times, which cost every operation a record each.",
         telemetry=True,
     )
     metrics_by_collection: bool = _option(
@@ -225,6 +228,12 @@ class Config:
             "says the same",
             self.retry_budget,
         )
+
+    @property
+    def disabled_metrics(self) -> frozenset[str]:
+        """The names of those that are not measured, where any are."""
+        beyond_standard = () if self.metrics == ALL else OF_EACH_OPERATION
+        return frozenset((*self.metrics_without, *beyond_standard))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:

@@ -23,3 +23,5 @@ METRICS = (
     ),
 )  # fmt: skip
 """As ``docs/metrics.md`` has them."""
+OF_EACH_OPERATION = (_CONNECTION + "use_time", _CONNECTION + "wait_time", _OURS + "attempts")
+"""What every healthy operation would record beside its duration: not in the standard set."""

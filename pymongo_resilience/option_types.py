@@ -39,6 +39,18 @@ BOOLEAN = OptionType(
 )
 
 
+def boolean_or(*names: str) -> OptionType:
+    """A boolean, or one of the names in small letters, however it is written."""
+    known = {**_BOOLEANS, **{name: name for name in names}}
+    return OptionType(
+        "boolean or name",
+        f"{', '.join(names)} or {BOOLEAN.allowed}",
+        lambda text: known[text.lower()],
+        lambda value: isinstance(value, bool) or (isinstance(value, str) and value in names),
+        _lower,
+    )
+
+
 OPTIONAL_BOOLEAN = BOOLEAN._replace(legal=lambda value: value is None or isinstance(value, bool))
 
 

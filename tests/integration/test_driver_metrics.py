@@ -53,7 +53,7 @@ def _no_client_is_left_to_be_collected() -> None:
 def test_a_pools_connections_limits_and_times(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument()
+    telemetry = instrument(metrics="all")
     client = side.do(side.client, proxy.uri, maxPoolSize=7)
     for _ in range(3):
         side.do(client[database].coll.find_one)

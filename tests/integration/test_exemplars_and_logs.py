@@ -40,7 +40,7 @@ def ids(telemetry: Telemetry, name: str) -> set[tuple[int, int]]:
 def test_measurements_of_a_call_lead_to_its_span(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(timeout_ms=20_000)
+    telemetry = instrument(timeout_ms=20_000, metrics="all")
     coll = side.do(side.client, proxy.uri)[database].coll
     proxy.inject(CutAfter("insert"))
     side.do(coll.insert_one, {})
@@ -115,7 +115,7 @@ def test_a_log_record_carries_trace_and_span(
     instrument: Instrument,
     exporter: InMemoryLogRecordExporter,
 ) -> None:
-    telemetry = instrument(timeout_ms=20_000)
+    telemetry = instrument(timeout_ms=20_000, metrics="all")
     coll = side.do(side.client, proxy.uri)[database].coll
     proxy.inject(CutAfter("insert"))
     side.do(coll.insert_one, {})

@@ -170,7 +170,7 @@ HOPELESS: dict[str, tuple[Made, str, RetryReason, str, int]] = {
 def test_fails_at_the_second_check(
     name: str, side: Side, world: World, instrument: Instrument
 ) -> None:
-    telemetry = instrument()
+    telemetry = instrument(metrics="all")
     made, cause, reason, check, looked = HOPELESS[name]
     checks = Checks()
     with made(world) as trouble:

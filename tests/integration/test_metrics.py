@@ -65,7 +65,7 @@ def test_the_duration_of_every_operation_is_recorded_once(
 def test_retries_and_attempts_are_counted_by_reason_and_outcome(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(timeout_ms=20_000)
+    telemetry = instrument(timeout_ms=20_000, metrics="all")
     coll = side.do(side.client, proxy.uri)[database].coll
     side.do(coll.insert_one, {"_id": 0})
     proxy.inject(CutAfter("insert", times=2))

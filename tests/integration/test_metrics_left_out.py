@@ -15,15 +15,11 @@ from support.clients import Side, fail_command
 from support.metrics_table import metrics_table
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience.metric_names import METRICS
+from pymongo_resilience.metric_names import METRICS, OF_EACH_OPERATION
 
 COUNT = "db.client.connection.count"
-OF_EACH_OPERATION = {
-    "db.client.operation.duration",
-    "pymongo_resilience.attempts",
-    "db.client.connection.wait_time",
-    "db.client.connection.use_time",
-}
+DURATION = "db.client.operation.duration"
+RECORDED = {DURATION, *OF_EACH_OPERATION}
 
 
 def _measured(telemetry: Telemetry) -> set[str]:
@@ -48,23 +44,48 @@ def _operate(side: Side, server: EmbeddedServer, control: pymongo.MongoClient[An
     return client
 
 
-@pytest.mark.parametrize("without", [*((name,) for name in sorted(OF_EACH_OPERATION)), (), METRICS])
+@pytest.mark.parametrize("without", [*((name,) for name in sorted(RECORDED)), (), METRICS])
 def test_what_is_left_out_is_not_measured(
     side: Side, server: EmbeddedServer, control: pymongo.MongoClient[Any], database: str,
     instrument: Instrument, without: tuple[str, ...],
 ) -> None:  # fmt: skip
-    telemetry = instrument(timeout_ms=20_000, metrics_without=without)
+    telemetry = instrument(timeout_ms=20_000, metrics="all", metrics_without=without)
     client = _operate(side, server, control, database)
     measured = _measured(telemetry)
     assert not measured & {*without}
     if without == METRICS:
         assert measured == set()
     else:
-        assert measured >= (OF_EACH_OPERATION | {COUNT, "pymongo_resilience.retries"}) - {*without}
+        assert measured >= (RECORDED | {COUNT, "pymongo_resilience.retries"}) - {*without}
         states = {attributes["db.client.connection.state"]: point.value
                   for attributes, point in telemetry.points(COUNT)}  # fmt: skip
         assert states == {"idle": 1, "used": 0}
     assert len(telemetry.operations(f"find {database}.coll")) == 1
+    side.do(client.close)
+
+
+@pytest.mark.parametrize(("metrics", "measured"), [(True, {DURATION}), ("all", RECORDED)])
+def test_a_healthy_operation_is_one_record_of_the_standard_set(
+    metrics: Any, measured: set[str],
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument,
+) -> None:  # fmt: skip
+    telemetry = instrument(metrics=metrics)
+    client = side.do(side.client, server.uri)
+    side.do(client[database].coll.find_one)
+
+    def counts() -> dict[str, int]:
+        return {
+            name: sum(point.count for _, point in points)
+            for name in METRICS
+            if (points := telemetry.points(name)) and hasattr(points[0][1], "bucket_counts")
+        }
+
+    before = counts()
+    side.do(client[database].coll.find_one)
+    # Heartbeats are recorded by monitors, whatever operations do.
+    grown = {name for name, count in counts().items() if count > before.get(name, 0)}
+    assert grown - {"pymongo_resilience.heartbeat.duration"} == measured
+    assert telemetry.points(COUNT)
     side.do(client.close)
 
 

@@ -80,7 +80,7 @@ def _shown(telemetry: Telemetry) -> list[tuple[str, dict[str, Any]]]:
 def test_the_same_is_shown_with_and_without_a_listener_of_the_application(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry, heard = instrument(), Heard()
+    telemetry, heard = instrument(metrics="all"), Heard()
     shown, used = [], []
 
     def uses() -> int:
@@ -335,7 +335,7 @@ def test_a_fault_of_ours_in_what_stands_in_for_an_event_is_logged_once(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
 
-    instrument()
+    instrument(metrics="all")
     client = side.do(side.client, proxy.uri)
     for owner, method in ((CommandSpans, "start"), (CommandSpans, "succeed"), (Pool, "checked_in")):
         monkeypatch.setattr(owner, method, broken)

@@ -99,5 +99,7 @@ async def main(uri: str, database: str, kind: Any) -> None:
 
 
 if __name__ == "__main__":
-    pymongo_resilience.instrument(pymongo_resilience.Config(timeout_ms=int(TIMEOUT * 1000)))
+    pymongo_resilience.instrument(
+        pymongo_resilience.Config(timeout_ms=int(TIMEOUT * 1000), metrics="all")
+    )
     asyncio.run(main(sys.argv[1], sys.argv[2], getattr(pymongo, sys.argv[3])))

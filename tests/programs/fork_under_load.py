@@ -100,7 +100,7 @@ def child(inherited: Any, uri: str, database: str) -> dict[str, Any]:
 
 
 def main(uri: str, database: str) -> None:
-    pymongo_resilience.instrument(pymongo_resilience.Config(timeout_ms=20_000))
+    pymongo_resilience.instrument(pymongo_resilience.Config(timeout_ms=20_000, metrics="all"))
     ours = client(uri)
     # An async client belongs to the event loop it was first used in: the children inherit an
     # unused one.

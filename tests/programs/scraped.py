@@ -65,7 +65,13 @@ def miss_the_deadline(proxy: ReplicaSet, coll: Any) -> None:
 def main(host: str, port: str, database: str, metrics_port: str) -> None:
     metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
     pymongo_resilience.instrument(
-        Config(timeout_ms=5000, retry_budget="tokens", base_backoff_ms=1, circuit_breaker="on")
+        Config(
+            timeout_ms=5000,
+            metrics="all",
+            retry_budget="tokens",
+            base_backoff_ms=1,
+            circuit_breaker="on",
+        )
     )
     start_http_server(int(metrics_port), "127.0.0.1")
     ended = threading.Event()

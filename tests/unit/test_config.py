@@ -49,7 +49,11 @@ DEFAULTS: dict[str, Any] = {
     "metrics_without": (),
 }
 BOOLEANS = (
-    *(name for name, default in DEFAULTS.items() if isinstance(default, bool)),
+    *(
+        name
+        for name, default in DEFAULTS.items()
+        if isinstance(default, bool) and name != "metrics"
+    ),
     "adaptive_retries",
     "overload_retargeting",
 )
@@ -76,6 +80,8 @@ GOOD: list[tuple[str, str, Any]] = [
     *((f"circuit_breaker_{name}_s", text, float(text))
       for name in ("window", "open") for text in ("0.1", "30", "2.5", "3600")),
     *(("circuit_breaker_minimum_calls", str(number), number) for number in (1, 1_000_000)),
+    *(("metrics", text, value)
+      for text, value in (("all", "all"), ("ALL", "all"), ("1", True), ("off", False))),
     *(("metrics_without", text, names)
       for text, names in ((WAIT_TIME, (WAIT_TIME,)), (f" {ATTEMPTS}, {WAIT_TIME},",
                                                       (ATTEMPTS, WAIT_TIME)),
@@ -105,6 +111,7 @@ BAD: list[tuple[str, str, str]] = [
       for name in ("window", "open") for text in ("0", "3601", "10s", "nan", "inf", "-1")),
     *(("circuit_breaker_minimum_calls", text, "an integer from 1 to 1000000")
       for text in ("0", "1000001", "1.5")),
+    *(("metrics", text, "all or true, false, 1, 0, yes, no, on or off") for text in ("some", "2")),
     *(("metrics_without", text, "any of " + ", ".join(METRICS))
       for text in ("wait_time", f"{ATTEMPTS};{WAIT_TIME}", "all", f"{ATTEMPTS},db.client")),
 ]  # fmt: skip
@@ -122,6 +129,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("retry_budget", value) for value in (None, True, 1, ["off"])),
     *(("server_selection", value) for value in (None, True, 1, ["driver"])),
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
+    *(("metrics", value) for value in (None, 1, "some", "true", ["all"])),
     *(("metrics_without", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
     *((f"circuit_breaker_{name}", value)
       for name in ("failure_rate", "window_s", "open_s") for value in (None, True, "1", -1, 0)),

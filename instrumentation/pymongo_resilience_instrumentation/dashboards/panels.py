@@ -20,6 +20,8 @@ from .queries import (
     slowest,
 )
 
+ONLY_ALL = "Empty unless PYMONGO_RESILIENCE_METRICS=all."
+
 OPERATIONS = (
     Panel(
         "Operations",
@@ -88,14 +90,18 @@ RETRIES = (
         ),
     ),
     Panel(
-        "Attempts per operation",
+        "Retries per operation",
         "short",
-        "1 where nothing is repeated.",
+        "0 where nothing is repeated.",
         (
             Query(
-                per_second("pymongo_resilience_attempts_sum", "db_operation_name")
+                per_second(
+                    "pymongo_resilience_retries_total",
+                    "db_operation_name",
+                    of('pymongo_resilience_decision="scheduled"'),
+                )
                 + " / "
-                + per_second("pymongo_resilience_attempts_count", "db_operation_name"),
+                + per_second(f"{DURATION}_count", "db_operation_name"),
                 "{{db_operation_name}}",
             ),
         ),
@@ -103,7 +109,7 @@ RETRIES = (
     Panel(
         "Outcomes",
         "ops",
-        "How calls ended; ok and retried_ok are the good ways.",
+        "How calls ended; ok and retried_ok are the good ways. " + ONLY_ALL,
         (
             Query(
                 per_second("pymongo_resilience_attempts_count", "pymongo_resilience_outcome"),
@@ -236,8 +242,12 @@ POOLS = (
             labels=POOL,
         )
         for title, name, description in (
-            ("Wait time", "wait_time", "Until the pool gave a connection."),
-            ("Use time", "use_time", "From taking a connection to giving it back."),
+            ("Wait time", "wait_time", "Until the pool gave a connection. " + ONLY_ALL),
+            (
+                "Use time",
+                "use_time",
+                "From taking a connection to giving it back. " + ONLY_ALL,
+            ),
             ("Create time", "create_time", "TCP, TLS, hello and authentication."),
         )
     ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import Observation
 
+from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_attributes
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
 
     from .pool_gauges import Callback
+
+TIMED_OUT = "pymongo_resilience.OperationTimeoutError"
 
 
 @lru_cache(KNOWN_NAMES)
@@ -137,7 +140,10 @@ class OperationMetrics:
 
 
 def error_type(error: BaseException) -> str:
-    """The server's name of its code where there is one, else the exception's class."""
+    """The server's name of its code where there is one, else the exception's class; one name for
+    every missed deadline."""
+    if isinstance(error, OperationTimeoutError):
+        return TIMED_OUT
     return code_name(error) or qualified_name(error)
 
 
