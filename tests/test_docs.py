@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.metrics import NoOpMeter
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.reasons import ROWS
-from pymongo_resilience_instrumentation.selection.terminal_causes import TABLE as CAUSES, Cause
+from pymongo_resilience_instrumentation.failures.terminal_causes import TABLE as CAUSES, Cause
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics import OperationMetrics, ServerMetrics

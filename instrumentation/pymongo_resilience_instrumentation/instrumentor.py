@@ -22,12 +22,12 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.strategy import NAMED
-from pymongo_resilience_instrumentation.clients import setup as new_clients
+from pymongo_resilience_instrumentation.clients.budgets import Budgets
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
+from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
 from pymongo_resilience_instrumentation.clients.registry import Clients
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
-from pymongo_resilience_instrumentation.retries.budgets import Budgets
-from pymongo_resilience_instrumentation.retries.coroutine_strategies import CoroutineStrategies
+from pymongo_resilience_instrumentation.public_api import client_setup
 from pymongo_resilience_instrumentation.runtime import CallLog, Reported, Runtime, Unreported
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
@@ -471,7 +471,7 @@ def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
         runtime.coroutines.register(client)
         runtime.deprecated.register(client)
         tracing.keep_for_existing(client)
-        count += not new_clients.carry_over(runtime, client)
+        count += not client_setup.carry_over(runtime, client)
     if count:
         logger.warning(
             "%d client%s made before instrument(): covered by %soperation spans and durations; "

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.cleanup import (
     end_sessions as end_sessions_wrappers,
     kill_cursors as kill_cursors_wrappers,
 )
-from pymongo_resilience_instrumentation.clients import closings, construction
+from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import (
     creation as cursor_makers,
     wrappers as cursor_wrappers,
@@ -27,17 +27,14 @@ from pymongo_resilience_instrumentation.cursors import (
 from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
 from pymongo_resilience_instrumentation.interception.methods import Method, by_position
 from pymongo_resilience_instrumentation.operations import public as operations
-from pymongo_resilience_instrumentation.public_api import wrappers
+from pymongo_resilience_instrumentation.public_api import construction, wrappers
 from pymongo_resilience_instrumentation.retries import (
     attempt_wrappers,
     deprioritized,
     loop_wrappers,
+    selected_servers,
 )
-from pymongo_resilience_instrumentation.selection import (
-    fast_fail,
-    selected_servers as selection_wrappers,
-    selection_errors,
-)
+from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
 from pymongo_resilience_instrumentation.telemetry import interruptions
@@ -233,7 +230,7 @@ def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
             yield (
                 loop,
                 driver.selection.SELECT,
-                selection_wrappers.get_server(runtime, asynchronous),
+                selected_servers.get_server(runtime, asynchronous),
             )
 
 

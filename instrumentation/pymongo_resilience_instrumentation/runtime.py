@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.clients.budgets import Budgets
     from pymongo_resilience_instrumentation.clients.closings import Closings
+    from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.clients.registry import Clients
     from pymongo_resilience_instrumentation.operations.public import Target
-    from pymongo_resilience_instrumentation.retries.budgets import Budgets
-    from pymongo_resilience_instrumentation.retries.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import (
         AttemptCount,

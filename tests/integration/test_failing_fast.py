@@ -22,7 +22,7 @@ import trustme
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo.synchronous.topology import Topology
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.selection import terminal_causes
+from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
 from pymongo_resilience_instrumentation.testbed import (
     CutBefore,

@@ -19,8 +19,8 @@ from pymongo.errors import (
 from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
-from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.selection import terminal_causes
+from pymongo_resilience_instrumentation.failures import classify, terminal_causes
+from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
 from pymongo_resilience_instrumentation.selection.fast_fail import (
     PROBE_EVERY,
     STANDS,
@@ -28,7 +28,6 @@ from pymongo_resilience_instrumentation.selection.fast_fail import (
     TerminalDetector,
     found_on,
 )
-from pymongo_resilience_instrumentation.selection.terminal_causes import Cause
 
 from pymongo_resilience.failure import RetryReason
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pymongo_resilience_instrumentation.telemetry import semconv
-
+POOL_NAME = "db.client.connection.pool.name"
+"""An attribute by OpenTelemetry's semantic conventions."""
 IDLE = "idle"
 USED = "used"
 
@@ -19,7 +19,7 @@ class Pool:
     """
 
     def __init__(self, name: str) -> None:
-        self.attributes: dict[str, Any] = {semconv.POOL_NAME: name}
+        self.attributes: dict[str, Any] = {POOL_NAME: name}
         self.connections: dict[int, list[float]] = {}
         """By the driver's connection id; when each check-out that has not come back was, where
         anybody asks. They are two for a moment where the next one has the connection before the

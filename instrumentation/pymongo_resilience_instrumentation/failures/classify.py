@@ -40,9 +40,8 @@ from pymongo_resilience.failure import (
 )
 from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.selection import terminal_causes
 
-from . import reasons
+from . import reasons, terminal_causes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

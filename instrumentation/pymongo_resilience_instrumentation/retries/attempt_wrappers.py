@@ -13,9 +13,9 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.selection.selected_servers import counted
 
 from .attempts import Attempts, refuse_lost_txn_number
+from .selected_servers import counted
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.methods import Function

@@ -39,8 +39,8 @@ from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify as failures
 from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.failures.origins import state_origin
+from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
-from pymongo_resilience_instrumentation.selection.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.timeouts import wait_times
 from pymongo_resilience_instrumentation.timeouts.errors import elapsed, timed_out
 

@@ -16,11 +16,10 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience.faults import logger
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.failures import terminal_causes
+from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.retries.attempts import resolve_policy
-
-from . import terminal_causes
-from .terminal_causes import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

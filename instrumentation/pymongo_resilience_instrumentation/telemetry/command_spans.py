@@ -16,7 +16,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Status, Status
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.addresses import address_attributes, namespace_text
+from pymongo_resilience_instrumentation.addresses import namespace_text
 
 from . import semconv
 from .operation_spans import KNOWN_NAMES, end_span, record_error
@@ -66,7 +66,7 @@ def _attributes(
         semconv.DB_COMMAND_NAME: command,
         semconv.DB_QUERY_SUMMARY: f"{command} {namespace_text(database, collection)}",
         semconv.NETWORK_TRANSPORT: "unix" if address[1] is None else "tcp",
-        **address_attributes(address),
+        **semconv.address_attributes(address),
     }
     if collection is not None:
         attributes[semconv.DB_COLLECTION_NAME] = collection

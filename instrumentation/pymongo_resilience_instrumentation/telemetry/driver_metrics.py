@@ -9,8 +9,6 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from pymongo.monitoring import ConnectionCheckOutFailedReason
 
-from pymongo_resilience_instrumentation.addresses import address_attributes
-
 from . import semconv
 from .instruments import Instruments
 
@@ -84,7 +82,10 @@ class DriverMetrics:
     def heartbeat(
         self, server: Address, seconds: float | None, *, awaited: bool, failed: bool
     ) -> None:
-        attributes: dict[str, Any] = {**address_attributes(server), semconv.AWAITED: awaited}
+        attributes: dict[str, Any] = {
+            **semconv.address_attributes(server),
+            semconv.AWAITED: awaited,
+        }
         if self._heartbeat is not None and seconds is not None and 0 <= seconds < math.inf:
             self._heartbeat.record(seconds, attributes, NO_CONTEXT)
         if failed and self._heartbeat_failures is not None:

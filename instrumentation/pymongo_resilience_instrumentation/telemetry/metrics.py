@@ -11,7 +11,6 @@ from opentelemetry.metrics import Observation
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.addresses import address_attributes
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
@@ -49,7 +48,7 @@ def _duration_attributes(
     if collection is not None:
         attributes[semconv.DB_COLLECTION_NAME] = collection
     if server is not None:
-        attributes.update(address_attributes(server))
+        attributes.update(semconv.address_attributes(server))
     return attributes
 
 
@@ -220,7 +219,7 @@ class ServerMetrics:
             for address, server in client.servers().items():
                 yield Observation(
                     1,
-                    address_attributes(address)
+                    semconv.address_attributes(address)
                     | {
                         semconv.SERVER_TYPE: server.type,
                         semconv.TOPOLOGY_TYPE: client.topology_type,
@@ -231,7 +230,7 @@ class ServerMetrics:
         for client in () if self._breakers is None else self._breakers.all():
             for address, breaker in client.snapshots().items():
                 yield Observation(
-                    1, address_attributes(address) | {semconv.STATE: breaker.state.value}
+                    1, semconv.address_attributes(address) | {semconv.STATE: breaker.state.value}
                 )
 
     def _of_each_server(self, value: Callable[[Server], float | None]) -> Iterator[Observation]:
@@ -239,7 +238,7 @@ class ServerMetrics:
             for address, server in client.servers().items():
                 seconds = value(server)
                 if seconds is not None:
-                    yield Observation(seconds, address_attributes(address))
+                    yield Observation(seconds, semconv.address_attributes(address))
 
     def show(
         self,

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation.clients import pools
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.addresses import Address
+
 DB_SYSTEM_NAME = "db.system.name"
 MONGODB = "mongodb"
 DB_NAMESPACE = "db.namespace"
@@ -24,7 +31,7 @@ ERROR_TYPE = "error.type"
 EXCEPTION_TYPE = "exception.type"
 EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
-POOL_NAME = "db.client.connection.pool.name"
+POOL_NAME = pools.POOL_NAME
 CONNECTION_STATE = "db.client.connection.state"
 
 OURS = "pymongo_resilience."
@@ -75,3 +82,11 @@ HEARTBEAT_FAILURES = OURS + "heartbeat.failures"
 DURATION_BOUNDARIES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 """Seconds; the SDK's defaults would put every value under five seconds in one bucket."""
 ATTEMPT_BOUNDARIES = (1, 2, 3, 4, 6, 11, 21)
+
+
+def address_attributes(address: Address) -> dict[str, Any]:
+    host, port = address
+    attributes: dict[str, Any] = {SERVER_ADDRESS: host}
+    if port is not None:
+        attributes[SERVER_PORT] = port
+    return attributes

@@ -13,7 +13,7 @@ from typing import Any
 
 import bson
 from bson import Int64
-from pymongo_resilience_instrumentation.selection.terminal_causes import terminal_cause
+from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import Delay, Rewrite
 from support.chaos.operations_under_attack import Operation

@@ -10,15 +10,15 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.retries.attempts import Attempts
+
+from .attempts import Attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience_instrumentation.interception.methods import Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-    from .operation_counts import AttemptCount
+    from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
 
 FAULT = "internal error in pymongo-resilience after a server was selected"
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.config import OFF, TOKENS
-from pymongo_resilience_instrumentation.clients.by_client import keep
+
+from .by_client import keep
 
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock

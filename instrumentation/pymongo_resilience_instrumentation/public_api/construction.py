@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.clients import (
-    options as client_options,
-    setup as new_clients,
-)
+from pymongo_resilience_instrumentation.clients import options as client_options
 from pymongo_resilience_instrumentation.telemetry import listeners, tracing
 
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.runtime import Runtime
+from . import client_setup
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
 _GIVEN = "_pymongo_resilience_given"
 
 
@@ -38,10 +36,10 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
             return wrapped(*args, **kwargs)
         client_options.refuse_negative_timeout(args, kwargs)
         try:
-            kwargs["event_listeners"] = new_clients.configure(
+            kwargs["event_listeners"] = client_setup.configure(
                 runtime, client, given or (), adaptive, tracing_option
             )
-            new_clients.select_for(runtime, client, selector, kwargs)
+            client_setup.select_for(runtime, client, selector, kwargs)
         except Exception:
             logger.exception("internal error in pymongo-resilience before a client was made")
         wrapped(*args, **kwargs)
