@@ -19,11 +19,12 @@ from . import semconv
 from .instruments import Instruments
 from .operation_spans import KNOWN_NAMES, code_name, qualified_name
 from .pool_gauges import PoolGauges
+from .sdk.histograms import Series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from opentelemetry.metrics import CallbackOptions, Meter
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter
 
     from pymongo_resilience.events import Event
     from pymongo_resilience_instrumentation.addresses import Address
@@ -36,9 +37,12 @@ if TYPE_CHECKING:
 TIMED_OUT = "pymongo_resilience.OperationTimeoutError"
 
 
-@lru_cache(KNOWN_NAMES)
 def _duration_attributes(
-    operation: str, database: str, collection: str | None, server: Address | None
+    operation: str,
+    database: str,
+    collection: str | None,
+    server: Address | None,
+    error: str | None,
 ) -> Mapping[str, Any]:
     attributes: dict[str, Any] = {
         semconv.DB_SYSTEM_NAME: semconv.MONGODB,
@@ -49,6 +53,8 @@ def _duration_attributes(
         attributes[semconv.DB_COLLECTION_NAME] = collection
     if server is not None:
         attributes.update(semconv.address_attributes(server))
+    if error is not None:
+        attributes[semconv.ERROR_TYPE] = error
     return attributes
 
 
@@ -65,6 +71,7 @@ class OperationMetrics:
     ) -> None:
         """``without``: the names of instruments that are left out, here and below."""
         self._by_collection = by_collection
+        self._series: dict[tuple[Any, ...], Series] = {}
         made = Instruments(meter, without)
         self._duration = made.histogram(
             semconv.OPERATION_DURATION,
@@ -97,24 +104,28 @@ class OperationMetrics:
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
         if self._duration is not None:
-            self._duration.record(seconds, self._of_duration(call, error))
+            self._series_of(self._duration, call, error).record(seconds)
         if self._attempts is not None:
             outcome = outcome_of(call, error)
             self._attempts.record(
                 1 + len(call.reasons), _attempts_attributes(call.operation, outcome)
             )
 
-    def _of_duration(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
+    def _series_of(self, duration: Histogram, call: Call, error: BaseException | None) -> Series:
         database, collection = call.target
-        attributes = _duration_attributes(
+        key = (
             call.operation,
             database or "admin",
             collection if self._by_collection else None,
             call.server if call.selected is None else driver.selection.address(call.selected),
+            None if error is None else error_type(error),
         )
-        if error is not None:
-            attributes = {**attributes, semconv.ERROR_TYPE: error_type(error)}
-        return attributes
+        series = self._series.get(key)
+        if series is None:
+            series = Series(duration, _duration_attributes(*key))
+            if len(self._series) < KNOWN_NAMES:
+                self._series[key] = series
+        return series
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):
