@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -150,6 +150,7 @@ def run(
     seconds: float,
     seed: int,
     topology: Topology = Topology.REPLICA_SET,
+    client_options: Mapping[str, Any] | None = None,
 ) -> Result:
     """Play the scenario while the workload writes, then compare; on a server of its own."""
     name, count = ("thread", THREADS) if api is Api.THREADS else ("task", TASKS)
@@ -157,6 +158,7 @@ def run(
     journal = Journal()
     with EmbeddedServer() as server:
         with topology.on(server) as servers, side_in_force(side) as options:
+            options.update(client_options or {})
             played = servers.play(scenario)
             if api is Api.THREADS:
                 with pymongo.MongoClient[Any](servers.uri, **options) as client:
