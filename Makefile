@@ -52,7 +52,8 @@ chaos: SEED := $(SEED)
 chaos: $(MAIN)/dev.stamp
 	@echo "seed $(SEED): make chaos SEED=$(SEED) repeats it"
 	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(DURATION) CHAOS_OPERATIONS=$(OPERATIONS) \
-	  HYPOTHESIS_PROFILE=chaos $(MAIN)/bin/pytest $(or $(ARGS),tests/chaos tests/unit/test_hostile_*)
+	  HYPOTHESIS_PROFILE=chaos $(MAIN)/bin/pytest -o faulthandler_timeout=3600 \
+	  $(or $(ARGS),tests/chaos tests/unit/test_hostile_*)
 
 # The list of what did not pass: CONFORMANCE_JSON=list.json.
 conformance: $(MAIN)/dev.stamp

@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,10 @@ REPORTS = ROOT / "build" / "reports"
 COUNTS = ROOT / "tests" / "counts.toml"
 FAILED = "failed.json"
 PARTS = {"test": "make test", "rest": "what make check adds"}
+BARS = {"test": 300, "rest": 600}
+"""Seconds that each part takes at most on two cores."""
+LIMIT = float(os.environ.get("LIMIT", "3"))
+"""Of its bar: how long a part may take before what still runs is stopped."""
 MOST_REPEATED = 5
 """Tests of a step that are run once more, alone, where they have failed beside others."""
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -186,7 +191,8 @@ def run(part: str) -> int:
     folder = REPORTS / part
     shutil.rmtree(REPORTS if part == "test" else folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    ended = run_steps({"test": of_test, "rest": of_rest}[part](folder), folder)
+    steps = {"test": of_test, "rest": of_rest}[part](folder)
+    ended = run_steps(steps, folder, LIMIT * BARS[part])
     failed = [
         (each.step.name, each.step.command)
         for each in ended
@@ -215,7 +221,8 @@ def pass_alone(command: list[str]) -> bool:
 
 def finish(part: str, seconds: float) -> int:
     tests = cases(REPORTS)
-    print(f"== {PARTS[part]}: {seconds:.0f} s, and the slowest tests of it")
+    over = f", over its bar of {BARS[part]} s" if seconds > BARS[part] else ""
+    print(f"== {PARTS[part]}: {seconds:.0f} s{over}; the slowest tests of it")
     print("\n".join(slowest(case for case in tests if case.part == part)))
     fewer = []
     if part == "rest":
@@ -295,6 +302,7 @@ def record() -> int:
 
 def main(command: str) -> int:
     os.chdir(ROOT)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the steps as well
     if command in PARTS:
         return run(command)
     return {"failed": repeat, "counts": record}[command]()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clients import wait_until
 
-CI = Path(__file__).parent.parent / ".ci"
+ROOT = Path(__file__).parent.parent
+CI = ROOT / ".ci"
 SUITE = "<testsuites><testsuite>{}</testsuite></testsuites>"
 CASE = '<testcase classname="{}" name="{}" time="{}">{}</testcase>'
 MEETING = """
@@ -21,10 +27,20 @@ while not pathlib.Path({!r}).exists():
 """
 
 
+HANGING = "sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait"
+HANGING_TESTS = """
+import time, pytest
+@pytest.mark.parametrize("side", ["sync", "async"])
+def test_hangs(side):
+    time.sleep(600 if side == "sync" else 0)
+"""
+
+
 @pytest.fixture
 def ci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(CI)
     steps = importlib.import_module("steps")
+    monkeypatch.setattr(importlib.import_module("running"), "GRACE", 0.5)
     monkeypatch.setattr(steps, "REPORTS", tmp_path)
     monkeypatch.setattr(steps, "COUNTS", tmp_path / "counts.toml")
     steps.COUNTS.write_text("[counts]\n")
@@ -53,6 +69,65 @@ def test_steps_wait_for_what_they_need_and_for_nothing_else(ci: Any, tmp_path: P
     ]
     ended = ci.run_steps(steps, tmp_path)
     assert [each.step.name for each in ended if each.ok] == ["one", "other", "later"]
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended, whoever has to wait for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_what_takes_too_long_is_stopped_and_named(ci: Any, capsys: Any, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    hangs = ci.Step("hangs", ("sh", "-c", HANGING.format(started)))
+    steps = [hangs, ci.Step("later", ("true",), (), ("hangs",)), ci.Step("ends", ("true",))]
+    ended = ci.run_steps(steps, tmp_path, 2.0)
+    assert [each.step.name for each in ended if each.ok] == ["ends"]
+    output = capsys.readouterr().out
+    assert "STOPPED: all steps together may take 2 s" in output
+    assert "== later: FAILED, 0 s\nnot run: no time was left" in output
+    wait_until(lambda: gone(int(started.read_text())))
+
+
+def test_an_interrupt_stops_all_that_runs(ci: Any, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+
+    def interrupt() -> None:
+        wait_until(started.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    hangs = ci.Step("hangs", ("sh", "-c", HANGING.format(started)))
+    with pytest.raises(KeyboardInterrupt):
+        ci.run_steps([hangs, ci.Step("ends", ("true",))], tmp_path)
+    wait_until(lambda: gone(int(started.read_text())))
+
+
+def test_a_test_that_hangs_is_named_and_the_others_run(ci: Any, tmp_path: Path) -> None:
+    """Also with its stack; as our own configuration has it, but sooner."""
+    (tmp_path / "test_hanging.py").write_text(HANGING_TESTS)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir=."),
+            *("-o", "faulthandler_timeout=1", "-p", "no:cacheprovider", "-n", "1"),
+            *(f"--junitxml={tmp_path}/test/newest.xml", "test_hanging.py"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "1 failed, 1 passed" in done.stdout
+    assert "crashed while running 'test_hanging.py::test_hangs[sync]'" in done.stdout
+    assert 'test_hanging.py", line 5 in test_hangs' in done.stderr
+    outcomes = {case.id: case.outcome for case in ci.cases_in(tmp_path / "test" / "newest.xml")}
+    assert outcomes == {
+        "test_hanging::test_hangs[sync]": "failed",
+        "test_hanging::test_hangs[async]": "passed",
+    }
 
 
 @pytest.mark.parametrize(
