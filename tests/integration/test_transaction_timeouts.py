@@ -130,8 +130,9 @@ def test_the_abort_after_the_deadline_has_the_whole_timeout_again(
             run(side, session, update(coll), expire, lambda s: coll.find_one({}, session=s))
         assert caught.value.timeout_s == LOW / 1000
         assert caught.value.elapsed_s >= 2 * LOW
-        assert [each.command_name for each in sent.started_events] == ["update", "abortTransaction"]
-        assert limits(sent, "abortTransaction")[0] in range(LOW // 2, LOW + 1)
+        names = [each.command_name for each in sent.started_events]
+        assert names[-2:] == ["update", "abortTransaction"]  # begun anew, if the server aborts one
+        assert limits(sent, "abortTransaction")[-1] in range(LOW // 2, LOW + 1)
         assert_gone(control, seeded)
 
 
