@@ -16,6 +16,7 @@ from pymongo_resilience.errors import (
     CircuitBreakerOpenError,
     ConfigurationError,
     OperationTimeoutError,
+    OverloadShedError,
 )
 from pymongo_resilience.events import (
     BreakerClosed,
@@ -62,6 +63,7 @@ __all__ = [
     "MongoDBSpecification",
     "Operation",
     "OperationTimeoutError",
+    "OverloadShedError",
     "Policy",
     "RetryAction",
     "RetryDeclined",

@@ -28,6 +28,9 @@ class ServerStatus:
     """The state of its circuit breaker; None without one."""
     error: str | None
     """Why its last check failed, without any text of the server's."""
+    load_shed: float | None = None
+    """The part of the operations of normal priority that the client refuses now; None without load
+    shedding."""
 
 
 @dataclass(frozen=True, slots=True)

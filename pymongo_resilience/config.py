@@ -124,6 +124,12 @@ class Config:
         integer(1, 1_000_000),
         "How many tokens a client's budget holds, and begins with, where it is of tokens.",
     )
+    load_shedding: bool = _option(
+        False,
+        BOOLEAN,
+        "Whether a client refuses operations itself, those of low priority first, while a server "
+        "rejects most of what it is sent.",
+    )
     overload_retargeting: bool | None = _option(
         None,
         OPTIONAL_BOOLEAN,

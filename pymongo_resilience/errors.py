@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pymongo_resilience.failure import RetryReason, Stage
+    from pymongo_resilience.policy import Priority
     from pymongo_resilience.retry_rules import Rule
 
 
@@ -35,6 +36,21 @@ class CircuitBreakerOpenError(Exception):
     """Among those calls."""
     elsewhere: bool
     """Another server could have been selected at once."""
+
+
+class OverloadShedError(Exception):
+    """The client refused the operation, since its server rejects most of what it is sent: nothing
+    was sent.
+
+    What an application catches is also pymongo's AutoReconnect, with the labels
+    SystemOverloadedError and RetryableError.
+    """
+
+    server: str
+    """``"host:port"``."""
+    priority: Priority
+    refused: float
+    """The part of the operations of that priority that was refused at that moment."""
 
 
 class OperationTimeoutError(Exception):

@@ -65,6 +65,8 @@ class RetryReason(enum.Enum):
     SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight", False, False
     CIRCUIT_BREAKER_OPEN = "circuit_breaker_open", True, False
     """The server's circuit breaker is open: nothing was sent."""
+    LOAD_SHED = "load_shed", True, False
+    """The client refused the operation itself: nothing was sent."""
     AUTHENTICATION_ERROR = "authentication_error", False, False
     TLS_ERROR = "tls_error", False, False
     """The TLS library refused the connection: a certificate, a version, a peer without TLS."""

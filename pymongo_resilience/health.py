@@ -25,6 +25,7 @@ UNHEALTHY = frozenset(
 NO_EVIDENCE = frozenset(
     {
         RetryReason.CIRCUIT_BREAKER_OPEN,
+        RetryReason.LOAD_SHED,
         # In a failover the server is healthy: it answers, and serves again once there is a primary.
         # Excluding it would make the failover longer.
         RetryReason.NOT_PRIMARY,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.failure import RetryReason
+from pymongo_resilience.failure import RetryReason, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.deadline import Deadline
     from pymongo_resilience.failure import Failure
+    from pymongo_resilience.load_shedding import LoadShedders
     from pymongo_resilience.strategy import RetryStrategy
 
 DISTRESS = frozenset({
@@ -73,6 +74,8 @@ class Operation:
     """Of the client's own; None leaves it to the configuration."""
     budget: RetryBudget | None = field(default=None, repr=False)
     """The client's, where it has one."""
+    shedders: LoadShedders | None = field(default=None, repr=False)
+    """The client's, with load shedding."""
     method: str = ""
     """The driver's method that the application called, for example ``"update_many"``; of a cursor's
     later batch ``"find/getMore"``. Empty where it is not known."""
@@ -103,6 +106,9 @@ class Operation:
 
     def record(self, failure: Failure) -> None:
         """Count one failed attempt."""
+        rejected = failure.overloaded and failure.stage is not Stage.NOT_SENT
+        if rejected and self.shedders is not None and failure.server is not None:
+            self.shedders.rejected(failure.server)
         if self.budget is not None:
             distress = failure.overloaded or failure.reason in DISTRESS
             retried = self.attempts > 0

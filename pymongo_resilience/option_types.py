@@ -119,6 +119,11 @@ TIMEOUT_MODE = one_of(TIMEOUT_MODES)
 """What the timeout of a cursor holds for (Client-Side Operations Timeout, "timeoutMode")."""
 
 
+HIGH, NORMAL, LOW = PRIORITIES = ("high", "normal", "low")
+PRIORITY = one_of(PRIORITIES)
+"""What is low is refused first, where clients refuse anything."""
+
+
 def shown(value: Any) -> str:
     # Python refuses to write a number of thousands of digits, which TOML can give in hexadecimal.
     try:

@@ -8,7 +8,7 @@ from contextlib import ContextDecorator, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pymongo_resilience import blocks
-from pymongo_resilience.policy import Policy, TimeoutMode
+from pymongo_resilience.policy import Policy, Priority, TimeoutMode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Mapping
@@ -43,6 +43,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         idempotent: bool | None = None,
         strategy: RetryStrategy | None = None,
         data: Mapping[str, Any] | None = None,
+        priority: Priority | None = None,
     ) -> None:
         self._policy = Policy(
             timeout_ms=timeout_ms,
@@ -50,6 +51,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             idempotent=idempotent,
             strategy=strategy,
             data=data,
+            priority=priority,
         )
         self._entered: list[Block] = []
         """Those that have not ended."""

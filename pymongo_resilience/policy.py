@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pymongo_resilience.option_types import TIMEOUT_MODE, TIMEOUT_MS
+from pymongo_resilience.option_types import PRIORITY, TIMEOUT_MODE, TIMEOUT_MS, OptionType
 from pymongo_resilience.strategy import check_strategy
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _Number = TypeVar("_Number", int, float)
 TimeoutMode = Literal["cursor_lifetime", "iteration"]
+Priority = Literal["high", "normal", "low"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Policy:
     """A field left at None inherits. Immutable, so thread- and task-safe.
 
     Raises TypeError for a field of a wrong type, and ValueError for a timeout out of range or a
-    mode that does not exist.
+    mode or priority that does not exist.
     """
 
     idempotent: bool | None = None
@@ -35,6 +36,8 @@ class Policy:
     """Milliseconds that each operation has, its retries included; 0 disables the timeout."""
     timeout_mode: TimeoutMode | None = None
     """Whether a cursor has the timeout for its whole life, or anew for each batch it fetches."""
+    priority: Priority | None = None
+    """Which operations are refused first with load shedding; normal where nothing names one."""
 
     def __post_init__(self) -> None:
         # Only types are named: the data may be confidential, and so may be what is given for it.
@@ -44,8 +47,8 @@ class Policy:
             )
         if self.timeout_ms is not None:
             _check_timeout(self.timeout_ms)
-        if self.timeout_mode is not None and not TIMEOUT_MODE.legal(self.timeout_mode):
-            _refuse_mode(self.timeout_mode)
+        _check_name("timeout_mode", self.timeout_mode, TIMEOUT_MODE)
+        _check_name("priority", self.priority, PRIORITY)
         if self.strategy is not None:
             check_strategy(self.strategy)
         if self.data is not None and not isinstance(self.data, Mapping):
@@ -78,10 +81,12 @@ def _check_timeout(value: object) -> None:
         raise ValueError(f"timeout_ms={value}: expected {TIMEOUT_MS.allowed}")
 
 
-def _refuse_mode(value: object) -> NoReturn:
+def _check_name(field_name: str, value: object, kind: OptionType) -> None:
+    if value is None or kind.legal(value):
+        return
     if not isinstance(value, str):
-        raise TypeError(f"timeout_mode is of type {type(value).__name__}: expected a str")
-    raise ValueError(f"timeout_mode={value!r}: expected {TIMEOUT_MODE.allowed}")
+        raise TypeError(f"{field_name} is of type {type(value).__name__}: expected a str")
+    raise ValueError(f"{field_name}={value!r}: expected {kind.allowed}")
 
 
 NOTHING = Policy()

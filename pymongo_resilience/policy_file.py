@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
 from pymongo_resilience.option_types import (
     BOOLEAN,
+    PRIORITY,
     TIMEOUT_MODE,
     TIMEOUT_MS,
     OptionType,
@@ -32,6 +33,7 @@ KEYS: Mapping[str, OptionType] = {
     "idempotent": _TRUTH,
     "strategy": one_of(NAMED),
     "data": _TABLE,
+    "priority": PRIORITY,
 }
 """The fields of a Policy, as the file has them."""
 CONFIDENTIAL = "data"

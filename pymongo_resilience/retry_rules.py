@@ -55,6 +55,8 @@ class Rule(enum.Enum):
     that error is raised."""
     BREAKER = "circuit_breaker"
     """Rule 7: the server's circuit breaker is open, and there is no time to wait for its probe."""
+    LOAD_SHEDDING = "load_shedding"
+    """The client refused the operation itself."""
     BUDGET = "budget"
     """Rule 8: the server is overloaded, and the client's retry budget is spent."""
 
@@ -149,6 +151,8 @@ class RetryRules:
         return HELD_BACK * (0.5 + self.random() / 2)
 
     def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
+        if failure.reason is RetryReason.LOAD_SHED:
+            return Rule.LOAD_SHEDDING
         if failure.timed_out and _deadline_is_over(operation, failure):
             return Rule.DEADLINE
         if failure.selection:

@@ -54,6 +54,8 @@ def _reason(rule: Rule, operation: Operation, failure: Failure) -> str:
             return "no timeout is set: the circuit breaker's next probe is not waited for"
         case Rule.BREAKER:
             return "the circuit breaker's next probe is past the deadline"
+        case Rule.LOAD_SHEDDING:
+            return "refused by the client itself, by its priority"
         case Rule.BUDGET:
             return "the client's retry budget has no token left"
     return "no retry mends this error"

@@ -168,6 +168,13 @@ class Call:
         return self.target[1]
 
     @property
+    def governed(self) -> Target:
+        """Where rules for namespaces look; a client's bulk write goes to many places, and ``admin``
+        is none."""
+        several = self.operation == "bulkWrite" and self.collection is None
+        return ("", None) if several else self.target
+
+    @property
     def namespace(self) -> str:
         """Empty where nobody knows it: of a method that was bound before ``instrument()``."""
         return "admin" if self.operation in {COMMIT, ABORT} else namespace_text(*self.target)

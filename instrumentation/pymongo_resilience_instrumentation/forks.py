@@ -60,6 +60,8 @@ def _in_child() -> None:
     ]
     if runtime.breakers is not None:
         steps.append(runtime.breakers.reset_after_fork)
+    if runtime.shedding is not None:
+        steps.append(runtime.shedding.reset_after_fork)
     if runtime.selectors is not None:
         steps.append(runtime.selectors.reset_after_fork)
     if runtime.command_spans is not None:

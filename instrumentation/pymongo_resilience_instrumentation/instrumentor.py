@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
+    from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry
     from pymongo_resilience_instrumentation.selection.selector import Selectors
 
 SCOPE = "pymongo_resilience"
@@ -378,6 +379,7 @@ def _runtime(
         listener,
     )
     breakers = _breakers(config, clock, listener, ours) if has_breakers else None
+    shedding = _shedding(config, clock, rules) if owns_retries else None
     selectors = _selectors(config, breakers, ours, counts_in_flight=counts_in_flight)
     return Runtime(
         config=config,
@@ -394,6 +396,7 @@ def _runtime(
             wishes=None if earlier is None else earlier.budgets.wishes,
         ),
         breakers=breakers,
+        shedding=shedding,
         selectors=selectors,
         client_timeouts={},
         enabled_flag=ours,
@@ -404,7 +407,7 @@ def _runtime(
         operation_metrics=operation_metrics,
         driver_metrics=driver_metrics,
         csot_available=csot_available,
-        light=breakers is None and selectors is None,
+        light=breakers is None and selectors is None and shedding is None,
         no_configured_timeout=config.timeout_ms is None and not rules.have_timeouts,
         closings=closings,
         unreported=Unreported(),
@@ -434,6 +437,14 @@ def _breakers(
     return BreakerRegistry(settings, clock, listener, ours, always=always)
 
 
+def _shedding(config: Config, clock: Clock, rules: NamespaceRules) -> SheddingRegistry | None:
+    if not config.load_shedding:
+        return None
+    from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry  # noqa: PLC0415 - off by default
+
+    return SheddingRegistry(clock, rules)
+
+
 def _selectors(
     config: Config,
     breakers: BreakerRegistry | None,
@@ -458,6 +469,7 @@ def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
         (config.policies, "the policies have"),
         (config.retry_budget == TOKENS, "adaptive retries have"),
         (config.circuit_breaker != "off", "circuit breakers have"),
+        (config.load_shedding, "load shedding has"),
         (config.server_selection != "driver", "server_selection has"),
     ):
         if said:

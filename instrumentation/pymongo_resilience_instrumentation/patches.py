@@ -225,7 +225,7 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
 
 
 def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
-    if runtime.selectors is not None:
+    if runtime.selectors is not None or runtime.shedding is not None:
         for loop, asynchronous in driver.retry_loop.loop_classes():
             yield (
                 loop,

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.clients.registry import Clients
     from pymongo_resilience_instrumentation.operations.public import Target
     from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
+    from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import (
         AttemptCount,
         OperationCounts,
@@ -117,6 +118,8 @@ class Runtime:
     budgets: Budgets
     breakers: BreakerRegistry | None
     """None while they are off."""
+    shedding: SheddingRegistry | None
+    """None while it is off."""
     selectors: Selectors | None
     """None where pymongo alone chooses its servers."""
     client_timeouts: dict[int, float | None]
@@ -131,7 +134,7 @@ class Runtime:
     csot_available: bool
     """Whether the driver's timeout in force can be read (CSOT); without it we set none."""
     light: bool
-    """No check before an attempt: there are no breakers and no counts of operations in flight."""
+    """No check before an attempt: no breakers, no counts in flight and no load shedding."""
     no_configured_timeout: bool
     """No configured timeout; a block or a binding may still set one."""
     closings: Closings
@@ -308,6 +311,8 @@ class Runtime:
                 work.budget = self.budgets.of(client)
             if self.breakers is not None:
                 work.breakers = self.breakers.of(client)
+            if self.shedding is not None:
+                work.shedders = self.shedding.of(client)
             if self.selectors is not None:
                 work.count = self._count_of_attempt(client)
             return work  # noqa: TRY300 - an exception of a signal handler may strike here, too

@@ -27,7 +27,11 @@ from pymongo.errors import (
     WriteError,
 )
 
-from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
+from pymongo_resilience.errors import (
+    CircuitBreakerOpenError,
+    OperationTimeoutError,
+    OverloadShedError,
+)
 from pymongo_resilience.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -104,7 +108,8 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
     executed = _executed(cause, document)
-    rejected = not executed and reasons.OVERLOADED.labels <= labels
+    shed = isinstance(cause, OverloadShedError) and not attempt.reached_connection
+    rejected = not (executed or shed) and reasons.OVERLOADED.labels <= labels
     reason = RetryReason.OVERLOADED if rejected else _reason(cause, labels, code, attempt)
     refusal = cause if reason is RetryReason.CIRCUIT_BREAKER_OPEN else None
     return Failure(
@@ -172,7 +177,12 @@ def _codes(error: OperationFailure) -> Iterator[Any]:
     yield from (each.get("code") for each in said if isinstance(each, Mapping))
 
 
-_NEVER_SENT = (ServerSelectionTimeoutError, WaitQueueTimeoutError, CircuitBreakerOpenError)
+_NEVER_SENT = (
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+    CircuitBreakerOpenError,
+    OverloadShedError,
+)
 
 
 def stage_of(error: Exception) -> Stage:
@@ -276,7 +286,7 @@ def _refused_by_driver(error: Exception, document: Mapping[str, Any]) -> bool:
 def _reason(
     error: Exception, labels: frozenset[str], code: int | None, attempt: Attempt
 ) -> RetryReason:
-    for row in (reasons.NODE_NOT_AVAILABLE, reasons.CIRCUIT_BREAKER_OPEN):
+    for row in (reasons.NODE_NOT_AVAILABLE, reasons.CIRCUIT_BREAKER_OPEN, reasons.LOAD_SHED):
         if isinstance(error, row.errors):
             # One that comes from within an attempt is another client's, a key vault's say: it
             # proves nothing about this command.

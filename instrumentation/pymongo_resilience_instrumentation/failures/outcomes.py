@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.errors import CircuitBreakerOpenError, OperationTimeoutError
+from pymongo_resilience.errors import (
+    CircuitBreakerOpenError,
+    OperationTimeoutError,
+    OverloadShedError,
+)
 from pymongo_resilience.retry_rules import Rule
 
 if TYPE_CHECKING:
@@ -17,6 +21,7 @@ _BY_RULE = {
     Rule.TERMINAL: "terminal",
     Rule.BUDGET: "budget",
     Rule.BREAKER: "breaker_open",
+    Rule.LOAD_SHEDDING: "load_shed",
 }
 
 
@@ -28,6 +33,8 @@ def outcome_of(call: Call, error: BaseException | None) -> str:
         return "deadline"
     if isinstance(error, CircuitBreakerOpenError):
         return _BY_RULE[Rule.BREAKER]
+    if isinstance(error, OverloadShedError):
+        return _BY_RULE[Rule.LOAD_SHEDDING]
     if call.declined_by is None:
         return "not_retryable"
     return _BY_RULE.get(call.declined_by, "not_retryable")

@@ -15,7 +15,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
-from pymongo_resilience.errors import CircuitBreakerOpenError
+from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.failure import RETRYABLE, RETRYABLE_WRITE, SYSTEM_OVERLOADED, RetryReason
 
 if TYPE_CHECKING:
@@ -133,6 +133,12 @@ CIRCUIT_BREAKER_OPEN = Row(
     errors=(CircuitBreakerOpenError,),
     when="before the command had a connection, where the server that was selected keeps failing",
 )
+LOAD_SHED = Row(
+    RetryReason.LOAD_SHED,
+    "`CIRCUIT_BREAKER_OPEN`: not sent, on purpose. Refused again at once, so there is no retry",
+    errors=(OverloadShedError,),
+    when="before the command had a connection, where the server rejects most of what it is sent",
+)
 AUTHENTICATION_ERROR = Row(
     RetryReason.AUTHENTICATION_ERROR,
     "`AUTHENTICATION_ERROR`: the same password will be as wrong",
@@ -163,6 +169,7 @@ ROWS = (
     LOCK_TIMEOUT,
     SOCKET_CLOSED_WHILE_IN_FLIGHT,
     CIRCUIT_BREAKER_OPEN,
+    LOAD_SHED,
     AUTHENTICATION_ERROR,
     TLS_ERROR,
     ACCESS_ERROR,

@@ -23,7 +23,7 @@ from pymongo.errors import (
 
 from pymongo_resilience import blocks
 from pymongo_resilience.deadline import Deadline
-from pymongo_resilience.errors import CircuitBreakerOpenError
+from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.failure import Stage
 from pymongo_resilience.faults import logger
 from pymongo_resilience.health import Evidence, evidence
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.selection.breakers import ClientBreakers
+    from pymongo_resilience_instrumentation.selection.load_shedding import ClientShedders
     from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
 
 
@@ -80,16 +81,9 @@ class TxnNumberUnsupportedError(TxnNumberLostError):
     """The server takes no retryable writes, and an earlier attempt may be applied elsewhere."""
 
 
-def _governed(call: Call) -> tuple[str, str | None]:
-    """Where the rules look; a client's bulk write goes to many places, and ``admin`` is none."""
-    if call.operation == "bulkWrite" and call.collection is None:
-        return "", None
-    return call.database, call.collection
-
-
 def resolve_policy(call: Call, rules: NamespaceRules) -> Policy:
     """The policy of enclosing blocks, over the object's, over the rules of its namespace."""
-    return blocks.current().over(call.bound).over(rules.policy_of(*_governed(call)))
+    return blocks.current().over(call.bound).over(rules.policy_of(*call.governed))
 
 
 def _method(call: Call, kind: Kind) -> str:
@@ -106,6 +100,7 @@ class Attempts:
     budget: RetryBudget | None = None
     """Known once an attempt has failed, and before where successes fill it."""
     breakers: ClientBreakers | None = None
+    shedders: ClientShedders | None = None
     count: AttemptCount | None = None
     _last: Failure | None = None
     permit: Permit | None = None
@@ -207,13 +202,14 @@ class Attempts:
     def ask_breaker(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.
 
-        Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
+        Raises CircuitBreakerOpenError or OverloadShedError, both also pymongo's AutoReconnect.
         """
-        if self.breakers is None:
-            return
         try:
-            self.permit = self.breakers.admit(self._loop, server, self)
-        except CircuitBreakerOpenError:
+            if self.shedders is not None:
+                self.shedders.admit(self._loop, server, self.call)
+            if self.breakers is not None:
+                self.permit = self.breakers.admit(self._loop, server, self)
+        except (CircuitBreakerOpenError, OverloadShedError):
             driver.selection.note_server(self._loop, server)
             raise
         except Exception:
@@ -260,6 +256,7 @@ class Attempts:
             retry_window=window,
             max_retries=driver.clients.max_retries(driver.retry_loop.client(loop)),
             budget=self.budget,
+            shedders=self.shedders,
             method=_method(call, kind),
             data=NO_DATA if said.data is None else said.data,
         )
@@ -427,8 +424,8 @@ def _closed(error: Exception) -> Exception:
 
 
 def _refused(failure: Failure) -> bool:
-    """By a circuit breaker: an attempt that was made, and failed, says more."""
-    return isinstance(failure.error, CircuitBreakerOpenError)
+    """By the library itself: an attempt that was made, and failed, says more."""
+    return isinstance(failure.error, (CircuitBreakerOpenError, OverloadShedError))
 
 
 def _of_the_driver(error: Exception) -> bool:

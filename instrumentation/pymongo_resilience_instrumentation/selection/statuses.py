@@ -22,12 +22,13 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     described = client.topology_description
     known = descriptions.topology(described)
     addresses = [each.address for each in descriptions.servers_of(described)]
-    counts = budget = None
+    counts = budget = shedders = None
     breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:
         budget = runtime.budgets.of(client)
         counts = runtime.counts_of(client)
         breakers = runtime.breakers_of(client)
+        shedders = None if runtime.shedding is None else runtime.shedding.of(client)
 
     def in_flight(at: Any, address: str) -> int | None:
         if counts is not None:
@@ -48,6 +49,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 in_flight=in_flight(at, each.address),
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error,
+                load_shed=None if shedders is None else shedders.of(each.address).refused(),
             )
             for at, each in zip(addresses, known.servers, strict=True)
         ),

@@ -1,0 +1,97 @@
+"""Which attempts a client refuses itself, and the error of those.
+
+What has begun on a server goes on there: a batch of a cursor, and what follows the first command of
+a transaction, are never refused.
+"""
+
+from __future__ import annotations
+
+from random import random
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import AutoReconnect
+
+from pymongo_resilience import blocks, errors
+from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
+from pymongo_resilience.load_shedding import LoadShedder, LoadShedders
+from pymongo_resilience.option_types import NORMAL
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.clients.by_client import keep
+
+if TYPE_CHECKING:
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience_instrumentation.calls import Call
+
+SWITCH = "PYMONGO_RESILIENCE_LOAD_SHEDDING=false"
+
+
+class OverloadShedError(errors.OverloadShedError, AutoReconnect):
+    """An AutoReconnect, as every ``except`` clause knows one: nothing was sent."""
+
+
+class ClientShedders(LoadShedders):
+    """Those of one client, by server. Thread- and task-safe."""
+
+    def __init__(self, clock: Clock, rules: NamespaceRules) -> None:
+        super().__init__(clock, random)
+        self._rules = rules
+
+    def admit(self, loop: Any, server: Any, call: Call) -> None:
+        """Before anything is sent to the server that was selected.
+
+        Raises OverloadShedError, which is also pymongo's AutoReconnect.
+        """
+        if driver.selection.is_bound(loop):
+            return
+        address = address_text(driver.selection.address(server))
+        shedder, priority = self.of(address), _priority(call, self._rules)
+        if not shedder.admits(priority):
+            in_transaction = driver.retry_loop.in_transaction(loop)
+            raise _error(address, shedder, priority, in_transaction=in_transaction)
+
+
+class SheddingRegistry:
+    """What each client needs for it, found by its identity: two clients of the same servers count
+    as equal. Thread- and task-safe."""
+
+    def __init__(self, clock: Clock, rules: NamespaceRules) -> None:
+        self._parts = clock, rules
+        self._by_client: dict[int, ClientShedders] = {}
+
+    def of(self, client: Any) -> ClientShedders:
+        """The client's; one that was made before ``instrument()`` gets its own here."""
+        found = self._by_client.get(id(client))
+        if found is not None:
+            return found
+        return keep(self._by_client, client, ClientShedders(*self._parts))
+
+    def reset_after_fork(self) -> None:
+        for each in list(self._by_client.values()):
+            each.reset_after_fork()
+
+
+def _priority(call: Call, rules: NamespaceRules) -> str:
+    """Of enclosing blocks, else of the object, else of its namespace."""
+    for policy in (blocks.current(), call.bound, rules.policy_of(*call.governed)):
+        if policy.priority is not None:
+            return policy.priority
+    return NORMAL
+
+
+def _error(
+    server: str, shedder: LoadShedder, priority: str, *, in_transaction: bool
+) -> OverloadShedError:
+    refused = shedder.refused(priority)
+    labels = [SYSTEM_OVERLOADED, RETRYABLE]
+    if in_transaction:
+        # As pymongo labels it where no server could be selected.
+        labels.append(TRANSIENT_TRANSACTION)
+    error = OverloadShedError(
+        f"nothing was sent: {server} rejects most of what it is sent, so this client refuses "
+        f"{refused:.0%} of its operations of {priority} priority ({SWITCH} switches that off)",
+        {"errorLabels": labels},
+    )
+    vars(error).update(server=server, priority=priority, refused=refused)
+    return error
