@@ -24,7 +24,7 @@ DISTRESS = frozenset({
     RetryReason.TEMPORARILY_UNAVAILABLE, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
 })  # fmt: skip
 """What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
-the application's own, and what a breaker refused was never sent."""
+the application's own, and what a breaker or load shedding refused was never sent."""
 NO_DATA: Mapping[str, Any] = MappingProxyType({})
 
 STANDSTILL = 1000
@@ -109,7 +109,7 @@ class Operation:
         rejected = failure.overloaded and failure.stage is not Stage.NOT_SENT
         if rejected and self.shedders is not None and failure.server is not None:
             self.shedders.rejected(failure.server)
-        if self.budget is not None:
+        if self.budget is not None and failure.reason is not RetryReason.LOAD_SHED:
             distress = failure.overloaded or failure.reason in DISTRESS
             retried = self.attempts > 0
             overloaded = self.budget.is_rejection(failure)

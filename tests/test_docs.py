@@ -252,7 +252,7 @@ def test_every_outcome_and_metric_is_in_the_readme() -> None:
     text = README.read_text()
     outcomes = {
         "ok", "retried_ok", "not_retryable", "deadline", "overloaded", "attempts_exhausted",
-        "budget", "terminal", "breaker_open",
+        "budget", "terminal", "breaker_open", "load_shed",
     }  # fmt: skip
     shown = set(outcome_of.__globals__["_BY_RULE"].values()) | {"ok", "retried_ok", "not_retryable"}
 

@@ -54,6 +54,10 @@ def overloaded(side: Side, proxy: ReplicaSet, coll: Any, rejected: int = 3) -> N
                 side.do(coll.find_one)
 
 
+def running() -> Any:
+    return PymongoResilienceInstrumentor()._runtime
+
+
 def refused(side: Side, function: Any, *args: Any, **kwargs: Any) -> OverloadShedError:
     with pytest.raises(AutoReconnect) as caught:
         side.do(function, *args, **kwargs)
@@ -123,6 +127,7 @@ def test_off_nothing_is_installed(instrument: Instrument) -> None:
     instrument()
     patches = PymongoResilienceInstrumentor()._patches
     assert patches is not None
+    assert running().light
     assert driver.selection.SELECT not in {patch.name for patch in patches.applied}
 
 
@@ -218,10 +223,11 @@ def test_a_refusal_takes_no_token(
     client = side.client(proxy.uri)
     coll = client[database].coll
     overloaded(side, proxy, coll)
-    tokens = status(client).retry_tokens
+    budget = running().budgets.of(client)
+    accounts = budget._tenths, budget._others
     for _ in range(5):
         refused(side, coll.find_one)
-    assert status(client).retry_tokens == tokens
+    assert (budget._tenths, budget._others) == accounts
 
 
 def test_the_drivers_own_loop_has_none(caplog: pytest.LogCaptureFixture) -> None:

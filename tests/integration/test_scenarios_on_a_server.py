@@ -54,6 +54,7 @@ NO_TLS = "the test bed does not speak TLS"
 NO_ANSWER = "nobody hears of what happens to an unacknowledged write once it is sent"
 ALWAYS_ACCEPTS = "the test bed accepts every connection; test_waits.py has a port that does not"
 HAS_ROOM = "there is room in the pools of these clients; test_waits.py has one that is full"
+SHED = "what a client refuses is a matter of dice; test_load_shedding.py has it"
 NOT_ON_A_SERVER = {
     "rule 0: an unacknowledged write": NO_ANSWER,
     "rule 0: a declared unacknowledged write": NO_ANSWER,
@@ -86,6 +87,8 @@ NOT_ON_A_SERVER = {
         "the two facts exclude each other: an open breaker sends nothing"
     ),
     "rule 7: a deadline: by a commit": BOUND,
+    "rule 7: refused by the client itself": SHED,
+    "rule 7: refused by the client itself on the retry": SHED,
 }
 """Rows that no server can make true, with the reason."""
 REAL = {name: row for name, row in SCENARIOS if name not in NOT_ON_A_SERVER}

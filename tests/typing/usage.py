@@ -26,6 +26,7 @@ from pymongo_resilience import (
     MongoDBSpecification,
     Operation,
     OperationTimeoutError,
+    OverloadShedError,
     Policy,
     RetryAction,
     RetryDeclined,
@@ -223,6 +224,8 @@ assert_type(pay(1, by="card"), bytes)
 pay("1", by="card")  # type: ignore[arg-type]
 override(timeout_ms=200, timeout_mode="iteration")
 override(timeout_mode="next")  # type: ignore[arg-type]
+override(priority="low")
+Policy(priority="urgent")  # type: ignore[arg-type]
 override(idempotent="yes")  # type: ignore[arg-type]
 override(retry_writes=False)  # type: ignore[call-arg]
 Policy(data=["robot"])  # type: ignore[arg-type]
@@ -244,6 +247,9 @@ except OperationTimeoutError as late:
 except CircuitBreakerOpenError as refused:
     assert_type(refused.server, str)
     assert_type(refused.next_probe_in, float)
+except OverloadShedError as shed:
+    assert_type(shed.server, str)
+    assert_type(shed.refused, float)
 
 
 def tell(failure: Failure) -> str:

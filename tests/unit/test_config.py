@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "retry_budget": "ratio",
     "adaptive_retries": None,
     "retry_token_capacity": 1000,
+    "load_shedding": False,
     "overload_retargeting": None,
     "single_document_writes": True,
     "server_selection": "driver",

@@ -22,6 +22,7 @@ REASONS = {
     "LOCK_TIMEOUT": ("lock_timeout", False, False),
     "SOCKET_CLOSED_WHILE_IN_FLIGHT": ("socket_closed_while_in_flight", False, False),
     "CIRCUIT_BREAKER_OPEN": ("circuit_breaker_open", True, False),
+    "LOAD_SHED": ("load_shed", True, False),
     "AUTHENTICATION_ERROR": ("authentication_error", False, False),
     "TLS_ERROR": ("tls_error", False, False),
     "ACCESS_ERROR": ("access_error", False, False),

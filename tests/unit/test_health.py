@@ -51,6 +51,7 @@ CASES = {
     "no server for another client within": (
         failure(IN_FLIGHT, R.UNKNOWN, selection=True, **HURRIED), Evidence.NONE),
     "its breaker is open": (failure(NOT_SENT, R.CIRCUIT_BREAKER_OPEN), Evidence.NONE),
+    "the client refused it itself": (failure(NOT_SENT, R.LOAD_SHED, labels=BOTH), Evidence.NONE),
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ policies = st.builds(
     data=st.none() | st.dictionaries(st.text(max_size=2), st.integers()),
     timeout_ms=st.none() | st.integers(0, 9),
     timeout_mode=st.sampled_from([None, "cursor_lifetime", "iteration"]),
+    priority=st.sampled_from([None, "high", "normal", "low"]),
 )
 
 
@@ -96,6 +97,20 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
         override(timeout_mode="next")  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(TypeError, match="timeout_mode is of type bool: expected a str"):
         Policy(timeout_mode=True)  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_a_wrong_priority_is_named_with_those_that_exist() -> None:
+    with pytest.raises(ValueError, match="priority='urgent': expected one of high, normal, low"):
+        override(priority="urgent")  # type: ignore[arg-type]  # the mistake under test
+    with pytest.raises(TypeError, match="priority is of type int: expected a str"):
+        Policy(priority=1)  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_the_innermost_priority_holds() -> None:
+    with override(priority="low"), override(timeout_ms=1):
+        assert current().priority == "low"
+        with override(priority="high"):
+            assert current().priority == "high"
 
 
 def test_an_inner_no_wins_over_an_outer_yes() -> None:

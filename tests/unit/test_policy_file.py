@@ -32,6 +32,7 @@ data = {team = "files", level = 3}
 [policies."*.audit"]
 idempotent = false
 timeout_mode = "iteration"
+priority = "low"
 """
 
 
@@ -61,7 +62,7 @@ def test_rules_of_a_file(file: Path) -> None:
         policies={
             "shop.*": Policy(True, NAMED["best_effort"]),
             "shop.fs.files": Policy(None, NAMED["mongodb"], {"team": "files", "level": 3}),
-            "*.audit": Policy(False, timeout_mode="iteration"),
+            "*.audit": Policy(False, timeout_mode="iteration", priority="low"),
         },
     )
     assert Config.from_toml(file) == expected
@@ -93,6 +94,8 @@ def test_every_strategy_has_its_name(name: str, file: Path) -> None:
          "timeout_mode = 'next': expected one of cursor_lifetime, iteration"),
         ("idempotent = 1", "idempotent = 1: expected true or false"),
         ("idempotent = 'yes'", "idempotent = 'yes': expected true or false"),
+        ("priority = 'urgent'",
+         "priority = 'urgent': expected one of high, normal, low"),
         ("data = 'secret'", "data is of type str: expected a table, as in {robot = true}"),
     ],
 )  # fmt: skip

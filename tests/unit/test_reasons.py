@@ -14,6 +14,7 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.failures import classify, reasons
 from pymongo_resilience_instrumentation.selection.breaker_errors import CircuitBreakerOpenError
+from pymongo_resilience_instrumentation.selection.load_shedding import OverloadShedError
 
 from pymongo_resilience.failure import RetryReason
 
@@ -70,6 +71,7 @@ CLASSES = [
     (AutoReconnect("closed"), True, reasons.SOCKET_CLOSED_WHILE_IN_FLIGHT),
     (_of_tls(UNTRUSTED), False, reasons.TLS_ERROR),
     (CircuitBreakerOpenError("open"), False, reasons.CIRCUIT_BREAKER_OPEN),
+    (OverloadShedError("refused"), False, reasons.LOAD_SHED),
 ]
 
 

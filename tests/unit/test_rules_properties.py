@@ -244,6 +244,7 @@ def test_a_rule_that_declines_says_which(call: Call, fault: Fault, retry_rules: 
     if not permitted(call, fault):
         assert isinstance(verdict, GiveUp)
         assert verdict.rule in {
+            Rule.LOAD_SHEDDING,
             Rule.SELECTION,
             Rule.NEVER_REPEATED,
             Rule.UNKNOWN_REASON,

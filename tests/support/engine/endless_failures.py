@@ -26,8 +26,8 @@ BOTH_LABELS = {"SystemOverloadedError", "RetryableError"}
 
 
 def permitted(call: Call, fault: Fault) -> bool:
-    """Rules 0 to 3, and that a failed selection is never repeated."""
-    if fault.selection:
+    """Rules 0 to 3, and that neither a failed selection nor a refusal of ours is repeated."""
+    if fault.selection or fault.reason is RetryReason.LOAD_SHED:
         return False
     ends_a_transaction = call.kind is Kind.TRANSACTION_END
     if not call.retries_enabled and not ends_a_transaction:

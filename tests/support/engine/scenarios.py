@@ -99,6 +99,7 @@ UNTRUSTED = Fault(reason=_R.TLS_ERROR, stage=Stage.NOT_SENT)
 BREAKER_OPEN = Fault(reason=_R.CIRCUIT_BREAKER_OPEN, stage=Stage.NOT_SENT)
 REFUSED = BREAKER_OPEN(next_probe_in=2.0, in_texts=False)
 REFUSED_HERE = REFUSED(elsewhere=True)
+SHED = Fault(reason=_R.LOAD_SHED, stage=Stage.NOT_SENT, labels=BOTH)
 UNKNOWN = Fault(reason=_R.UNKNOWN)
 NO_SERVER = Fault(
     reason=_R.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT, selection=True, timed_out=True
@@ -127,6 +128,7 @@ DEADLINE = Rule.DEADLINE
 TOO_LONG = Rule.OVERLOAD_WAIT
 BREAKER = Rule.BREAKER
 BUDGET = Rule.BUDGET
+SHEDDING = Rule.LOAD_SHEDDING
 
 # How long it waits.
 AFTER_OVERLOAD = [0.05, 0.1, 0.2, 0.4, 0.8]
@@ -514,6 +516,9 @@ RULE_6 = [
     S("rule 5 before rule 6", READ, [CUT(takes=2)], STRATEGY, 1, [], strategy=REFUSES, timeout=1),
 ]
 RULE_7 = [
+    S("refused by the client itself", READ, [SHED], SHEDDING, 1, [], timeout=10, tokens=(9, 9)),
+    S("refused by the client itself on the retry", INSERT_ONE, [OVERLOAD, SHED], SHEDDING, 2,
+      [0.05], timeout=10),
     S("no deadline: the probe is not waited for", READ, [REFUSED], BREAKER, 1, []),
     S("no deadline: another server is there", READ, [REFUSED_HERE], OK, 2, [0]),
     S("no deadline: another server is there, but one retry", READ, [REFUSED_HERE] * 2, ATTEMPTS, 2,
