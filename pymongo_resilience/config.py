@@ -45,6 +45,7 @@ SERVER_SELECTIONS = ("driver", "least_loaded")
 RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
 BREAKER_MODES = ("off", "on", "always")
 ALL = "all"
+WOKEN_CHECKS, QUICK_CHECKS = RECOVERIES = ("woken_checks", "quick_checks")
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
 
@@ -174,6 +175,11 @@ class Config:
         5.0,
         number(0.1, 3600),
         "How long a circuit breaker stays open before it lets three probes through.",
+    )
+    recovery_without: tuple[str, ...] = _option(
+        (),
+        several_of(RECOVERIES),
+        "Ways to find a server again sooner than pymongo does that are not taken.",
     )
     traces: bool = _option(
         True, BOOLEAN, "Whether operations and commands are recorded as spans.", telemetry=True

@@ -28,6 +28,7 @@ from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
 from pymongo_resilience_instrumentation.interception.methods import Method, by_position
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.public_api import construction, wrappers
+from pymongo_resilience_instrumentation.recovery import monitors
 from pymongo_resilience_instrumentation.retries import (
     attempt_wrappers,
     deprioritized,
@@ -297,6 +298,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.END_SESSION,), _of_ended_sessions),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
     ((Feature.COMMENTS,), _of_comments),
+    ((Feature.RECOVERY,), monitors.wrapped),
 )
 """What is wrapped where the installed pymongo can have all of the features."""
 

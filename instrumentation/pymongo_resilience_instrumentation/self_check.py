@@ -41,6 +41,7 @@ class Feature(enum.Enum):
     COMMENTS = "comments on commands that lead to their traces"
     EVENTS = "telling of commands and connections without an object for each, so it costs more"
     SINGLE_WRITES = "the transaction numbers of bulk writes to many documents that pin _id"
+    RECOVERY = "checking a server at once after a network error, and often while one waits for it"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 

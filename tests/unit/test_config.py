@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from pymongo_resilience.breaker import BreakerSettings
-from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, RECOVERIES, Config, Option
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.metric_names import METRICS
 from pymongo_resilience.policy import Policy
@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "circuit_breaker_window_s": 10.0,
     "circuit_breaker_minimum_calls": 20,
     "circuit_breaker_open_s": 5.0,
+    "recovery_without": (),
     "traces": True,
     "command_comment": False,
     "metrics": True,
@@ -83,6 +84,9 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("circuit_breaker_minimum_calls", str(number), number) for number in (1, 1_000_000)),
     *(("metrics", text, value)
       for text, value in (("all", "all"), ("ALL", "all"), ("1", True), ("off", False))),
+    *(("recovery_without", text, names)
+      for text, names in (("quick_checks", ("quick_checks",)),
+                          ("WOKEN_CHECKS, quick_checks", ("woken_checks", "quick_checks")))),
     *(("metrics_without", text, names)
       for text, names in ((WAIT_TIME, (WAIT_TIME,)), (f" {ATTEMPTS}, {WAIT_TIME},",
                                                       (ATTEMPTS, WAIT_TIME)),
@@ -113,6 +117,8 @@ BAD: list[tuple[str, str, str]] = [
     *(("circuit_breaker_minimum_calls", text, "an integer from 1 to 1000000")
       for text in ("0", "1000001", "1.5")),
     *(("metrics", text, "all or true, false, 1, 0, yes, no, on or off") for text in ("some", "2")),
+    *(("recovery_without", text, "any of " + ", ".join(RECOVERIES))
+      for text in ("all", "true", "quick")),
     *(("metrics_without", text, "any of " + ", ".join(METRICS))
       for text in ("wait_time", f"{ATTEMPTS};{WAIT_TIME}", "all", f"{ATTEMPTS},db.client")),
 ]  # fmt: skip
@@ -131,6 +137,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("server_selection", value) for value in (None, True, 1, ["driver"])),
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
     *(("metrics", value) for value in (None, 1, "some", "true", ["all"])),
+    *(("recovery_without", value) for value in (None, True, "quick_checks", [1], ["all"])),
     *(("metrics_without", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
     *((f"circuit_breaker_{name}", value)
       for name in ("failure_rate", "window_s", "open_s") for value in (None, True, "1", -1, 0)),
@@ -271,6 +278,7 @@ CAPITALS: dict[str, Any] = {
     "timeout_mode": "Iteration",
     "server_selection": "Least_Loaded",
     "circuit_breaker": "ON",
+    "recovery_without": ["QUICK_CHECKS"],
     "metrics_without": [ATTEMPTS.upper()],
 }
 
@@ -278,7 +286,7 @@ CAPITALS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CAPITALS)
 def test_names_may_be_in_capitals_wherever_they_stand(name: str, file: Path) -> None:
     value = CAPITALS[name]
-    small = value.lower() if isinstance(value, str) else (ATTEMPTS,)
+    small = value.lower() if isinstance(value, str) else (value[0].lower(),)
     text = value if isinstance(value, str) else value[0]
     file.write_text(f"{name} = {toml(value)}\n")
     expected = Config(**{name: small})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from support.hostile_input import examples
 
-from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, RECOVERIES, Config
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.metric_names import METRICS
 from pymongo_resilience.namespaces import problems_of
@@ -58,6 +58,12 @@ def outcome(make: Callable[[], Config]) -> Config | ConfigurationError:
         return error
 
 
+NAMES = {
+    "PYMONGO_RESILIENCE_METRICS_WITHOUT": METRICS,
+    "PYMONGO_RESILIENCE_RECOVERY_WITHOUT": RECOVERIES,
+}
+
+
 def is_legal(variable: str, text: str) -> bool:
     """The table of options in other words."""
     text = text.strip()
@@ -86,8 +92,9 @@ def is_legal(variable: str, text: str) -> bool:
         return text.lower() in {"driver", "least_loaded"}
     if variable == "PYMONGO_RESILIENCE_STRATEGY":
         return text.lower() in STRATEGIES
-    if variable == "PYMONGO_RESILIENCE_METRICS_WITHOUT":
-        return {part.strip() for part in text.split(",")} - {""} <= set(METRICS)
+    names = NAMES.get(variable)
+    if names is not None:
+        return {part.strip().lower() for part in text.split(",")} - {""} <= set(names)
     return text.lower() in WORDS
 
 

@@ -9,6 +9,7 @@ from pymongo_resilience_instrumentation.self_check import Feature, Part
 from .commands import CONNECTIONS, OF_DELETES, OF_UPDATES, PASSED
 from .events import ARGUMENTS, ENABLED
 from .interruptions import SENDERS, SENDING
+from .monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .pools import IDLE, IN_USE, PLACES
 from .retry_loop import LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
@@ -68,7 +69,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.END_SESSION, f"{session}:{prefix}ClientSession", (END_SESSION,))
         yield Part(Feature.WHOLE_TIMEOUTS, session, ("_within_time_limit", "_SESSION"))
         topology = f"pymongo.{half}.topology"
-        yield from _of_why_not(half, prefix)
+        yield from (*_of_why_not(half, prefix), *_of_recovery(half, prefix))
         yield Part(Feature.IN_FLIGHT, f"{client}:{prefix}MongoClient", ("_topology",))
         yield Part(Feature.IN_FLIGHT, f"{topology}:Topology", ("get_server_by_address",))
         yield Part(Feature.IN_FLIGHT, f"pymongo.{half}.pool:Pool", ("operation_count",))
@@ -121,6 +122,16 @@ def _of_why_not(half: str, prefix: str) -> Iterator[Part]:
     yield Part(Feature.WHY_NOT, f"pymongo.{half}.monitor:MonitorBase", ("_executor",))
     executor = f"pymongo.periodic_executor:{prefix}PeriodicExecutor"
     yield Part(Feature.WHY_NOT, executor, ("_task" if prefix else "_thread",))
+
+
+def _of_recovery(half: str, prefix: str) -> Iterator[Part]:
+    yield Part(Feature.RECOVERY, f"pymongo.{half}.monitor:Monitor", OF_A_MONITOR)
+    yield Part(Feature.RECOVERY, f"pymongo.{half}.topology:Topology", OF_A_TOPOLOGY)
+    executor = f"pymongo.periodic_executor:{prefix}PeriodicExecutor"
+    yield Part(Feature.RECOVERY, executor, OF_AN_EXECUTOR)
+    yield Part(Feature.RECOVERY, f"pymongo.network_layer:{prefix}NetworkingInterface", ("conn",))
+    yield Part(Feature.RECOVERY, "pymongo.network_layer:PyMongoProtocol", ("_closed", "transport"))
+    yield Part(Feature.RECOVERY, "pymongo.errors", ("_OperationCancelled",))
 
 
 def parts_of_gridfs() -> Iterator[Part]:

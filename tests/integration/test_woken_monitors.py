@@ -1,0 +1,297 @@
+"""Monitors that are woken: a check that is cancelled ends at once, and so does their wait.
+
+The driver looks twice a second whether a check was cancelled or asked for. Here it would look once
+a minute, so a test that waits for it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pymongo
+import pytest
+import trustme
+from pymongo.monitoring import ServerHeartbeatListener
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.testbed import CutAfter, EmbeddedServer, ReplicaSet, Restart
+from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
+from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
+from support.child_programs import run
+from support.clients import Side, wait_until
+from support.free_ports import consecutive_free_ports
+from support.telemetry import Instrument
+
+import pymongo_resilience
+
+pytestmark = pytest.mark.oldest
+NEVER = 60.0
+"""Seconds after which the driver itself would notice."""
+STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
+
+
+@pytest.fixture(autouse=True)
+def slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pymongo.network_layer._POLL_TIMEOUT", NEVER)
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", NEVER)
+
+
+class Heartbeats(ServerHeartbeatListener):
+    def __init__(self) -> None:
+        self.begun: list[bool] = []
+        """Whether it waits for news, of each that was begun."""
+        self.failures: list[str] = []
+
+    def started(self, event: Any) -> None:
+        self.begun.append(event.awaited)
+
+    def succeeded(self, event: Any) -> None: ...
+
+    def failed(self, event: Any) -> None:
+        self.failures.append(type(event.reply).__name__)
+
+
+def made(side: Side, uri: str, **options: Any) -> tuple[Any, Heartbeats]:
+    """A client whose monitor waits: for news, or for its next check."""
+    beats = Heartbeats()
+    client = side.do(side.client, uri, event_listeners=[beats], **{**STREAMING, **options})
+    side.do(client.admin.command, "ping")
+    if options.get("serverMonitoringMode") != "poll":
+        until(side, lambda: any(beats.begun))
+    until(side, lambda: all(waits(each) for each in monitors(client)))
+    return client, beats
+
+
+def until(side: Side, condition: Callable[[], Any]) -> None:
+    def holds() -> Any:
+        if side.runner is not None:
+            side.do(asyncio.sleep, 0.01)  # its monitors run on its loop
+        return condition()
+
+    wait_until(holds)
+
+
+def monitors(client: Any) -> list[Any]:
+    return [server._monitor for server in client._topology._servers.values()]
+
+
+def waits(monitor: Any) -> bool:
+    return any(name.startswith("_pymongo_resilience_") for name in vars(monitor))
+
+
+def ended(monitor: Any) -> bool:
+    executor = monitor._executor
+    if hasattr(executor, "_task"):
+        return bool(executor._task.done())
+    try:
+        return not executor._thread.is_alive()
+    except ReferenceError:
+        return True
+
+
+def test_after_a_cut_the_operation_goes_on_at_once(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    client, beats = made(side, proxy.uri)
+    closed = len(beats.begun)
+    for number in range(3):
+        proxy.inject(CutAfter("insert"))
+        side.do(client[database].coll.insert_one, {"_id": number})
+        until(side, lambda: beats.begun[-1])
+    assert side.do(client[database].coll.count_documents, {}) == 3
+    assert len(beats.begun) - closed == 3 * 2, "a new connection's hello, and one that awaits news"
+    assert beats.failures == ["_OperationCancelled"] * 3, "as the driver's own"
+
+
+def test_a_cut_clears_the_pool_once(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    client, _ = made(side, proxy.uri)
+    (server,) = client._topology._servers.values()
+    generation = server.pool.gen.get_overall()
+    proxy.inject(CutAfter("insert"))
+    side.do(client[database].coll.insert_one, {})
+    assert server.pool.gen.get_overall() == generation + 1
+
+
+def test_where_reads_cannot_be_woken_nothing_is_wrapped(
+    instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sync, _), _ = driver.monitors.monitor_classes()
+    originals = vars(sync)[driver.monitors.CANCEL], vars(sync)[driver.monitors.READ]
+    monkeypatch.setattr(driver.connections, "CAN_WAKE", False)
+    instrument()
+    assert (vars(sync)[driver.monitors.CANCEL], vars(sync)[driver.monitors.READ]) == originals
+    pymongo_resilience.uninstrument()
+    monkeypatch.undo()
+    instrument(recovery_without=("woken_checks",))
+    assert (vars(sync)[driver.monitors.CANCEL], vars(sync)[driver.monitors.READ]) == originals
+
+
+@pytest.mark.parametrize("mode", ["stream", "poll"])
+def test_monitors_end_with_their_client(
+    side: Side, proxy: ReplicaSet, instrument: Instrument, mode: str
+) -> None:
+    instrument(timeout_ms=20_000)
+    client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
+    found = monitors(client)
+    side.do(client.close)
+    until(side, lambda: all(ended(each) for each in found))
+    for each in found:  # a second time, of what is closed
+        each.cancel_check()
+        each.request_check()
+
+
+@pytest.mark.parametrize("mode", ["stream", "poll"])
+def test_monitors_end_when_their_client_is_collected(
+    side: Side, proxy: ReplicaSet, instrument: Instrument, mode: str
+) -> None:
+    instrument(timeout_ms=20_000)
+    client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
+    found = [SimpleNamespace(_executor=each._executor) for each in monitors(client)]
+    side.clients.clear()
+    del client
+    # In another thread, which runs no loop.
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    collector.join()
+    until(side, lambda: all(ended(each) for each in found))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    made = trustme.CA()
+    file: Path = tmp_path_factory.mktemp("tls") / "authority.pem"
+    made.cert_pem.write_to_path(str(file))
+    return SimpleNamespace(certificates=made, file=str(file))
+
+
+@pytest.fixture
+def encrypted(proxy: ReplicaSet, authority: SimpleNamespace) -> Iterator[Peer]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.certificates.issue_cert("127.0.0.1").configure_cert(context)
+    address = proxy.members[0].address
+    with Peer(with_tls(address, context)) as peer:
+        yield peer
+
+
+def test_a_check_over_tls_is_woken_as_well(
+    side: Side,
+    proxy: ReplicaSet,
+    encrypted: Peer,
+    authority: SimpleNamespace,
+    database: str,
+    instrument: Instrument,
+) -> None:
+    instrument(timeout_ms=20_000)
+    client, beats = made(side, encrypted.uri, tls=True, tlsCAFile=authority.file)
+    for number in range(2):
+        proxy.inject(CutAfter("insert"))
+        side.do(client[database].coll.insert_one, {"_id": number})
+        until(side, lambda: beats.begun[-1])
+    assert beats.failures == ["_OperationCancelled"] * 2
+    found = monitors(client)
+    side.do(client.close)
+    until(side, lambda: all(ended(each) for each in found))
+
+
+def test_pyopenssls_sockets_are_woken_by_their_own_method() -> None:
+    ends: list[int] = []
+    interface = SimpleNamespace(conn=SimpleNamespace(sock_shutdown=ends.append))
+    driver.connections.shut_down(SimpleNamespace(conn=interface))
+    assert ends == [socket.SHUT_RDWR]
+
+
+def test_a_polling_monitor_is_woken_by_the_operation_that_waits(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    client, beats = made(side, proxy.uri, serverMonitoringMode="poll")
+    before = len(beats.begun)
+    proxy.inject(CutAfter("insert"))
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    assert len(beats.begun) == before + 1
+    assert not beats.failures
+
+
+def test_a_monitor_that_connects_goes_on(
+    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    with BlackHolePort(server.address) as port:
+        port.shut()
+        client = side.do(side.client, port.uri, **STREAMING)
+        if side.runner is not None:
+            side.do(client.aconnect)
+        else:
+            client._connect()
+        until(side, lambda: monitors(client))
+        (monitor,) = monitors(client)
+        monitor.cancel_check()
+        port.open()
+        side.do(client[database].coll.insert_one, {})
+        port.shut()
+        side.do(client.close)
+    until(side, lambda: ended(monitor))
+
+
+def test_a_fork_leaves_the_parents_connections_alone(server: EmbeddedServer) -> None:
+    with ReplicaSet(server.address, members=1) as replica_set:
+        answer, _ = run("fork_with_waiting_monitors", replica_set.uri)
+    assert answer == {"child": "ok", "failed heartbeats": 0, "closed connections": 0, "found": True}
+
+
+def test_a_server_that_comes_back_is_found_long_before_the_driver_looks(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    client, _ = made(side, proxy.uri)
+    proxy.inject(Restart(0.3))
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    assert side.do(client[database].coll.find_one) == {"_id": 1}
+
+
+def test_a_server_that_was_never_reached_is_checked_as_the_driver_does(
+    side: Side, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.2)
+    instrument()
+    beats = Heartbeats()
+    client = side.do(
+        side.client,
+        f"mongodb://127.0.0.1:{consecutive_free_ports(1)}/",
+        event_listeners=[beats],
+        serverSelectionTimeoutMS=500,
+    )
+    with pytest.raises(pymongo.errors.ServerSelectionTimeoutError):
+        side.do(client.admin.command, "ping")
+    assert 2 <= len(beats.failures) <= 4
+
+
+def test_monitors_that_wait_when_the_library_is_taken_off_go_on(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.05)
+    monkeypatch.setattr("pymongo.network_layer._POLL_TIMEOUT", 0.05)
+    instrument()
+    client, _ = made(side, proxy.uri, serverMonitoringMode="poll")
+    pymongo_resilience.uninstrument()
+    proxy.inject(CutAfter("insert"))
+    side.do(client[database].coll.insert_one, {"_id": 1})
+    assert side.do(client[database].coll.count_documents, {}) == 1
+    found = monitors(client)
+    side.do(client.close)
+    until(side, lambda: all(ended(each) for each in found))

@@ -1,0 +1,58 @@
+"""How often a server is checked that an operation waits for, over simulated time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from pymongo_resilience_instrumentation.recovery.check_intervals import CheckIntervals
+
+LEAST = 0.5
+"""Seconds: the specification's minHeartbeatFrequencyMS."""
+
+
+def checks(seconds: float, *, refused: bool, reached: bool = True) -> list[float]:
+    """When a server is checked that is away for so long, the check that failed first included."""
+    intervals, now, made = CheckIntervals(), 0.0, []
+    if reached:
+        intervals.note(now, known=True, refused=False)
+    while now < seconds:
+        made.append(now)
+        intervals.note(now, known=False, refused=refused)
+        now += intervals.seconds(LEAST)
+    return [*made, now]
+
+
+@pytest.mark.parametrize("seconds", [1, 10, 60, 600])
+def test_at_most_ten_hellos_more_than_the_specification_has(seconds: float) -> None:
+    assert len(checks(seconds, refused=False)) <= seconds / LEAST + 10
+
+
+def test_the_second_check_is_made_at_once_and_the_interval_doubles() -> None:
+    made = checks(30, refused=False)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(made)]
+    assert gaps[0] < 0.013
+    assert all(later <= earlier * 2 * 1.25 / 0.75 for earlier, later in itertools.pairwise(gaps))
+    assert gaps[-1] == pytest.approx(LEAST)
+    assert max(gaps) <= LEAST + 1e-9
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 5.0, 60.0])
+def test_of_an_address_that_refuses_it_is_late_by_a_part_of_the_outage(seconds: float) -> None:
+    late = checks(seconds, refused=True)[-1] - seconds
+    assert late <= min(max(0.03, 0.03 * seconds) * 1.25, LEAST)
+
+
+def test_one_that_was_never_reached_is_checked_as_the_specification_has_it() -> None:
+    assert len(checks(10, refused=True, reached=False)) == 21
+
+
+def test_each_outage_begins_anew() -> None:
+    intervals = CheckIntervals()
+    for _ in range(3):
+        intervals.note(0, known=True, refused=False)
+        intervals.note(0, known=False, refused=False)
+        assert intervals.seconds(LEAST) < 0.013
+        for _ in range(2000):  # without end, and without an overflow
+            intervals.note(0, known=False, refused=False)
+        assert intervals.seconds(LEAST) == LEAST
