@@ -1,4 +1,4 @@
-"""The command ``pymongo-resilience``: a demo, a test bed, the options, and dashboards."""
+"""The command ``pymongo-resilience``: a demo, a test bed, a doctor, the options, and dashboards."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.strategy import NAMED
 
 from . import dashboards
+from .doctor import command as doctor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "config":
         return _config()
+    if options.command == "doctor":
+        return doctor.run(options)
     if options.command == "testbed":
         return _testbed(options)
     if options.command == "dashboards":
@@ -131,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     testbed.add_argument(
         "--seed", type=int, metavar="N", help="random seed of --chaos (default: 1)"
     )
+    doctor.add_parser(commands)
     files = commands.add_parser(
         "dashboards",
         help="write a Grafana dashboard and Prometheus rules into a directory",

@@ -24,6 +24,7 @@ from pymongo.errors import (
 )
 from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.selection import descriptions, explanations
+from pymongo_resilience_instrumentation.selection.diagnosis import Diagnosis, Symptom
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import Refuse
 from support.clients import Side, wait_until
@@ -94,7 +95,7 @@ def test_the_error_says_of_each_server_why_not(
     }
     words, _, _ = str(plain).partition(", Timeout: ")
     assert str(ours) == (
-        f"{words} ({why(ours)}), Timeout: 0.05s "
+        f"{words} ({why(ours)}), Timeout: 0.05s. {Diagnosis(Symptom.NO_MATCH)} "
         "(1 attempt; find_one: a failed server selection is not repeated)"
     )
     assert type(ours) is type(plain)

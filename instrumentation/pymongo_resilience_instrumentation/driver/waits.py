@@ -155,9 +155,9 @@ async def wake_selections_async(client: Any) -> None:
             topology._condition.notify_all()
 
 
-def seeds(client: Any) -> list[Any]:
+def seeds(topology: Any) -> list[Any]:
     """The addresses that the client was made with: what is left where no server is."""
-    return list(client._topology._seed_addresses)
+    return list(topology._seed_addresses)
 
 
 def cancel_checks(client: Any, addresses: Iterable[Any]) -> None:

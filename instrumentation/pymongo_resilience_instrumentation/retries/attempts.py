@@ -288,8 +288,8 @@ class Attempts:
                 return replace(before, carried_txn_number=False)
             error = AutoReconnect(str(error))
         unselected = isinstance(error, ServerSelectionTimeoutError) and not self.reached_connection
-        if unselected and self.call.explained:
-            name_servers_once(error)
+        if unselected and self.call.likely_cause is not None:
+            name_servers_once(error, self.call.likely_cause)
         if terminal_cause(error) is not None:
             driver.waits.forget_transient(error)
         failure = failures.describe(

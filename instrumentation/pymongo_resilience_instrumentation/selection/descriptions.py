@@ -19,7 +19,10 @@ from pymongo_resilience.server_description import (
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.classify import attribute
+from pymongo_resilience_instrumentation.failures.terminal_causes import Cause, cause_of
 from pymongo_resilience_instrumentation.telemetry.operation_spans import safe_message
+
+from .diagnosis import Symptom, symptom_of
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
@@ -70,6 +73,18 @@ def server(described: Any) -> ServerDescription:
         error=None if error is None else error_text(error, described.address),
         error_age=None if error is None else max(0.0, driver.deadline.now() - updated),
     )
+
+
+def symptom(described: Any, of: Any) -> Symptom | None:
+    """What is wrong with a server of the driver's topology ``of``; None where it is reached."""
+    if described.is_server_type_known:
+        return None
+    cause = cause_of(described.error)
+    if cause in {Cause.PASSWORD, Cause.SET_NAME}:
+        return Symptom(cause.value)
+    if described.error is None:
+        return symptom_of(_check(of, described.address))
+    return symptom_of(error_text(described.error, described.address))
 
 
 def _check(topology: Any, address: Address) -> str | None:

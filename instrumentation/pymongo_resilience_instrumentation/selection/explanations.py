@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.eligibility import Criteria
 from pymongo_resilience.explanation import explain
+from pymongo_resilience.read_preference import Mode
+from pymongo_resilience.server_description import ServerType
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 
 from . import descriptions
 from .breakers import ALONE
+from .diagnosis import Found, diagnose
 from .selector import applications_own
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.runtime import Runtime
+
+    from .diagnosis import Diagnosis
 
 
 def explain_selection(
@@ -70,6 +75,31 @@ def why_not(topology: Any, selector: Any) -> str:
         criteria = criteria._replace(server_selector=lambda _: ())
     verdicts = explain(descriptions.topology(topology.description, topology), criteria)
     return "; ".join(map(str, verdicts)) or "no server is known"
+
+
+def diagnosis(topology: Any, selector: Any) -> Diagnosis | None:
+    """The likely cause of a failed selection; None where nothing is known."""
+    described = topology.description
+    criteria = _criteria(selector)
+    found = [
+        Found(
+            address_text(each.address),
+            descriptions.symptom(each, topology),
+            is_primary=each.server_type_name == ServerType.PRIMARY.value,
+            is_member=each.is_server_type_known,
+        )
+        for each in descriptions.servers_of(described)
+    ]
+    return (
+        None
+        if criteria.bound_elsewhere
+        else diagnose(
+            found,
+            seeds=[address_text(each) for each in driver.waits.seeds(topology)],
+            replica_set=described.topology_type_name.startswith("ReplicaSet"),
+            wants_primary=criteria.mode is Mode.PRIMARY,
+        )
+    )
 
 
 def _criteria(selector: Any) -> Criteria:

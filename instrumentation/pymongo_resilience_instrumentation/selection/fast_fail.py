@@ -270,7 +270,8 @@ def _verdict(
         if cause is Cause.PASSWORD
         else terminal_causes.selection_error(
             cause,
-            found_on(topology) or dict.fromkeys(driver.waits.seeds(client)),
+            found_on(topology)
+            or dict.fromkeys(driver.waits.seeds(driver.checks.topology_of(client))),
             topology.replica_set_name,
         )
     )
@@ -279,6 +280,10 @@ def _verdict(
             terminal_causes.log_text(cause, topology.replica_set_name)
         )
     return error
+
+
+def _seeds(client: Any) -> list[Address]:
+    return driver.waits.seeds(driver.checks.topology_of(client))
 
 
 def found_on(topology: Any) -> dict[Address, Exception | str | None]:

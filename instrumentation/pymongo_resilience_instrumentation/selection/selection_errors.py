@@ -55,11 +55,13 @@ def _only_lists_servers(text: str, topology: Any) -> bool:
     return bool(errors) and not text.strip(",")
 
 
-def name_servers_once(error: Exception) -> None:
+def name_servers_once(error: Exception, likely_cause: str) -> None:
     """Of a failed selection whose text explains each server: the driver's description of them all
-    is left out. The client has it, and the driver's log."""
+    is left out, which the client and the driver's log have; ``likely_cause`` is the last sentence.
+    """
     if error.args and isinstance(error.args[0], str):
-        error.args = (error.args[0].partition(TOPOLOGY)[0], *error.args[1:])
+        text = error.args[0].partition(TOPOLOGY)[0]
+        error.args = (". ".join(filter(None, [text, likely_cause])), *error.args[1:])
 
 
 def error_message(runtime: Runtime) -> Wrapper:
@@ -75,13 +77,13 @@ def error_message(runtime: Runtime) -> Wrapper:
         if not runtime.enabled_flag.on:
             return text
         try:
-            from .explanations import why_not  # noqa: PLC0415 - rarely needed
+            from .explanations import diagnosis, why_not  # noqa: PLC0415 - rarely needed
 
             words = UNREACHABLE if _only_lists_servers(text, topology) else text
             said = _Explained.made(words, f"{words} ({why_not(topology, *args)})")
             call = calls.current()
             if call is not None:
-                call.explained = True
+                call.likely_cause = str(diagnosis(topology, *args) or "")
             return said  # noqa: TRY300 - all of it is ours
         except Exception as error:  # noqa: BLE001 - the driver's text does without ours
             deliver(error)

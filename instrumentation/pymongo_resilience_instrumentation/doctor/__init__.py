@@ -1,0 +1,15 @@
+"""``pymongo-resilience doctor``: connects as the application would and says what to change.
+
+``uri`` reads the URI, ``names`` asks DNS, ``probe`` tries one server on a socket of its own,
+``members`` compares what the servers answered, ``login`` uses a client of pymongo, ``library``
+looks at this installation. ``examination`` runs them within a time limit; ``verdict`` decides, with
+the classifier that ``ServerSelectionTimeoutError`` has its last sentence from.
+
+No text holds a value of the URI but host names, option names and the replica set's name.
+"""
+
+from .examination import Examination, examine
+from .findings import Finding, Level
+from .verdict import Verdict
+
+__all__ = ["Examination", "Finding", "Level", "Verdict", "examine"]

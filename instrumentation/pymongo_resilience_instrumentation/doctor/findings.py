@@ -1,0 +1,33 @@
+"""What a check found: one line each."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
+
+
+class Level(enum.IntEnum):
+    OK = 0
+    NOTE = 1
+    """Good to know, or not checked."""
+    WARNING = 2
+    """Works, and may fail or cost later."""
+    WRONG = 3
+    """Operations fail."""
+
+
+class Finding(NamedTuple):
+    """Immutable; without credentials, values of documents or texts that a server wrote."""
+
+    check: str
+    """The concern in one word: ``uri``, ``dns``, ``tcp``, ``tls``, ``hello``, ..."""
+    level: Level
+    text: str
+    advice: str = ""
+    """What to change."""
+    server: str | None = None
+    """``"host:port"``."""
+    symptom: Symptom | None = None

@@ -1,0 +1,303 @@
+"""One server, tried on a socket of its own: name, connection, TLS, hello and round trips.
+
+pymongo tells neither how long each step takes nor, of one that hangs, which it is.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import bson
+from bson.codec_options import CodecOptions
+
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.selection.diagnosis import Symptom, symptom_of
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.addresses import Address
+
+    from .uri import Target
+
+ROUND_TRIPS: Final = 5
+LONGEST_MESSAGE: Final = 48_000_000
+OP_MSG: Final = 2013
+COMMAND_NOT_FOUND: Final = 59
+NO_CHECK_TIME: Final = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME: an expired certificate can then be read."""
+SECOND_LOOK: Final = 1.0
+"""Seconds for finding out why a first try failed."""
+_CERTIFICATE: Final = {
+    9: Symptom.NOT_YET_VALID,
+    10: Symptom.EXPIRED,
+    62: Symptom.WRONG_HOST_NAME,
+    64: Symptom.WRONG_HOST_NAME,
+}
+"""By OpenSSL's code; the rest is about the authority."""
+_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
+_HEADER = struct.Struct("<iiii")
+
+
+class NotMongoDBError(Exception):
+    """What answers speaks another protocol."""
+
+
+@dataclass
+class Probe:
+    """What is known of a server so far; written by the thread that tries it."""
+
+    address: Address
+    is_seed: bool = True
+    stage: str = "dns"
+    """The last step that was begun."""
+    symptom: Symptom | None = None
+    said: str = ""
+    """More about it, in words of ours."""
+    resolve_ms: float | None = None
+    addresses: list[str] = field(default_factory=list)
+    connect_ms: float | None = None
+    tls_ms: float | None = None
+    tls_version: str | None = None
+    expires: datetime | None = None
+    hello: dict[str, Any] | None = None
+    round_trips_ms: list[float] = field(default_factory=list)
+    clock_ms: float | None = None
+    """How far the server's clock is ahead of ours."""
+
+    @property
+    def name(self) -> str:
+        return address_text(self.address)
+
+    @property
+    def is_member(self) -> bool:
+        return bool(self.hello and self.hello.get("setName"))
+
+    @property
+    def is_primary(self) -> bool:
+        return self.is_member and bool(self.hello and self.hello.get("isWritablePrimary"))
+
+
+class Prober:
+    """Tries servers as one client would. Thread-safe."""
+
+    def __init__(self, target: Target, deadline: float) -> None:
+        """``deadline``: on the monotonic clock, for each step of each server."""
+        self._target = target
+        self._deadline = deadline
+
+    def run(self, probe: Probe) -> Probe:
+        """The same one, filled in. Never raises."""
+        try:
+            self._try(probe)
+        except NotMongoDBError:
+            probe.symptom = Symptom.NOT_MONGODB
+        except Exception as error:  # noqa: BLE001 - whatever a server answers
+            probe.symptom = _symptom(error, probe.stage)
+        with suppress(Exception):
+            self._look_again(probe)
+        return probe
+
+    def _left(self) -> float:
+        return max(0.05, self._deadline - time.monotonic())
+
+    def connected(self, probe: Probe) -> socket.socket:
+        """A connection, with TLS where the URI has it. Raises OSError."""
+        plain = self._connect(probe)
+        try:
+            return self._wrapped(probe, plain) if self._target.tls else plain
+        except BaseException:
+            plain.close()
+            raise
+
+    def _try(self, probe: Probe) -> None:
+        with closing(self.connected(probe)) as connection:
+            probe.stage = "hello"
+            self._measure(probe, connection)
+
+    def _connect(self, probe: Probe) -> socket.socket:
+        host, port = probe.address
+        probe.stage, began = "dns", time.monotonic()
+        if port is None:
+            probe.stage = "tcp"
+            plain = socket.socket(socket.AF_UNIX)
+            plain.settimeout(self._left())
+            plain.connect(host)
+            return plain
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        probe.resolve_ms = _ms(began)
+        probe.addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+        probe.stage, failed = "tcp", None
+        for number, (family, kind, protocol, _, address) in enumerate(infos):
+            began = time.monotonic()
+            plain = socket.socket(family, kind, protocol)
+            plain.settimeout(self._left() / (len(infos) - number))
+            try:
+                plain.connect(address)
+            except OSError as error:
+                plain.close()
+                failed = error
+                continue
+            plain.settimeout(self._left())
+            probe.connect_ms = _ms(began)
+            return plain
+        raise failed or OSError("no address")
+
+    def _wrapped(self, probe: Probe, plain: socket.socket) -> ssl.SSLSocket:
+        probe.stage, began = "tls", time.monotonic()
+        plain.settimeout(self._left() / 2)
+        wrapped = tls_context(self._target).wrap_socket(plain, server_hostname=probe.address[0])
+        wrapped.settimeout(self._left())
+        probe.tls_ms, probe.tls_version = _ms(began), wrapped.version()
+        probe.expires = _expiry(wrapped)
+        return wrapped
+
+    def _measure(self, probe: Probe, connection: socket.socket) -> None:
+        for number in range(ROUND_TRIPS):
+            began, wall = time.monotonic(), time.time()
+            hello = say_hello(connection, balanced=self._target.flag("loadbalanced"))
+            took = _ms(began)
+            if number == 0:
+                probe.hello = hello
+            # The first one may include what the server does once for a connection.
+            elif took:
+                probe.round_trips_ms.append(took)
+            there = hello.get("localTime")
+            if isinstance(there, datetime):
+                probe.clock_ms = (there.timestamp() - wall) * 1000 - took / 2
+            if time.monotonic() + took / 1000 > self._deadline - SECOND_LOOK:
+                return
+
+    def _look_again(self, probe: Probe) -> None:
+        """With or without TLS, or without its checks: why the first try failed."""
+        match probe.symptom:
+            case Symptom.HANGS_UP | Symptom.SILENT if self._target.tls and probe.stage == "tls":
+                with closing(self._anew(probe)) as plain:
+                    say_hello(plain)
+                    probe.symptom = Symptom.PLAIN_PORT
+            case Symptom.HANGS_UP | Symptom.SILENT | Symptom.NOT_MONGODB if not self._target.tls:
+                with closing(self._anew(probe)) as plain:
+                    _unchecked().wrap_socket(plain, server_hostname=probe.address[0])
+                    probe.symptom = Symptom.TLS_PORT
+            case Symptom.WRONG_HOST_NAME:
+                context = tls_context(self._target)
+                context.check_hostname = False
+                names = self._certificate(probe, context).get("subjectAltName", ())
+                shown = ", ".join(str(value) for _, value in names) or "no host"
+                probe.said = f"it is for {shown}"
+            case Symptom.EXPIRED:
+                context = tls_context(self._target)
+                context.verify_flags |= NO_CHECK_TIME
+                probe.said = f"it ended on {self._certificate(probe, context).get('notAfter')}"
+
+    def _anew(self, probe: Probe) -> socket.socket:
+        plain = socket.create_connection(
+            (probe.address[0], probe.address[1] or 0), timeout=min(SECOND_LOOK, self._left())
+        )
+        plain.settimeout(min(SECOND_LOOK, self._left()))
+        return plain
+
+    def _certificate(self, probe: Probe, context: ssl.SSLContext) -> dict[str, Any]:
+        with closing(self._anew(probe)) as plain:
+            wrapped = context.wrap_socket(plain, server_hostname=probe.address[0])
+            return dict(wrapped.getpeercert() or {})
+
+
+def tls_context(target: Target) -> ssl.SSLContext:
+    """As pymongo makes it. Raises OSError where a file cannot be read."""
+    options = target.options
+    context = ssl.create_default_context(cafile=options.get("tlscafile"))
+    key = options.get("tlscertificatekeyfile")
+    if key is not None:
+        context.load_cert_chain(key, password=options.get("tlscertificatekeyfilepassword", ""))
+    if target.flag("tlsallowinvalidhostnames") or target.flag("tlsinsecure"):
+        context.check_hostname = False
+    if target.flag("tlsallowinvalidcertificates") or target.flag("tlsinsecure"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _unchecked() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str, Any]:
+    """Raises NotMongoDBError, or OSError."""
+    command: dict[str, Any] = {"hello": 1, "$db": "admin"}
+    if balanced:
+        command["loadBalanced"] = True
+    reply = _round_trip(connection, command)
+    if reply.get("code") == COMMAND_NOT_FOUND:
+        reply = _round_trip(connection, {"isMaster": 1, "$db": "admin"})
+        reply.setdefault("isWritablePrimary", reply.get("ismaster"))
+    if reply.get("ok") != 1:
+        raise NotMongoDBError
+    return reply
+
+
+def _round_trip(connection: socket.socket, command: dict[str, Any]) -> dict[str, Any]:
+    body = b"\0\0\0\0\0" + bson.encode(command)
+    connection.sendall(_HEADER.pack(_HEADER.size + len(body), 1, 0, OP_MSG) + body)
+    length, _, _, opcode = _HEADER.unpack(_read(connection, _HEADER.size))
+    if opcode != OP_MSG or not _HEADER.size < length < LONGEST_MESSAGE:
+        raise NotMongoDBError
+    answer = _read(connection, length - _HEADER.size)
+    try:
+        # Flags, the kind of the section, the document; a checksum may follow.
+        size = int.from_bytes(answer[5:9], "little")
+        return bson.decode(answer[5 : 5 + size], _OPTIONS)
+    except bson.errors.InvalidBSON:
+        raise NotMongoDBError from None
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(min(size - len(data), 65536))
+        if not part:
+            if data:
+                raise NotMongoDBError
+            raise ConnectionResetError
+        data += part
+    return bytes(data)
+
+
+def _symptom(error: Exception, stage: str) -> Symptom:
+    match error:
+        case socket.gaierror() | UnicodeError():
+            return Symptom.UNKNOWN_HOST
+        case ssl.SSLCertVerificationError():
+            return _CERTIFICATE.get(error.verify_code, Symptom.UNKNOWN_AUTHORITY)
+        case TimeoutError():
+            return unanswered(stage)
+        case ConnectionRefusedError():
+            return Symptom.REFUSED
+        case ssl.SSLEOFError() | ConnectionError():
+            return Symptom.HANGS_UP
+    found = symptom_of(str(error)) or Symptom.OTHER
+    return Symptom.BLACK_HOLE if found is Symptom.OTHER and stage == "tcp" else found
+
+
+def unanswered(stage: str) -> Symptom:
+    """Of a server that has not finished a step in time."""
+    return {"dns": Symptom.UNKNOWN_HOST, "tcp": Symptom.BLACK_HOLE}.get(stage, Symptom.SILENT)
+
+
+def _expiry(wrapped: ssl.SSLSocket) -> datetime | None:
+    text = (wrapped.getpeercert() or {}).get("notAfter")
+    if not isinstance(text, str):
+        return None
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC)
+
+
+def _ms(began: float) -> float:
+    return (time.monotonic() - began) * 1000

@@ -1,0 +1,238 @@
+"""The URI: what pymongo makes of it, and options that are unknown, wrong or defeat each other.
+
+pymongo's own texts of what is wrong may quote a password that is not escaped: none is shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote_plus
+
+from pymongo import MongoClient, common
+from pymongo.errors import PyMongoError
+from pymongo.uri_parser import split_hosts, split_options
+
+from .findings import Finding, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pymongo_resilience_instrumentation.addresses import Address
+
+SRV = "mongodb+srv://"
+PLAIN = "mongodb://"
+DEFAULT_PORT = 27017
+FILES = ("tlscafile", "tlscertificatekeyfile", "tlscrlfile")
+SHORTEST_SELECTION_MS = 2_000
+"""Less than most elections take."""
+_NAME = re.compile(r"[A-Za-z]\w{1,40}")
+_MISPLACED = re.compile(r"[/?].*@", re.DOTALL)
+
+
+class Target(NamedTuple):
+    """What the URI asks for. Immutable; the URI is in no repr of it."""
+
+    seeds: tuple[Address, ...]
+    srv: str | None
+    """The host whose SRV records name the seeds."""
+    database: str | None
+    options: Mapping[str, str]
+    """As written, by their names in lower case."""
+    has_user: bool
+
+    def __repr__(self) -> str:
+        return f"Target({self.srv or self.seeds})"
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        return self.options.get(name, str(default)).lower() == "true"
+
+    def milliseconds(self, name: str) -> int | None:
+        text = self.options.get(name, "")
+        return int(text) if text.isdigit() else None
+
+    @property
+    def tls(self) -> bool:
+        by_default = self.srv is not None or any(name in self.options for name in FILES)
+        given = "tls" if "tls" in self.options else "ssl"
+        return self.flag(given, default=by_default)
+
+    @property
+    def replica_set(self) -> str | None:
+        return self.options.get("replicaset")
+
+    @property
+    def is_direct(self) -> bool:
+        """The client goes by the addresses of the URI alone."""
+        return self.flag("directconnection") or self.flag("loadbalanced")
+
+
+def read(uri: str) -> tuple[Target | None, list[Finding]]:
+    """None where pymongo cannot read it, for which there is a finding then."""
+    srv = uri.startswith(SRV)
+    rest = uri.removeprefix(SRV).removeprefix(PLAIN)
+    if "://" in rest.partition("@")[0]:
+        return None, [_wrong("begins with neither mongodb:// nor mongodb+srv://", "the beginning")]
+    hosts, database, query = _split(rest)
+    if _MISPLACED.search(rest) and "@" not in hosts:
+        return None, [
+            _wrong(
+                "there is an @ after the first / or ?, so the user or the password is cut there",
+                "escape user and password with urllib.parse.quote_plus",
+            )
+        ]
+    try:
+        nodes = split_hosts(hosts.rpartition("@")[2], None if srv else DEFAULT_PORT)
+    except (PyMongoError, ValueError):
+        return None, [
+            _wrong(
+                "pymongo cannot read the hosts",
+                "hosts are host:port with commas in between; user and password escaped with "
+                "urllib.parse.quote_plus",
+            )
+        ]
+    pairs = [each.partition("=") for each in re.split("[&;]", query) if each]
+    options = {name.lower(): unquote_plus(value) for name, _, value in pairs}
+    seeds = () if srv else tuple(nodes)
+    name = nodes[0][0] if srv else None
+    target = Target(seeds, name, database or None, options, "@" in hosts)
+    return target, [*_written(pairs), *_against_each_other(target), *_refused(uri, target)]
+
+
+def _split(rest: str) -> tuple[str, str, str]:
+    before, _, query = rest.partition("?")
+    hosts, _, database = before.partition("/")
+    return hosts, database, query
+
+
+def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
+    """Each option by itself."""
+    known = {name.lower(): name for name in common.URI_OPTIONS_VALIDATOR_MAP}
+    for name, _, value in pairs:
+        shown = name if _NAME.fullmatch(name) else "(a name that is not shown)"
+        if name.lower() in FILES and not Path(unquote_plus(value)).is_file():
+            yield _wrong(f"{shown}: no such file", f"the path in {shown}")
+            continue
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                split_options(f"{name}={value}", validate=True, warn=True)
+            except (PyMongoError, ValueError, TypeError, OSError):
+                yield _wrong(f"{shown} has a value that pymongo refuses", f"the value of {shown}")
+                continue
+        if any(issubclass(each.category, DeprecationWarning) for each in caught):
+            yield _warning(f"{shown} is deprecated", f"replace {shown}, see pymongo's documents")
+        elif name.lower() not in known and caught:
+            close = difflib.get_close_matches(name.lower(), known, 1)
+            meant = f": {known[close[0]]}?" if close else ""
+            yield _warning(f"pymongo ignores {shown}, an unknown option{meant}", f"remove {shown}")
+        elif caught:
+            yield _warning(f"pymongo ignores {shown} for its value", f"the value of {shown}")
+
+
+def _refused(uri: str, target: Target) -> Iterator[Finding]:
+    """All together, as the application would."""
+    if target.srv is not None:
+        # pymongo would ask DNS.
+        uri = PLAIN + re.sub(r"(?i)\bsrv\w+=[^&;]*[&;]?", "", uri.removeprefix(SRV))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            MongoClient[dict[str, Any]](uri, connect=False).close()
+    except (PyMongoError, ValueError, TypeError, OSError) as error:
+        yield _wrong(
+            f"pymongo refuses these options together ({type(error).__name__})",
+            "options that exclude each other, and user and password: escaped with "
+            "urllib.parse.quote_plus",
+        )
+
+
+def _against_each_other(target: Target) -> Iterator[Finding]:
+    """Options that exclude, defeat or weaken each other."""
+    several, direct = len(target.seeds) > 1, target.flag("directconnection")
+    timeout, selection, connect, heartbeat = (
+        target.milliseconds(f"{name}ms")
+        for name in ("timeout", "serverselectiontimeout", "connecttimeout", "heartbeatfrequency")
+    )
+    ends = math.inf if selection is None else selection
+    rules = [
+        (
+            direct and (several or target.srv is not None),
+            _wrong("directConnection=true with several hosts", "name one host, or leave it out"),
+        ),
+        (
+            target.flag("loadbalanced") and (several or target.replica_set is not None),
+            _wrong("loadBalanced=true with several hosts or replicaSet", "leave one of them out"),
+        ),
+        (direct and not several, _note("directConnection=true: one server, no failover")),
+        *(
+            (
+                bool(timeout) and name.lower() in target.options,
+                _warning(f"{name} does not act beside timeoutMS", f"leave {name} out"),
+            )
+            for name in ("socketTimeoutMS", "waitQueueTimeoutMS", "wTimeoutMS")
+        ),
+        (
+            bool(timeout) and selection is not None and selection > (timeout or 0),
+            _note("serverSelectionTimeoutMS is longer than timeoutMS, which ends first"),
+        ),
+        (
+            ends < SHORTEST_SELECTION_MS,
+            _warning(
+                f"serverSelectionTimeoutMS={selection} ends before most elections do",
+                "10,000 or more, and timeoutMS for how long an operation may take",
+            ),
+        ),
+        (
+            (connect or 0) > ends,
+            _warning(
+                "connectTimeoutMS is longer than serverSelectionTimeoutMS, which gives up first",
+                "a connectTimeoutMS below serverSelectionTimeoutMS",
+            ),
+        ),
+        (connect == 0, _warning("connectTimeoutMS=0 waits for ever on a black hole", "5,000, say")),
+        (
+            (heartbeat or 0) > ends,
+            _warning(
+                "heartbeatFrequencyMS is longer than serverSelectionTimeoutMS",
+                "a shorter one: a failover may be noticed too late",
+            ),
+        ),
+        (
+            target.options.get("maxpoolsize") == "0",
+            _warning("maxPoolSize=0 sets no limit to connections", "100, the default"),
+        ),
+        (
+            not target.flag("retrywrites", default=True),
+            _warning("retryWrites=false: a lost reply of a write is an error", "leave it out"),
+        ),
+        (target.options.get("w") == "0", _warning("w=0: failed writes go unnoticed", "w=majority")),
+        *(
+            (
+                target.flag(name.lower()),
+                _warning(f"{name}=true: anybody can pose as the server", "tlsCAFile instead"),
+            )
+            for name in ("tlsInsecure", "tlsAllowInvalidCertificates", "tlsAllowInvalidHostnames")
+        ),
+        (
+            "authsource" in target.options and not target.has_user,
+            _note("authSource without a user: nobody logs in"),
+        ),
+    ]
+    yield from (finding for holds, finding in rules if holds)
+
+
+def _wrong(text: str, advice: str) -> Finding:
+    return Finding("uri", Level.WRONG, text, advice)
+
+
+def _warning(text: str, advice: str) -> Finding:
+    return Finding("uri", Level.WARNING, text, advice)
+
+
+def _note(text: str) -> Finding:
+    return Finding("uri", Level.NOTE, text)

@@ -1,0 +1,356 @@
+"""``pymongo-resilience doctor``: names what is planted, in time, and nothing where all is well."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import io
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo_resilience_instrumentation import cli
+from pymongo_resilience_instrumentation.doctor import Examination, Level, examination, examine
+from pymongo_resilience_instrumentation.doctor.names import resolved
+from pymongo_resilience_instrumentation.doctor.output import as_json, as_text, has_colours
+from pymongo_resilience_instrumentation.doctor.uri import read
+from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
+from pymongo_resilience_instrumentation.testbed import (
+    Election,
+    EmbeddedServer,
+    Interception,
+    Latency,
+    Refuse,
+    ReplicaSet,
+    ShardedCluster,
+    Slow,
+    fake_servers,
+)
+from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
+from pymongo_resilience_instrumentation.testbed.interception import Answer
+from support.dns_server import resolving
+from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World
+from support.wait_helpers import NOBODY
+
+pytestmark = pytest.mark.oldest
+
+LIMIT = 5.0
+"""Seconds, the start of Python included."""
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with EmbeddedServer(user="root", password="root") as locked:
+        yield World.made(server, locked, tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the examination would wait to its end."""
+    monkeypatch.setattr(examination, "TOTAL_S", 2.0)
+
+
+def assert_well(found: Examination) -> None:
+    """No advice but about round trips, which are slow where this machine is busy."""
+    bad = [each for each in found.findings if each.level >= Level.WARNING]
+    assert {each.check for each in bad} <= {"latency"}, found
+    assert found.verdict.well
+
+
+def levels(found: Examination, check: str) -> set[Level]:
+    return {each.level for each in found.findings if each.check == check}
+
+
+def texts(found: Examination, level: Level) -> str:
+    return "\n".join(each.text for each in found.findings if each.level is level)
+
+
+@pytest.mark.parametrize("name", MISCONFIGURATIONS)
+def test_each_misconfiguration_is_named_in_time(name: str, world: World) -> None:
+    symptom, planted = MISCONFIGURATIONS[name]
+    with planted(world) as uri:
+        found = examine(uri)
+    assert found.verdict.symptom is symptom, found
+    assert not found.verdict.well
+    assert ROWS[symptom].check in found.verdict.advice
+    assert found.seconds < LIMIT
+    for shown in (as_text(found, colours=False), as_json(found), repr(found)):
+        assert "c4n" not in shown
+
+
+def test_a_healthy_set_gets_no_advice(replica_set: ReplicaSet) -> None:
+    found = examine(replica_set.uri)
+    assert_well(found)
+    reached = {each.server for each in found.findings if each.check == "hello"}
+    assert reached == {member.host_and_port for member in replica_set.members}
+
+
+def test_other_deployments_and_tls_get_no_advice(world: World, cluster: ShardedCluster) -> None:
+    assert_well(examine(cluster.uri))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    world.authority.issue_cert("127.0.0.1").configure_cert(context)
+    with Peer(with_tls(world.server, context)) as peer:
+        found = examine(world.tls(peer.uri))
+    assert_well(found)
+    assert levels(found, "tls") == {Level.OK}
+
+
+def test_an_election_is_no_fault(replica_set: ReplicaSet, hasty: None) -> None:
+    replica_set.inject(Election(gap=60))
+    found = examine(replica_set.uri)
+    assert found.verdict.well
+    assert found.verdict.symptom is Symptom.ELECTION
+    assert found.seconds < LIMIT
+
+
+def test_a_set_that_elects_in_time_gets_no_advice(replica_set: ReplicaSet) -> None:
+    replica_set.inject(Election(gap=0.8))
+    assert_well(examine(replica_set.uri))
+
+
+def test_too_few_members_for_an_election_are_a_fault(replica_set: ReplicaSet) -> None:
+    replica_set.inject(Election(gap=60))
+    for index in (0, 1):
+        replica_set.inject(Refuse(60), on=index)
+    found = examine(replica_set.uri)
+    assert (found.verdict.well, found.verdict.symptom) == (False, Symptom.NO_MAJORITY)
+
+
+def test_one_member_that_is_down_is_a_warning(replica_set: ReplicaSet) -> None:
+    replica_set.inject(Refuse(60), on=2)
+    found = examine(replica_set.uri)
+    assert (found.verdict.well, found.verdict.symptom) == (True, Symptom.REFUSED)
+    assert "2 of 3 members reached" in texts(found, Level.OK)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: Slow(0.2), lambda: Latency(0.1), lambda: Slow(2.0)],
+    ids=["slow", "far", "2 s"],
+)
+def test_a_slow_set_is_no_fault(replica_set: ReplicaSet, made: Any, hasty: None) -> None:
+    replica_set.inject(made())
+    found = examine(replica_set.uri)
+    assert found.verdict.well
+    assert found.verdict.symptom is None
+    assert found.seconds < LIMIT
+
+
+def test_idle_connections_that_die_are_named(replica_set: ReplicaSet) -> None:
+    found = examine(replica_set.uri, idle_seconds=0.05)
+    assert_well(found)
+    assert levels(found, "idle") == {Level.OK}
+    with Peer(forgetting(replica_set.address)) as peer:
+        dead = examine(peer.uri, idle_seconds=0.3)
+    assert levels(dead, "idle") == {Level.WARNING}
+
+
+def forgetting(server: tuple[str, int]) -> fake_servers.Meet:
+    """In front of a server: closes what was idle for a tenth of a second."""
+
+    def meet(peer: Peer, connection: socket.socket) -> None:
+        behind = peer.keep(socket.create_connection(server))
+        connection.settimeout(0.1)
+        with contextlib.suppress(TimeoutError):
+            while data := connection.recv(65536):
+                behind.sendall(data)
+                connection.sendall(behind.recv(65536))
+        connection.close()
+
+    return meet
+
+
+@pytest.mark.parametrize(
+    ("database", "roles", "well", "said"),
+    [
+        ("shop", [{"role": "readWrite", "db": "shop"}], True, "read and write the database shop"),
+        ("shop", [{"role": "read", "db": "shop"}], True, "may read the database shop, and not"),
+        ("shop", ["readWriteAnyDatabase"], True, "may read and write the database shop"),
+        ("", [{"role": "read", "db": "elsewhere"}], True, "may read any database, and not write"),
+        ("", [], False, "none to read or write any database"),
+    ],
+)
+def test_rights(world: World, database: str, roles: list[Any], well: bool, said: str) -> None:
+    with pymongo.MongoClient[dict[str, Any]](world.locked.uri) as root:
+        root.admin.command("createUser", "app", pwd=PASSWORD, roles=roles)
+        try:
+            found = examine(world.as_user("app", PASSWORD, database))
+        finally:
+            root.admin.command("dropUser", "app")
+    assert found.verdict.well == well
+    assert said in "\n".join(each.text for each in found.findings if each.check == "rights")
+
+
+def test_srv_records_are_checked_one_by_one(world: World) -> None:
+    _, port = world.server
+    records = {
+        ("_mongodb._tcp.db.example.org", "SRV"): [
+            f"0 0 {port} one.example.org.", f"0 0 {port} other.net.",
+        ],
+        ("db.example.org", "TXT"): ['"replicaSet=rs0&tls=false"'],
+    }  # fmt: skip
+    with resolving(records):
+        found = examine("mongodb+srv://db.example.org/?tls=false")
+    assert not found.verdict.well
+    wrong = texts(found, Level.WRONG)
+    assert f"other.net:{port}, outside of example.org" in wrong
+    assert "the TXT record has more than" in wrong
+    with resolving({}):
+        found = examine("mongodb+srv://db.example.org/")
+    assert found.verdict.symptom is Symptom.UNKNOWN_HOST
+    with resolving({}, silent=True):
+        found = examine("mongodb+srv://db.example.org/")
+    assert "DNS does not answer" in found.verdict.text
+    assert found.seconds < LIMIT
+
+
+def test_options_of_the_text_record_hold() -> None:
+    records = {
+        ("_mongodb._tcp.db.example.org", "SRV"): ["0 0 27017 db1.example.org."],
+        ("db.example.org", "TXT"): ['"replicaSet=rs0"'],
+    }
+    with resolving(records):
+        asked, _ = read("mongodb+srv://db.example.org/?w=1")
+        assert asked is not None
+        target, _ = resolved(asked, 5)
+    assert (target.seeds, target.replica_set) == ((("db1.example.org", 27017),), "rs0")
+    assert target.tls
+    assert target.options["w"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("query", "level", "said"),
+    [
+        ("retryWrite=true", Level.WARNING, "ignores retryWrite, an unknown option: retrywrites?"),
+        ("maxPoolSize=many", Level.WARNING, "ignores maxPoolSize for its value"),
+        ("ssl=true&tls=false", Level.WRONG, "pymongo refuses these options together"),
+        ("tlsCAFile=/no/such/file", Level.WRONG, "tlsCAFile: no such file"),
+        ("minPoolSize=9&maxPoolSize=3", Level.WRONG, "pymongo refuses these options together"),
+        ("timeoutMS=900&socketTimeoutMS=5000", Level.WARNING, "socketTimeoutMS does not act"),
+        ("timeoutMS=900&serverSelectionTimeoutMS=5000", Level.NOTE, "is longer than timeoutMS"),
+        ("serverSelectionTimeoutMS=500", Level.WARNING, "=500 ends before most elections"),
+        ("connectTimeoutMS=9000&serverSelectionTimeoutMS=5000", Level.WARNING, "gives up first"),
+        ("heartbeatFrequencyMS=9000&serverSelectionTimeoutMS=5000", Level.WARNING, "heartbeatFreq"),
+        ("connectTimeoutMS=0", Level.WARNING, "for ever on a black hole"),
+        ("maxPoolSize=0", Level.WARNING, "no limit to connections"),
+        ("retryWrites=false", Level.WARNING, "retryWrites=false"),
+        ("w=0", Level.WARNING, "w=0"),
+        ("tls=true&tlsInsecure=true", Level.WARNING, "tlsInsecure=true"),
+        ("directConnection=true", Level.NOTE, "one server, no failover"),
+        ("loadBalanced=true&replicaSet=rs0", Level.WRONG, "loadBalanced=true with several hosts"),
+        ("authSource=admin", Level.NOTE, "authSource without a user"),
+        ("retryWrites=true&w=majority&appName=shop", None, ""),
+    ],
+)
+def test_options_are_checked_against_each_other(query: str, level: Any, said: str) -> None:
+    _, findings = read(f"mongodb://db.example.org/shop?{query}")
+    assert [each.level for each in findings][:1] == ([] if level is None else [level])
+    assert said in "".join(each.text for each in findings)
+
+
+URIS = {
+    "unescaped slash": "mongodb://c4nary:c4n/ary@{host}/",
+    "unescaped question mark": "mongodb://c4nary:c4n?ary=x@{host}/",
+    "a password like a port": "mongodb://c4nary:123/c4nary?c4nary=c4nary@{host}",
+    "unescaped at": "mongodb://c4nary:c4n@ry@{host}/",
+    "unescaped colon": "mongodb://c4nary:c4n:ary@{host}/",
+    "unescaped percent": "mongodb://c4nary:c4n%ary@{host}/",
+    "scheme": "mongo://c4nary:c4nary@{host}/",
+    "bad port": "mongodb://c4nary:c4nary@{host}x/",
+    "bad database": "mongodb://c4nary:c4nary@{host}/c4n ary$/",
+    "bad option": "mongodb://c4nary:c4nary@{host}/?authMechanism=c4nary",
+    "option without a value": "mongodb://c4nary:c4nary@{host}/?c4n.ary",
+    "properties": "mongodb://c4nary:c4nary@{host}/?authMechanismProperties=c4nary:c4nary",
+    "key password": "mongodb://{host}/?tls=true&tlsCertificateKeyFilePassword=c4nary",
+    "key file": "mongodb://{host}/?tlsCertificateKeyFile=/no/such&"
+    "tlsCertificateKeyFilePassword=c4nary",
+    "no user, a password": "mongodb://:c4nary@{host}/",
+    "server": "mongodb://c4nary:c4nary@{host}/",
+}
+"""Every place in which a credential may stand, or be misplaced."""
+
+
+@pytest.mark.parametrize("name", URIS)
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+def test_no_credential_is_printed(
+    name: str, form: list[str], world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = URIS[name].format(host="{}:{}".format(*world.locked.address))
+    assert cli.main(["doctor", uri, *form]) == 1
+    printed = capsys.readouterr()
+    assert "Verdict" in printed.out or json.loads(printed.out)["verdict"]
+    assert "c4n" not in printed.out + printed.err
+
+
+def test_the_uri_comes_from_the_environment(
+    replica_set: ReplicaSet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MONGODB_URI", raising=False)
+    assert cli.main(["doctor"]) == cli.USAGE
+    assert "MONGODB_URI" in capsys.readouterr().err
+    monkeypatch.setenv("MONGODB_URI", replica_set.uri)
+    assert cli.main(["doctor", "--json", "--processes", "3"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"].keys() == {"well", "text", "advice", "symptom"}
+    assert {each["check"] for each in told["findings"]} >= {"tcp", "hello", "latency", "library"}
+    monkeypatch.setenv("MONGODB_URI", NOBODY)
+    assert cli.main(["doctor"]) == cli.FAILURE
+    assert "\x1b" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=str(cli.USAGE)):
+        cli.main(["doctor", "--processes", "0"])
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert has_colours(terminal)
+    assert "\x1b[31;1mVerdict:" in as_text(examine(NOBODY), colours=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colours(terminal)
+    assert not has_colours(io.StringIO())
+
+
+def test_a_wrong_configuration_of_the_library_is_named(
+    replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYMONGO_RESILIENCE_MAX_RETRIES", "many")
+    found = examine(replica_set.uri)
+    assert not found.verdict.well
+    assert "PYMONGO_RESILIENCE_MAX_RETRIES" in found.verdict.text
+
+
+def test_the_pools_of_all_processes_are_held_against_the_servers_limit(
+    replica_set: ReplicaSet,
+) -> None:
+    class Limited(Interception):
+        def on_request(self, request: Any, connection: Any) -> Answer | None:
+            if request.command_name != "serverStatus":
+                return None
+            return Answer({"ok": 1.0, "connections": {"current": 20, "available": 300}})
+
+    replica_set.inject(Limited())
+    assert levels(examine(replica_set.uri, processes=3), "limits") == {Level.OK}
+    found = examine(replica_set.uri, processes=4)
+    assert levels(found, "limits") == {Level.WARNING}
+    assert "may open 400" in found.verdict.text
+
+
+def test_a_member_that_lags_and_a_clock_that_differs_are_warnings(replica_set: ReplicaSet) -> None:
+    class Behind(Interception):
+        def on_hello(self, reply: dict[str, Any]) -> None:
+            hour = dt.timedelta(hours=1)
+            reply["localTime"] -= hour
+            reply["lastWrite"]["lastWriteDate"] -= 2 * hour
+
+    replica_set.inject(Behind(), on=1)
+    found = examine(replica_set.uri)
+    assert levels(found, "clock") == {Level.WARNING}
+    warnings = texts(found, Level.WARNING)
+    assert "3600 s behind the primary" in warnings
+    assert "its clock differs from ours by -3600 s" in warnings

@@ -1,0 +1,182 @@
+"""Deployments that an application cannot use, each planted on real sockets, with what is wrong.
+
+The doctor names each; the error of a failed selection ends with the same words where it is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pymongo
+import trustme
+from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
+from pymongo_resilience_instrumentation.testbed import (
+    EmbeddedServer,
+    Interception,
+    ReplicaSet,
+    fake_servers,
+)
+from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
+from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
+from support.wait_helpers import NOBODY
+
+PASSWORD = "c4n/ary:p@ss?w#rd"
+"""With every character that has a meaning in a URI."""
+LONG_AGO = dt.datetime.now(dt.UTC) - dt.timedelta(days=30)
+
+
+@dataclass
+class World:
+    """A server, one with users, and an authority that clients trust."""
+
+    server: tuple[str, int]
+    locked: EmbeddedServer
+    authority: trustme.CA
+    file: Path
+
+    @classmethod
+    def made(cls, server: EmbeddedServer, locked: EmbeddedServer, folder: Path) -> World:
+        authority, file = trustme.CA(), folder / "authority.pem"
+        authority.cert_pem.write_to_path(str(file))
+        return cls(server.address, locked, authority, file)
+
+    def tls(self, uri: str) -> str:
+        separator = "&" if "?" in uri else "/?"
+        return f"{uri}{separator}tls=true&tlsCAFile={quote(str(self.file), safe='')}"
+
+    def as_user(self, user: str, password: str, database: str = "") -> str:
+        host, port = self.locked.address
+        login = f"{quote(user, safe='')}:{quote(password, safe='')}"
+        return f"mongodb://{login}@{host}:{port}/{database}?authSource=admin"
+
+
+Planted = Callable[[World], AbstractContextManager[str]]
+
+
+def _behind(meet: fake_servers.Meet, *, tls: bool) -> Planted:
+    @contextlib.contextmanager
+    def planted(world: World) -> Iterator[str]:
+        with Peer(meet) as peer:
+            yield world.tls(peer.uri) if tls else peer.uri
+
+    return planted
+
+
+def _certificate(issue: Callable[[World], trustme.LeafCert], *, tls: bool = True) -> Planted:
+    @contextlib.contextmanager
+    def planted(world: World) -> Iterator[str]:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        issue(world).configure_cert(context)
+        with Peer(with_tls(world.server, context)) as peer:
+            yield world.tls(peer.uri) if tls else peer.uri
+
+    return planted
+
+
+@contextlib.contextmanager
+def _black_hole(world: World) -> Iterator[str]:
+    with BlackHolePort(world.server) as port:
+        port.shut()
+        yield port.uri
+
+
+@contextlib.contextmanager
+def _tls_to_plain(world: World) -> Iterator[str]:
+    with ReplicaSet(world.server, members=1) as running:
+        yield world.tls(running.uri)
+
+
+@contextlib.contextmanager
+def _set_name(world: World) -> Iterator[str]:
+    with ReplicaSet(world.server) as running:
+        yield running.uri.replace("rs0", "other")
+
+
+class _OtherNames(Interception):
+    """The members' names as they are inside of a container."""
+
+    def on_hello(self, reply: dict[str, Any]) -> None:
+        self.injected += 1
+        reply.update(hosts=["mongo-0.invalid:27017", "mongo-1.invalid:27017"])
+        reply.update(me="mongo-0.invalid:27017", primary="mongo-0.invalid:27017")
+
+
+@contextlib.contextmanager
+def _member_names(world: World) -> Iterator[str]:
+    with ReplicaSet(world.server, members=1) as running:
+        running.inject(_OtherNames())
+        yield running.uri
+
+
+@contextlib.contextmanager
+def _user(world: World, *, password: str, roles: list[Any], database: str = "") -> Iterator[str]:
+    with pymongo.MongoClient[dict[str, Any]](world.locked.uri) as root:
+        root.admin.command("createUser", "c4nary@user", pwd=PASSWORD, roles=roles)
+        try:
+            yield world.as_user("c4nary@user", password, database)
+        finally:
+            root.admin.command("dropUser", "c4nary@user")
+
+
+READ_ELSEWHERE = [{"role": "read", "db": "elsewhere"}]
+
+MISCONFIGURATIONS: dict[str, tuple[Symptom, Planted]] = {
+    "wrong port": (
+        Symptom.NOT_MONGODB, _behind(fake_servers.answers_in_plain_text, tls=False),
+    ),
+    "refused": (Symptom.REFUSED, lambda _: contextlib.nullcontext(NOBODY)),
+    "black hole": (Symptom.BLACK_HOLE, _black_hole),
+    "unknown host": (
+        Symptom.UNKNOWN_HOST, lambda _: contextlib.nullcontext("mongodb://mongo.invalid"),
+    ),
+    "certificate of an unknown authority": (
+        Symptom.UNKNOWN_AUTHORITY, _certificate(lambda _: trustme.CA().issue_cert("127.0.0.1")),
+    ),
+    "certificate for another host": (
+        Symptom.WRONG_HOST_NAME,
+        _certificate(lambda world: world.authority.issue_cert("db.example.org")),
+    ),
+    "expired certificate": (
+        Symptom.EXPIRED,
+        _certificate(
+            lambda world: world.authority.issue_cert(
+                "127.0.0.1", not_before=LONG_AGO - dt.timedelta(days=9), not_after=LONG_AGO
+            )
+        ),
+    ),
+    "TLS to plain": (Symptom.PLAIN_PORT, _tls_to_plain),
+    "wrong set name": (Symptom.SET_NAME, _set_name),
+    "unreachable member names": (Symptom.MEMBER_NAMES, _member_names),
+    "wrong password": (
+        Symptom.PASSWORD,
+        lambda world: _user(world, password=f"{PASSWORD}2", roles=["root"]),
+    ),
+    "missing rights": (
+        Symptom.MISSING_RIGHTS,
+        lambda world: _user(world, password=PASSWORD, roles=READ_ELSEWHERE, database="shop"),
+    ),
+    # Beyond the twelve.
+    "plain to TLS": (
+        Symptom.TLS_PORT,
+        _certificate(lambda world: world.authority.issue_cert("127.0.0.1"), tls=False),
+    ),
+    "silent": (Symptom.SILENT, _behind(fake_servers.is_silent, tls=False)),
+    "silent at TLS": (Symptom.SILENT, _behind(fake_servers.is_silent, tls=True)),
+    "hangs up": (Symptom.HANGS_UP, _behind(fake_servers.hangs_up, tls=False)),
+    "plain text to TLS": (
+        Symptom.PLAIN_PORT, _behind(fake_servers.answers_in_plain_text, tls=True),
+    ),
+    "no user": (
+        Symptom.LOGIN_REQUIRED, lambda world: contextlib.nullcontext(
+            "mongodb://{}:{}".format(*world.locked.address)
+        ),
+    ),
+}  # fmt: skip

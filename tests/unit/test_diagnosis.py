@@ -1,0 +1,89 @@
+"""The likely cause of a failed selection, by what was found on each server."""
+
+from __future__ import annotations
+
+import pytest
+from pymongo_resilience_instrumentation.selection.diagnosis import (
+    ROWS,
+    Found,
+    Symptom,
+    diagnose,
+    symptom_of,
+)
+
+pytestmark = pytest.mark.oldest
+
+
+@pytest.mark.parametrize(
+    ("text", "symptom"),
+    [
+        (None, None),
+        ("Connection refused", Symptom.REFUSED),
+        ("Name or service not known", Symptom.UNKNOWN_HOST),
+        ("[Errno 8] nodename nor servname provided, or not known", Symptom.UNKNOWN_HOST),
+        ("Temporary failure in name resolution", Symptom.UNKNOWN_HOST),
+        ("Network is unreachable", Symptom.BLACK_HOLE),
+        ("No route to host", Symptom.BLACK_HOLE),
+        ("no answer to a connection attempt for 3 s (firewall, ...)", Symptom.BLACK_HOLE),
+        ("TLS handshake unanswered for 3 s", Symptom.SILENT),
+        ("no answer to hello for 3 s", Symptom.SILENT),
+        ("timed out", Symptom.SILENT),
+        ("Connection reset by peer", Symptom.HANGS_UP),
+        ("connection closed", Symptom.HANGS_UP),
+        ("EOF occurred in violation of protocol", Symptom.HANGS_UP),
+        ("certificate verify failed: certificate has expired (_ssl.c:1)", Symptom.EXPIRED),
+        ("certificate verify failed: certificate is not yet valid", Symptom.NOT_YET_VALID),
+        ("certificate verify failed: Hostname mismatch", Symptom.WRONG_HOST_NAME),
+        ("certificate verify failed: IP address mismatch", Symptom.WRONG_HOST_NAME),
+        ("certificate verify failed: self-signed certificate", Symptom.UNKNOWN_AUTHORITY),
+        ("certificate verify failed: unable to get local issuer", Symptom.UNKNOWN_AUTHORITY),
+        ('("VerificationError(errors=[...])",)', Symptom.CERTIFICATE),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", Symptom.PLAIN_PORT),
+        ("[SSL: TLSV1_ALERT_PROTOCOL_VERSION] alert", Symptom.TLS_VERSION),
+        ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]", Symptom.CLIENT_CERTIFICATE),
+        ("ProtocolError", Symptom.NOT_MONGODB),
+        ("OperationFailure, code 1", Symptom.OTHER),
+    ],
+)
+def test_what_an_error_says(text: str | None, symptom: Symptom | None) -> None:
+    assert symptom_of(text) is symptom
+
+
+def down(address: str, symptom: Symptom | None = Symptom.REFUSED) -> Found:
+    return Found(address, symptom)
+
+
+def member(address: str, *, is_primary: bool = False) -> Found:
+    return Found(address, None, is_primary, is_member=True)
+
+
+@pytest.mark.parametrize(
+    ("servers", "facts", "symptom"),
+    [
+        ([down("a:1")], {}, Symptom.REFUSED),
+        # The most frequent one; of as many, the one that explains the other.
+        ([down("a:1"), down("b:1"), down("c:1", Symptom.EXPIRED)], {}, Symptom.REFUSED),
+        ([down("a:1"), down("c:1", Symptom.EXPIRED)], {}, Symptom.EXPIRED),
+        ([down("a:1"), down("b:1", None)], {}, Symptom.REFUSED),
+        ([down("a:1", None)], {}, None),
+        ([], {}, None),
+        ([], {"replica_set": True}, Symptom.SET_NAME),
+        ([member("a:1"), member("b:1"), down("c:1")], {}, Symptom.ELECTION),
+        ([member("a:1"), down("b:1"), down("c:1")], {}, Symptom.NO_MAJORITY),
+        ([member("a:1"), down("b:1")], {"wants_primary": False}, Symptom.NO_MATCH),
+        ([member("a:1", is_primary=True), down("b:1")], {}, Symptom.NO_MATCH),
+        # The seed has led to members that are found under other names.
+        ([down("in:1", Symptom.UNKNOWN_HOST)], {"seeds": ["out:1"]}, Symptom.MEMBER_NAMES),
+        ([down("in:1", Symptom.BLACK_HOLE)], {"seeds": ["out:1"]}, Symptom.MEMBER_NAMES),
+        ([down("in:1", Symptom.EXPIRED)], {"seeds": ["out:1"]}, Symptom.EXPIRED),
+        ([down("out:1")], {"seeds": ["out:1"]}, Symptom.REFUSED),
+    ],
+)
+def test_the_cause(servers: list[Found], facts: dict[str, object], symptom: Symptom | None) -> None:
+    diagnosis = diagnose(servers, **facts)  # type: ignore[arg-type]
+    assert (diagnosis and diagnosis.symptom) is symptom
+
+
+def test_every_symptom_has_words() -> None:
+    assert ROWS.keys() == set(Symptom)
+    assert all(row.says and row.check for row in ROWS.values())
