@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,17 +14,21 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.faults import logger
-from pymongo_resilience_instrumentation.cleanup import (
-    end_sessions as end_sessions_wrappers,
-    kill_cursors as kill_cursors_wrappers,
-)
+from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import (
     creation as cursor_makers,
     wrappers as cursor_wrappers,
 )
 from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
-from pymongo_resilience_instrumentation.interception.methods import Method, by_position
+from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
+from pymongo_resilience_instrumentation.interception.methods import (
+    Method,
+    Wrapper,
+    by_position,
+    is_async,
+)
+from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.public_api import construction, wrappers
 from pymongo_resilience_instrumentation.recovery import monitors
@@ -51,7 +54,6 @@ from . import driver
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection as Container, Iterable, Iterator, Mapping
 
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
     from pymongo_resilience_instrumentation.operations.public import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -87,6 +89,7 @@ class Patches:
 
     def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
         """All patches but those whose feature the installed pymongo cannot have."""
+        self._flag = runtime.enabled_flag
         for owner, name, wrapper in _of_the_public_api(runtime, without):
             self._wrap(owner, name, wrapper)
         for owner in CLIENTS:
@@ -95,8 +98,7 @@ class Patches:
             )
             self._wrap(owner, "__init__", constructor)
             if Feature.REPR not in without and driver.clients.RESOLVE in vars(owner):
-                resolved = construction.resolved(_is_async(owner, driver.clients.RESOLVE))
-                self._wrap(owner, driver.clients.RESOLVE, resolved)
+                self._wrap(owner, driver.clients.RESOLVE, construction.Resolved())
         for features, patches in _BY_FEATURES:
             if not any(feature in without for feature in features):
                 for owner, name, wrapper in patches(runtime):
@@ -133,12 +135,14 @@ class Patches:
                 ", ".join(f"{patch.owner.__name__}.{patch.name}" for patch in covered),
             )
 
-    def _wrap(self, owner: Owner, name: str, wrapper: Wrapper | Method) -> None:
+    def _wrap(self, owner: Owner, name: str, wrapper: Wrapper | Method | Interceptor) -> None:
         # The attribute itself, without the descriptor's binding; a newer pymongo may lack one.
         original = vars(owner).get(name)
         if original is None:
             logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
             return
+        if isinstance(wrapper, Interceptor):
+            wrapper = wrapper.method(self._flag, is_async(original))
         made = (
             wrapper.in_place_of(original)
             if isinstance(wrapper, Method)
@@ -155,7 +159,7 @@ class Patches:
         self.applied.append(patch)
 
 
-Wrapped = tuple[Owner, str, "Wrapper | Method"]
+Wrapped = tuple[Owner, str, Wrapper | Method | Interceptor]
 """Whose attribute, its name, and what runs in its place."""
 
 
@@ -163,43 +167,42 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
     for owner, table in PUBLIC:
         originals = dict(vars(owner))
         for name, operation in table.items():
-            session_at = sessions.position(getattr(owner, name, None))
-            asynchronous = _is_async(owner, name)
-            method = wrappers.public(runtime, owner, operation, asynchronous, session_at)
+            original = originals.get(name)
+            session_at, asynchronous = sessions.position(original), is_async(original)
+            public = wrappers.PublicMethod(runtime, owner, operation, asynchronous, session_at)
+            method = public.method(runtime.enabled_flag, asynchronous)
             if name != single_documents.BULK or Feature.SINGLE_WRITES not in without:
                 method = single_documents.around(runtime, method, owner, name, originals)
             yield owner, name, method
     for owner in CLIENTS:
-        yield owner, "start_session", session_wrappers.start_session
+        yield owner, "start_session", session_wrappers.start_session()
 
 
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
-        asynchronous = _is_async(owner, "_run_operation")
-        yield owner, "_run_operation", cursor_wrappers.batch(runtime, asynchronous)
+        yield owner, driver.cursors.RUN_OPERATION, cursor_wrappers.Batch(runtime)
     for owner in (Collection, AsyncCollection):
         for name in ("find", "find_raw_batches"):
             yield owner, name, cursor_makers.find(runtime)
     for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
-        yield owner, "to_list", cursor_wrappers.to_list(runtime, _is_async(owner, "to_list"))
-    for owner in _where_defined(driver.cursors.cursor_classes(), "_clone"):
-        yield owner, "_clone", cursor_makers.clone(runtime)
+        asynchronous = is_async(vars(owner)["to_list"])
+        yield owner, "to_list", cursor_wrappers.to_list(runtime, asynchronous)
+    for owner in _where_defined(driver.cursors.cursor_classes(), driver.cursors.CLONE):
+        yield owner, driver.cursors.CLONE, cursor_makers.clone(runtime)
 
 
 def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.cursors.stream_classes():
-        asynchronous = _is_async(owner, "next")
-        step = "__anext__" if asynchronous else "__next__"
-        yield owner, "_run_aggregation_cmd", cursor_wrappers.resume(runtime, asynchronous)
+        yield owner, driver.cursors.AGGREGATE, cursor_wrappers.Resume(runtime)
+        step = "__anext__" if is_async(vars(owner)["next"]) else "__next__"
         for name in ("next", "try_next", step):
-            yield owner, name, cursor_wrappers.next_of_stream(runtime, asynchronous)
+            yield owner, name, Within(cursor_wrappers.next_of_stream)
 
 
-def _of_closing(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in _where_defined(
-        (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes()), "close"
-    ):
-        yield owner, "close", cursor_wrappers.close(runtime, _is_async(owner, "close"))
+def _of_closing(_: Runtime) -> Iterator[Wrapped]:
+    cursors = (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes())
+    for owner in _where_defined(cursors, "close"):
+        yield owner, "close", cursor_wrappers.Close()
 
 
 def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
@@ -209,15 +212,19 @@ def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
 
 
 def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in CLIENTS:
-        for module in (kill_cursors_wrappers, end_sessions_wrappers):
-            for name, wrapper in module.of_a_client(runtime, _is_async(owner, "close")):
-                yield owner, name, wrapper
+    for owner, asynchronous in zip(CLIENTS, (False, True), strict=True):
+        for name, session_at in driver.clients.KILLS.items():
+            yield owner, name, kill_cursors.KillCursors(runtime, asynchronous, session_at)
+        yield owner, driver.clients.BACKGROUND, kill_cursors.BackgroundRun()
+        ending = end_sessions.EndingSessions(runtime, asynchronous)
+        yield owner, driver.clients.END_SESSIONS, ending
+        connecting = end_sessions.ConnectionForSessions()
+        yield owner, driver.clients.CONNECTION_FOR_SESSIONS, connecting
 
 
 def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
-        for name, method in closings.of_a_client(runtime, owner, _is_async(owner, "close")):
+        for name, method in closings.of_a_client(runtime, owner, is_async(vars(owner)["close"])):
             yield owner, name, method
 
 
@@ -263,14 +270,13 @@ def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
         for name, wrapper in session_wrappers.of_a_session(runtime, asynchronous):
             yield owner, name, wrapper
     for module in driver.sessions.session_modules():
-        yield module, "_within_time_limit", session_wrappers.within_time_limit(runtime)
+        yield module, driver.sessions.WITHIN_TIME_LIMIT, session_wrappers.within_time_limit(runtime)
 
 
 def _of_ended_sessions(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.transaction_spans is not None:
-        for owner, asynchronous in driver.sessions.session_classes():
-            ending = transaction_spans.end_session(runtime, asynchronous)
-            yield owner, driver.sessions.END_SESSION, ending
+        for owner, _ in driver.sessions.session_classes():
+            yield owner, driver.sessions.END_SESSION, transaction_spans.EndSession()
 
 
 def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
@@ -313,7 +319,3 @@ def _restore(patch: Patch) -> bool:
         return False
     setattr(patch.owner, patch.name, patch.original)
     return True
-
-
-def _is_async(owner: type, name: str) -> bool:
-    return inspect.iscoroutinefunction(getattr(owner, name, None))

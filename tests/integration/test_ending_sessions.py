@@ -8,7 +8,8 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.cleanup.work import CleanupCall, EndSessions
+from pymongo_resilience_instrumentation.cleanup.commands import CleanupCall
+from pymongo_resilience_instrumentation.cleanup.end_sessions import EndSessions
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
 from pymongo_resilience_instrumentation.testbed.interception import (
@@ -222,11 +223,11 @@ def test_the_whole_wait_stays_under_half_a_second(
     clock = FakeClock(128.0)
     rules = NamespaceRules(FastFailOnTerminalError(), {})
     call = CleanupCall(client, "endSessions", "admin", None)
-    work = EndSessions(call, rules, clock, None)
-    server = _Overloaded(clock, takes)
-    work.send = server.awaited if asynchronous else server
     parts = (RetryRules(base_backoff=base, random=lambda: 1.0), clock, RecordingListener())
     executor: Any = (AsyncExecutor if asynchronous else Executor)(*parts)
+    work = EndSessions(call, executor, rules, None)
+    server = _Overloaded(clock, takes)
+    work.send = server.awaited if asynchronous else server
     run = asyncio.Runner().run if asynchronous else lambda result: result
     with pytest.raises(pymongo.errors.OperationFailure) as raised:
         run(executor.run(work))

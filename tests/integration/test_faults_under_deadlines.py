@@ -91,8 +91,8 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a session is started": (sessions, "set_default", _transaction),
     "a transaction is begun": (sessions, "default_of", _transaction),
     "a transaction is ended": (driver.deadline.RunningTimeout, "anew", _transaction),
-    "a file": (gridfs_wrappers, "_begin", _file),
-    "a file is opened": (gridfs_wrappers, "_note", _file),
+    "a file": (gridfs_wrappers._Method, "_begin", _file),
+    "a file is opened": (gridfs_wrappers, "_keep", _file),
 }
 
 

@@ -1,167 +1,156 @@
-"""What runs in place of pymongo's endSessions, which its retry loop never sees."""
+"""endSessions: of a client's ``close()``."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.deadline import SHORTEST, Deadline
 from pymongo_resilience.unfinished import closes_a_coroutine
-from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.calls import BEGINNING
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
-from .work import END_SESSIONS, CleanupCall, EndSessions
+from .commands import Cleanup, CleanupCall, CleanupInterceptor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractContextManager
 
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
-    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience.operation import Operation
+    from pymongo_resilience_instrumentation.interception.methods import Function
 
-
-def of_a_client(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper]]:
-    """What to wrap of a client's class, and with what."""
-    yield "_end_sessions", (_async_end_sessions if asynchronous else _end_sessions)(runtime)
-    yield "_conn_for_reads", _async_conn_for_reads if asynchronous else _conn_for_reads
+END_SESSIONS = "endSessions"
+WINDOW = 0.5
+"""Seconds after its first failure in which it is repeated: close() must not take long."""
 
 
-def _end_sessions(runtime: Runtime) -> Wrapper:
-    def wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        work, around = BEGINNING, calls.found()
-        try:
-            work = _begin_end_sessions(runtime, client)
-            if work is None:
-                return wrapped(*args, **kwargs)
+class EndSessions(Cleanup):
+    deadline = NO_DEADLINE
+    _window: Deadline | None = None
 
-            def send() -> None:
-                work.call.swallowed = None
-                with work.limit():
-                    wrapped(*args, **kwargs)
-                if work.call.swallowed is not None:
-                    raise work.call.swallowed
+    def operation(self) -> Operation:
+        left = driver.deadline.remaining()
+        length = WINDOW if left is None else min(WINDOW, left)
+        self._window = Deadline.after(self.executor.clock, length)
+        options = self.call.client.options
+        # Sessions serve reads and writes alike: both, as for a command runner.
+        enabled = options.retry_reads and options.retry_writes
+        return self._operation(enabled=enabled, retry_window=self._window)
 
-            work.send = send
-            try:
-                # What the driver ignores is ignored.
-                with suppress(PyMongoError):
-                    runtime.executor.run(work)
-            finally:
-                _finish_end_sessions(runtime, work)
-        except BaseException as error:
-            calls.undo(work.call if isinstance(work, EndSessions) else work, around, error)
-            raise
-        return None
-
-    return wrapper
+    def limit(self) -> AbstractContextManager[None]:
+        """The first has the time of any operation, where there is a limit to that: without one,
+        a close() waits for servers that are gone until serverSelectionTimeoutMS. A repetition may
+        not take longer than the window either."""
+        if self._window is None:
+            return driver.deadline.Timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
+        return driver.deadline.Timeout(max(SHORTEST, self._window.remaining()))
 
 
-def _async_end_sessions(runtime: Runtime) -> Wrapper:
-    async def wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        work, around = BEGINNING, calls.found()
-        try:
-            work = _begin_end_sessions(runtime, client)
-            if work is None:
-                return await wrapped(*args, **kwargs)
+class _Attempt(Interceptor):
+    """Raises what the driver keeps to itself."""
 
-            async def send() -> None:
-                work.call.swallowed = None
-                with work.limit():
-                    await wrapped(*args, **kwargs)
-                if work.call.swallowed is not None:
-                    raise work.call.swallowed
+    def __init__(self, work: EndSessions) -> None:
+        self._work = work
 
-            work.send = send
-            try:
-                # What the driver ignores is ignored.
-                with suppress(PyMongoError):
-                    await runtime.async_executor.run(work)
-            finally:
-                _finish_end_sessions(runtime, work)
-        except BaseException as error:
-            calls.undo(work.call if isinstance(work, EndSessions) else work, around, error)
-            raise
-        return None
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        self._work.call.swallowed = None
+        return Entered(given[0], self._work.limit())
 
-    return wrapper
+    def succeeded(self, entered: Entered, result: Any) -> Any:  # noqa: ARG002 - the protocol's shape
+        if self._work.call.swallowed is not None:
+            raise self._work.call.swallowed
+        return result
 
 
-def _begin_end_sessions(runtime: Runtime, client: Any) -> EndSessions | None:
-    if not runtime.enabled_flag.acts():
-        return None
-    around = calls.found()
-    if calls.reporting():
-        return None
-    try:
-        call = CleanupCall(client, END_SESSIONS, "admin", None)
-        work = EndSessions(
-            call, runtime.rules, runtime.executor.clock, runtime.budgets.of(call.client)
-        )
+class EndingSessions(CleanupInterceptor):
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> EndSessions | None:
+        if calls.reporting():
+            return None
+        runtime = self.runtime
+        call = CleanupCall(given[0], END_SESSIONS, "admin", None)
+        budget = runtime.budgets.of(call.client)
+        work = EndSessions(call, self.executor, runtime.rules, budget)
         runtime.enter(call)
         runtime.start_span(call)
-        return work  # noqa: TRY300 - a signal handler's exception may strike here, too
-    except Exception:
-        calls.unwind(around)
-        logger.exception("internal error in pymongo-resilience before %s", END_SESSIONS)
-        return None
+        return work
+
+    def send(self, work: Any, original: Function, *given: Any, **kwargs: Any) -> Any:
+        attempt = _Attempt(work).method(self.runtime.enabled_flag, self.asynchronous)
+        return super().send(work, attempt.around(original), *given, **kwargs)
+
+    def succeeded(self, work: EndSessions, result: Any) -> Any:
+        self._finish(work, None)
+        return result
+
+    def failed(self, work: EndSessions | None, error: BaseException, *_: Any) -> Any:
+        if work is None:
+            return error
+        self._finish(work, error if closes_a_coroutine(error) else work.call.swallowed)
+        # What the driver ignores is ignored.
+        return None if isinstance(error, PyMongoError) else error
+
+    def _finish(self, work: EndSessions, error: BaseException | None) -> None:
+        self.runtime.end(work.call, error)
+        # Nothing may keep the closed client alive: neither its arguments nor the error's frames.
+        vars(work).pop("send", None)
+        work.call.swallowed = None
 
 
-def _finish_end_sessions(runtime: Runtime, work: EndSessions) -> None:
-    raised = sys.exception()
-    runtime.end(work.call, raised if closes_a_coroutine(raised) else work.call.swallowed)
-    # Nothing may keep the closed client alive: neither the closure nor the error's frames.
-    del work.send
-    work.call.swallowed = None
+class ConnectionForSessions(Interceptor):
+    """``_conn_for_reads``, which endSessions alone calls."""
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Connection | None:
+        call = calls.current()
+        if not isinstance(call, CleanupCall) or call.operation != END_SESSIONS:
+            return None
+        return _Connection(call) if call.client is given[0] else None
+
+    def succeeded(self, connection: _Connection, result: Any) -> _Connection:
+        connection.manager = result
+        return connection
+
+    def failed(self, connection: _Connection | None, error: BaseException, *_: Any) -> Any:
+        if connection is not None:
+            connection.note(error)
+        return error
 
 
-def _conn_for_reads(
-    wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    call = _ending_sessions(client)
-    if call is None:
-        return wrapped(*args, **kwargs)
+class _Connection:
+    """The driver's context manager, sync or async: notes the server's address and the error."""
 
-    @contextmanager
-    def noticing() -> Iterator[Any]:
+    deadline = NO_DEADLINE
+    manager: Any
+
+    def __init__(self, call: CleanupCall) -> None:
+        self._call = call
+
+    def note(self, error: BaseException | None) -> None:
+        if isinstance(error, Exception):
+            self._call.swallowed = error
+
+    def _entered(self, result: Any) -> Any:
+        self._call.address = result[0].address
+        return result
+
+    def __enter__(self) -> Any:
         try:
-            with wrapped(*args, **kwargs) as (connection, preference):
-                call.address = connection.address
-                yield connection, preference
+            return self._entered(self.manager.__enter__())
         except Exception as error:
-            call.swallowed = error
+            self.note(error)
             raise
 
-    return noticing()
-
-
-async def _async_conn_for_reads(
-    wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    call = _ending_sessions(client)
-    if call is None:
-        return await wrapped(*args, **kwargs)
-
-    @asynccontextmanager
-    async def noticing() -> AsyncIterator[Any]:
+    async def __aenter__(self) -> Any:
         try:
-            async with await wrapped(*args, **kwargs) as (connection, preference):
-                call.address = connection.address
-                yield connection, preference
+            return self._entered(await self.manager.__aenter__())
         except Exception as error:
-            call.swallowed = error
+            self.note(error)
             raise
 
-    return noticing()
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> Any:
+        self.note(error)
+        return self.manager.__exit__(kind, error, traceback)
 
-
-def _ending_sessions(client: Any) -> CleanupCall | None:
-    call = calls.current()
-    if not isinstance(call, CleanupCall) or call.operation != END_SESSIONS:
-        return None
-    return call if call.client is client else None
+    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> Any:
+        self.note(error)
+        return await self.manager.__aexit__(kind, error, traceback)

@@ -12,7 +12,7 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.cleanup.work import END_SESSIONS
+from pymongo_resilience_instrumentation.cleanup.end_sessions import END_SESSIONS
 from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.interception.methods import Method
 

@@ -13,6 +13,7 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.shield import shielded
 
 from . import cursor_timeouts
 from .cursor_timeouts import keep
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.methods import Function, Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
@@ -56,21 +57,20 @@ def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: i
     return Method(around)
 
 
-def clone(runtime: Runtime) -> Wrapper:
+def clone(runtime: Runtime) -> Method:
     """A cursor's ``_clone``: the copy has what the original was made with."""
 
-    def wrapper(
-        wrapped: Callable[..., Any], cursor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        made = wrapped(*args, **kwargs)
-        try:
-            if runtime.enabled_flag.on:
-                attach_policy(policy_of_cursor(cursor), made)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience after a cursor was copied")
-        return made
+    def around(original: Function) -> Function:
+        def method(cursor: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(cursor, *args, **kwargs)
+            with shielded("after a cursor was copied"):
+                if runtime.enabled_flag.on:
+                    attach_policy(policy_of_cursor(cursor), made)
+            return made
 
-    return wrapper
+        return method
+
+    return Method(around)
 
 
 def _attach_policy(bound: Policy, made: Any) -> None:

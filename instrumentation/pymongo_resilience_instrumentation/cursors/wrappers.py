@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import ConnectionFailure, NetworkTimeout, WaitQueueTimeoutError
+from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 
 from pymongo_resilience import blocks
 from pymongo_resilience.binding import attach_policy, policy_of_cursor
@@ -13,10 +13,9 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
-from pymongo_resilience_instrumentation.interception import plain_calls
-from pymongo_resilience_instrumentation.interception.call_around import call_around
-from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.within import within
+from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.operations.changes import WRITES
 from pymongo_resilience_instrumentation.transactions import sessions
@@ -26,93 +25,77 @@ from . import cursor_timeouts
 from .cursor_timeouts import ATTRIBUTE, keep, kept_by
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
-def batch(runtime: Runtime, asynchronous: bool) -> Method:  # noqa: PLR0915 - three closures
+class Batch(CallInterceptor):
     """One batch of a cursor: the first, or a getMore."""
 
-    found = calls.found
-    none_holds, enter_plain = plain_calls.none_holds(runtime), plain_calls.enter(runtime)
-    plain = not runtime.rules.any
-    has_spans, shows = runtime.operation_spans is not None, runtime.shows_calls
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._shows_calls = runtime.shows_calls
+        self._may_be_plain = not runtime.rules.any
 
-    def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        around = calls.found()
+        if around is not None and around.client is given[0] and around.reads_inside:
+            return None
         if len(given) > 2:  # noqa: PLR2004 - as the driver calls it, and without another call
             client, operation, of = given[:3]
         else:
             client, operation, of = driver.cursors.run_operation_arguments(given, kwargs)
-        nested = found() is not None and runtime.nested(client)
         cursor = driver.cursors.cursor_of(of)
         name = str(getattr(operation.name, "value", operation.name))
-        if nested and not _reads_for_the_application(name):
+        if (
+            around is not None
+            and self.runtime.nested(client)
+            and not _reads_for_the_application(name)
+        ):
             return None
         call = Call(client, name, (operation.db, operation.coll))
         if name == "getMore":
             call.batch_of = type(cursor)
         session = operation.session
         if (
-            plain
+            self._may_be_plain
             and cursor is not None
             and kept_by(cursor) is None
             and policy_of_cursor(cursor) is NOTHING
             and (session is None or sessions.transaction_of(session) is None)
-            and none_holds(client)
         ):
-            if shows:
+            if self._shows_calls:
                 call.server = driver.cursors.pinned_address(operation)
-            enter_plain(call)
-            if has_spans:
-                runtime.start_span(call, None if session is None else parent_of(session))
-            return call
+            if self.begin_plain(call, None if session is None else parent_of(session)):
+                return call
+        self._begin(call, operation, cursor)
+        return call
+
+    def _begin(self, call: Call, operation: Any, cursor: Any) -> None:
+        runtime = self.runtime
         if cursor is not None:
             call.bound = policy_of_cursor(cursor)
-        runtime.begin(call, session)
+        runtime.begin(call, operation.session)
         call.server = driver.cursors.pinned_address(operation)
         try:
             if cursor is not None and call.transaction is None:
-                _apply(runtime, call, cursor, first=name != "getMore")
+                _apply(runtime, call, cursor, first=call.batch_of is None)
             if call.timeout is not None:
                 runtime.deprecated.of_batch(call, operation)
         except BaseException as error:
             runtime.end(call, error)
             raise
-        return call
 
-    run = call_around(runtime, begin, asynchronous)
-
-    def of_sync(original: Function) -> Function:
-        send = run.around(original)
-
-        def method(*given: Any, **kwargs: Any) -> Any:
-            call = found()
-            try:
-                if call is not None and call.client is given[0] and call.reads_inside:
-                    return original(*given, **kwargs)
-                return send(*given, **kwargs)
-            except ConnectionFailure as error:
-                _kill_later(runtime, given, kwargs, error)
-                raise
-
-        return method
-
-    def of_async(original: Function) -> Function:
-        send = run.around(original)
-
-        async def method(*given: Any, **kwargs: Any) -> Any:
-            call = found()
-            try:
-                if call is not None and call.client is given[0] and call.reads_inside:
-                    return await original(*given, **kwargs)
-                return await send(*given, **kwargs)
-            except ConnectionFailure as error:
-                _kill_later(runtime, given, kwargs, error)
-                raise
-
-        return method
-
-    return Method(of_async if asynchronous else of_sync)
+    def failed(
+        self,
+        call: Call | None,
+        error: BaseException,
+        given: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> BaseException | None:
+        instead = super().failed(call, error, given, kwargs)
+        if isinstance(instead, (NetworkTimeout, WaitQueueTimeoutError)):
+            _kill_later(given, kwargs)
+        return instead
 
 
 def _reads_for_the_application(name: str) -> bool:
@@ -153,18 +136,12 @@ def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.Curs
     )
 
 
-def _kill_later(
-    runtime: Runtime, given: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
-) -> None:
+def _kill_later(given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): the background task sees to it.
 
     Where no server was found there is nobody to tell, and the task would only wait for one.
     """
-    if not runtime.enabled_flag.on or not isinstance(
-        error, (NetworkTimeout, WaitQueueTimeoutError)
-    ):
-        return
     try:
         client, operation, _ = driver.cursors.run_operation_arguments(given, kwargs)
         address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
@@ -175,7 +152,7 @@ def _kill_later(
         logger.exception("internal error in pymongo-resilience after a timeout of a cursor")
 
 
-def to_list(runtime: Runtime, asynchronous: bool) -> Method:
+def to_list(runtime: Runtime, asynchronous: bool) -> Within:
     """All batches of one ``to_list`` have one timeout, also by iteration."""
 
     def begin(cursor: Any) -> AbstractContextManager[None]:
@@ -188,7 +165,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Method:
             return transaction.timeout.resume()
         return _for_all(runtime, cursor)
 
-    return within(runtime, begin, asynchronous)
+    return Within(begin)
 
 
 def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
@@ -228,89 +205,61 @@ class _ForAList(AbstractContextManager[None]):
         self._deadline.__exit__(*raised)
 
 
-def close(runtime: Runtime, asynchronous: bool) -> Method:
-    """A cursor's or change stream's ``close()``: it has the time anew that its operation had.
+class Close(Interceptor):
+    """A cursor's or change stream's ``close()`` has the time anew that its operation had.
 
     CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what a call
     closes by itself is within that call's own time.
     """
 
-    def begin(closed: Any) -> AbstractContextManager[None]:
-        kept = kept_by(closed)
-        if kept is None or calls.current() is not None:
-            return NO_DEADLINE
-        around = (
-            blocks.current().timeout_ms is not None
-            or driver.deadline.timeout_in_force() is not None
-        )
-        if around or not getattr(closed, "cursor_id", True):
-            return NO_DEADLINE
-        return driver.deadline.RunningTimeout.anew(kept.to_close).resume()
-
-    closing = within(runtime, begin, asynchronous)
-
-    def of_sync(original: Function) -> Function:
-        in_time = closing.around(original)
-
-        def method(closed: Any) -> Any:
-            if getattr(closed, ATTRIBUTE, None) is None:
-                return original(closed)
-            return in_time(closed)
-
-        return method
-
-    def of_async(original: Function) -> Function:
-        in_time = closing.around(original)
-
-        async def method(closed: Any) -> Any:
-            if getattr(closed, ATTRIBUTE, None) is None:
-                await original(closed)
-            else:
-                await in_time(closed)
-
-        return method
-
-    return Method(of_async if asynchronous else of_sync)
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        closed = given[0]
+        kept = getattr(closed, ATTRIBUTE, None)
+        if kept is None or calls.current() is not None or calls.reporting():
+            return None
+        if blocks.current().timeout_ms is not None or not getattr(closed, "cursor_id", True):
+            return None
+        if driver.deadline.timeout_in_force() is not None:
+            return None
+        return Entered(closed, driver.deadline.RunningTimeout.anew(kept.to_close).resume())
 
 
-def next_of_stream(runtime: Runtime, asynchronous: bool) -> Method:
+def next_of_stream(stream: Any) -> AbstractContextManager[None]:
     """A change stream's ``next`` in a block, of ``override`` or of ``pymongo.timeout``: one timeout
     for all that it sends, which the block can only shorten.
 
     Without one the driver does it, with the timeout that the stream was given.
     """
-
-    def begin(stream: Any) -> AbstractContextManager[None]:
-        around, in_force = blocks.current().timeout_ms, driver.deadline.timeout_in_force()
-        if around is None and in_force is None:
-            return NO_DEADLINE
-        own = driver.cursors.timeout_of_each_next(stream)
-        seconds = shorter((around or 0) / 1000, own or 0)
-        longer = in_force is not None and shorter(seconds, in_force) == in_force
-        return NO_DEADLINE if longer else driver.deadline.Timeout(seconds)
-
-    return within(runtime, begin, asynchronous)
+    around, in_force = blocks.current().timeout_ms, driver.deadline.timeout_in_force()
+    if around is None and in_force is None:
+        return NO_DEADLINE
+    own = driver.cursors.timeout_of_each_next(stream)
+    seconds = shorter((around or 0) / 1000, own or 0)
+    longer = in_force is not None and shorter(seconds, in_force) == in_force
+    return NO_DEADLINE if longer else driver.deadline.Timeout(seconds)
 
 
-def resume(runtime: Runtime, asynchronous: bool) -> Method:
+class Resume(CallInterceptor):
     """The aggregate of a change stream: nested in ``watch`` the first time, a call of its own when
     it resumes, under the policy that the stream carries."""
 
-    def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
         stream = given[0]
         client = driver.cursors.client_of_stream(stream)
-        if runtime.nested(client):
+        if self.runtime.nested(client):
             return None
         target = operations.namespace_of(driver.cursors.target_of_stream(stream))
         call = Call(client, "aggregate", target)
         call.bound = policy_of_cursor(stream)
-        runtime.begin(call)
+        self.runtime.begin(call)
         call.stream = kept_by(stream)
         return call
 
-    def after(call: Call, cursor: Any) -> None:
-        attach_policy(call.bound, cursor)
-        if call.stream is not None and call.stream.seconds is not None:
-            keep(cursor, call.stream)
-
-    return call_around(runtime, begin, asynchronous, after)
+    def succeeded(self, call: Call, cursor: Any) -> Any:
+        try:
+            attach_policy(call.bound, cursor)
+            if call.stream is not None and call.stream.seconds is not None:
+                keep(cursor, call.stream)
+        except Exception:
+            logger.exception("internal error in pymongo-resilience after %s", call.operation)
+        return super().succeeded(call, cursor)

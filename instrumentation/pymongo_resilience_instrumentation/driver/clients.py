@@ -20,6 +20,14 @@ ASYNC = "pymongo.asynchronous.mongo_client"
 RESOLVE = "_resolve_srv"
 """A client's method that asks for its SRV record, when it first connects."""
 
+KILLS = {"_kill_cursors": 4, "_kill_cursor_impl": 3}
+"""A client's methods that send killCursors, the first by the second, and where in their arguments
+the session is."""
+BACKGROUND = "_process_kill_cursors"
+"""What the background task calls for cursors that wait to be killed."""
+END_SESSIONS = "_end_sessions"
+CONNECTION_FOR_SESSIONS = "_conn_for_reads"
+
 
 def existing_clients() -> list[Any]:
     """The clients of this process that are alive and not closed."""
@@ -79,6 +87,16 @@ def cursor_namespace(address: Any) -> tuple[str, str]:
     """Database and collection of a cursor, which its address carries."""
     database, _, collection = str(address.namespace).partition(".")
     return database, collection
+
+
+def kill_arguments(
+    given: tuple[Any, ...], kwargs: dict[str, Any], session_at: int
+) -> tuple[Any, Any, Any]:
+    """The cursors' ids, their address and the session that one of ``KILLS`` was called with."""
+    places = ((1, "cursor_ids"), (2, "address"), (session_at, "session"))
+    found = (given[at] if len(given) > at else kwargs.get(name) for at, name in places)
+    ids, address, session = found
+    return ids, address, session
 
 
 def kill_later(client: Any, cursor_id: int, address: Any) -> None:

@@ -10,6 +10,11 @@ from pymongo.cursor import CursorType
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
 
+RUN_OPERATION = "_run_operation"
+"""A client's method that sends for a batch of a cursor."""
+CLONE = "_clone"
+AGGREGATE = "_run_aggregation_cmd"
+"""A change stream's: sends its aggregate, to begin and to resume."""
 _PLACES = (
     ("pymongo.synchronous.cursor", "Cursor"),
     ("pymongo.asynchronous.cursor", "AsyncCursor"),

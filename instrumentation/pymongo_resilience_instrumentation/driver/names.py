@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
+from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS
 from .commands import CONNECTIONS, OF_DELETES, OF_UPDATES, PASSED
+from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .events import ARGUMENTS, ENABLED
 from .interruptions import SENDERS, SENDING
 from .monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .pools import IDLE, IN_USE, PLACES
 from .retry_loop import LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
-from .sessions import END_SESSION
+from .sessions import END_SESSION, WITHIN_TIME_LIMIT
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTING, SELECTION_TIMEOUT, SYNC_HALF
 
 if TYPE_CHECKING:
@@ -26,12 +28,9 @@ _LOOP_NAMES = (
     "_session",
 )  # fmt: skip
 _BULK_NAMES = ("current_run", "retrying")
-_CLEANUP_NAMES = (
-    "_kill_cursors", "_kill_cursor_impl", "_process_kill_cursors", "_close_cursor_soon",
-    "_end_sessions", "_conn_for_reads",
-)  # fmt: skip
-_CURSOR_NAMES = ("_clone", "_query_flags", "_max_await_time_ms")
-_STREAM_NAMES = ("_timeout", "_target", "_client", "_run_aggregation_cmd")
+_CLEANUP_NAMES = (*KILLS, BACKGROUND, END_SESSIONS, CONNECTION_FOR_SESSIONS, "_close_cursor_soon")
+_CURSOR_NAMES = (CLONE, "_query_flags", "_max_await_time_ms")
+_STREAM_NAMES = (AGGREGATE, "_timeout", "_target", "_client")
 _TRANSACTION_NAMES = (
     "set_starting", "has_completed_command", "attempt", "pinned_address", "sharded",
 )  # fmt: skip
@@ -49,7 +48,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.RETRIES, f"pymongo.{half}.bulk:_{prefix}Bulk", _BULK_NAMES)
         yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", ("_transaction", "_unpin"))
         yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
-        yield Part(Feature.CURSORS, f"{client}:{prefix}MongoClient", ("_run_operation",))
+        yield Part(Feature.CURSORS, f"{client}:{prefix}MongoClient", (RUN_OPERATION,))
         yield from _of_cursors(half, prefix)
         yield Part(
             Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients", "_closed")
@@ -67,7 +66,7 @@ def parts() -> Iterator[Part]:
             set_by="_init_background",
         )
         yield Part(Feature.END_SESSION, f"{session}:{prefix}ClientSession", (END_SESSION,))
-        yield Part(Feature.WHOLE_TIMEOUTS, session, ("_within_time_limit", "_SESSION"))
+        yield Part(Feature.WHOLE_TIMEOUTS, session, (WITHIN_TIME_LIMIT, "_SESSION"))
         topology = f"pymongo.{half}.topology"
         yield from (*_of_why_not(half, prefix), *_of_recovery(half, prefix))
         yield Part(Feature.IN_FLIGHT, f"{client}:{prefix}MongoClient", ("_topology",))

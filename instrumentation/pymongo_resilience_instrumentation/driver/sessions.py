@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 END_SESSION = "_end_session"
 """What ``end_session()`` calls, and the end of a session's block."""
+WITHIN_TIME_LIMIT = "_within_time_limit"
+"""A function of the sessions' module: asked before with_transaction repeats anything."""
 
 
 def session_classes() -> tuple[tuple[type, bool], ...]:
@@ -23,7 +25,6 @@ def session_classes() -> tuple[tuple[type, bool], ...]:
 
 @cache
 def session_modules() -> tuple[ModuleType, ModuleType]:
-    """Their ``_within_time_limit`` is asked before with_transaction repeats anything."""
     sync, asynchronous = (
         importlib.import_module(f"pymongo.{half}.client_session")
         for half in ("synchronous", "asynchronous")

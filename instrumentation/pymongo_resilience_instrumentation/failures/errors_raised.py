@@ -22,7 +22,7 @@ def end_with(leave: Callable[[Any, Any], Any], what: Any, error: BaseException) 
         del ends_with, error
 
 
-def raise_alone(error: Exception) -> NoReturn:
+def raise_alone(error: BaseException) -> NoReturn:
     """An exception that the application is handling right now is not the context of this one."""
     context = error.__context__
     try:

@@ -9,28 +9,23 @@ interrupted, and may take longer.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import OperationFailure
-
 from pymongo_resilience.binding import policy_of
-from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.cursors import creation
 from pymongo_resilience_instrumentation.driver import gridfs
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.shield import shielded
 
 from . import errors as gridfs_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
-    from pymongo_resilience_instrumentation.interception.methods import Method, Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Method
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-    Begin = Callable[[Any], tuple[driver.deadline.RunningTimeout | None, bool]]
 
 _TIMEOUT = "_pymongo_resilience_timeout"
 _NEW = object()
@@ -55,106 +50,75 @@ OF_A_STREAM = (
 )  # fmt: skip
 
 
-def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper | Method]]:
+def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Method | Interceptor]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
-
-    def begin(bucket: Any) -> tuple[driver.deadline.RunningTimeout | None, bool]:
-        return _begin(runtime, gridfs.files_of_bucket(bucket))
-
-    def resume(stream: Any) -> tuple[driver.deadline.RunningTimeout | None, bool]:
-        noted = vars(stream).get(_TIMEOUT, _NEW)
-        if noted is not _NEW and noted is not _ANEW:
-            return noted, False
-        begun = _begin(runtime, gridfs.files_of_stream(stream))
-        if noted is _NEW:
-            # A stream that no method has opened begins with what it does first.
-            _note(stream, *begun)
-        return begun
-
     for owner in gridfs.gridfs_buckets():
         yield owner, "find", creation.find(runtime, gridfs.files_of_bucket)
         for name in (*OPENING, *WHOLE):
             if name in vars(owner):
-                yield owner, name, _wrapper(runtime, owner, name, begin, name in OPENING)
+                yield owner, name, BucketMethod(runtime, opens=name in OPENING)
     for owner in gridfs.gridfs_streams():
         for name in OF_A_STREAM:
             if name in vars(owner):
-                yield owner, name, _wrapper(runtime, owner, name, resume, False)
+                yield owner, name, StreamMethod(runtime)
 
 
-def _begin(runtime: Runtime, files: Any) -> tuple[driver.deadline.RunningTimeout | None, bool]:
-    """What begins now, and whether each method of a stream has it anew."""
-    seconds, by_iteration = runtime.timeout_of(
-        files.database.client, (files.database.name, files.name), policy_of(files)
-    )
-    return None if seconds is None else driver.deadline.RunningTimeout.begin(seconds), by_iteration
+class _Begun(Entered):
+    __slots__ = ("kept",)
+
+    def __init__(self, instance: Any, timeout: driver.deadline.RunningTimeout | None, kept: Any):
+        deadline = NO_DEADLINE if timeout is None else timeout.within_others().resume()
+        super().__init__(instance, deadline)
+        self.kept = kept
+        """What a stream keeps of it, for its life."""
 
 
-def _note(stream: Any, timeout: driver.deadline.RunningTimeout | None, by_iteration: bool) -> None:
-    # Not as an attribute: what is set on an upload stream becomes a field of the file.
-    vars(stream)[_TIMEOUT] = _ANEW if by_iteration else timeout
+class _Method(Interceptor):
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def _begin(self, instance: Any, files: Any) -> _Begun:
+        names = files.database.name, files.name
+        seconds, by_iteration = self._runtime.timeout_of(
+            files.database.client, names, policy_of(files)
+        )
+        timeout = None if seconds is None else driver.deadline.RunningTimeout.begin(seconds)
+        return _Begun(instance, timeout, _ANEW if by_iteration else timeout)
+
+    def failed(self, _entered: Any, error: BaseException, *_: Any) -> BaseException:
+        return gridfs_errors.expiry_behind(error) or error
 
 
-def _wrapper(runtime: Runtime, owner: type, name: str, begin: Begin, opening: bool) -> Wrapper:
-    none = None, False
+class BucketMethod(_Method):
+    """``opens``: it returns a stream."""
 
-    def enter(
-        instance: Any,
-    ) -> tuple[tuple[driver.deadline.RunningTimeout | None, bool], AbstractContextManager[None]]:
-        if not runtime.enabled_flag.acts():
-            return none, NO_DEADLINE
-        try:
-            begun = begin(instance)
-            timeout, _ = begun
-            if timeout is None:
-                return begun, NO_DEADLINE
-            return begun, timeout.within_others().resume()
-        except Exception:
-            logger.exception("internal error in pymongo-resilience before %s of GridFS", name)
-            return none, NO_DEADLINE
+    def __init__(self, runtime: Runtime, *, opens: bool) -> None:
+        super().__init__(runtime)
+        self._opens = opens
 
-    def leave(result: Any, begun: tuple[driver.deadline.RunningTimeout | None, bool]) -> Any:
-        try:
-            if opening and runtime.enabled_flag.acts():
-                _note(result, *begun)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience after %s of GridFS", name)
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Begun:
+        return self._begin(given[0], gridfs.files_of_bucket(given[0]))
+
+    def succeeded(self, begun: _Begun, result: Any) -> Any:
+        if self._opens:
+            with shielded("after a stream of GridFS was opened"):
+                _keep(result, begun.kept)
         return result
 
-    def sync_wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        begun, deadline = enter(instance)
-        try:
-            try:
-                with deadline:
-                    result = wrapped(*args, **kwargs)
-            except BaseException as error:
-                deadline.__exit__(None, error, None)
-                raise
-        except OperationFailure as error:
-            expiry = gridfs_errors.expiry_behind(error)
-            if expiry is None:
-                raise
-            raise expiry from error
-        return leave(result, begun)
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        begun, deadline = enter(instance)
-        try:
-            try:
-                with deadline:
-                    result = await wrapped(*args, **kwargs)
-            except BaseException as error:
-                deadline.__exit__(None, error, None)
-                raise
-        except OperationFailure as error:
-            expiry = gridfs_errors.expiry_behind(error)
-            if expiry is None:
-                raise
-            raise expiry from error
-        return leave(result, begun)
+class StreamMethod(_Method):
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Begun:
+        stream = given[0]
+        kept = vars(stream).get(_TIMEOUT, _NEW)
+        if kept is not _NEW and kept is not _ANEW:
+            return _Begun(stream, kept, kept)
+        begun = self._begin(stream, gridfs.files_of_stream(stream))
+        if kept is _NEW:
+            # A stream that no method has opened begins with what it does first.
+            _keep(stream, begun.kept)
+        return begun
 
-    return async_wrapper if inspect.iscoroutinefunction(vars(owner)[name]) else sync_wrapper
+
+def _keep(stream: Any, timeout: Any) -> None:
+    # Not as an attribute: what is set on an upload stream becomes a field of the file.
+    vars(stream)[_TIMEOUT] = timeout

@@ -96,6 +96,11 @@ def _positional(
     return tuple(given), rest
 
 
+def is_async(method: Any) -> bool:
+    """Whether it has to be awaited; also of one that somebody else wrapped."""
+    return inspect.iscoroutinefunction(inspect.unwrap(method))
+
+
 def _taken(made: Function) -> list[str] | None:
     """The names of what it takes after its instance; None where it hands on anything."""
     code = made.__code__

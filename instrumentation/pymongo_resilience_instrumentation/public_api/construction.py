@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import options as client_options
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.telemetry import listeners, tracing
 
 from . import client_setup
@@ -56,32 +58,16 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
     return wrapper
 
 
-def resolved(asynchronous: bool) -> Wrapper:
+class Resolved(Interceptor):
     """A client makes its options anew from what an SRV record says: what is ours is in them."""
 
-    def show(client: Any) -> None:
-        try:
-            _show_given(client)
-        except Exception:
-            logger.exception(
-                "internal error in pymongo-resilience after an SRV record was resolved"
-            )
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(given[0])
 
-    def wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = wrapped(*args, **kwargs)
-        show(client)
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        with shielded("after an SRV record was resolved"):
+            _show_given(entered.instance)
         return result
-
-    async def async_wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = await wrapped(*args, **kwargs)
-        show(client)
-        return result
-
-    return async_wrapper if asynchronous else wrapper
 
 
 def _show_given(client: Any) -> None:

@@ -12,7 +12,7 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.within import within
+from pymongo_resilience_instrumentation.interception.within import Within
 
 from .wait_times import For, seen, seen_connecting
 
@@ -105,7 +105,7 @@ def handshake(runtime: Runtime, *, asynchronous: bool) -> Method:
         seconds = driver.waits.time_to_wait()
         return NO_DEADLINE if seconds is None else driver.waits.within_wait(seconds)
 
-    return within(runtime, begin, asynchronous)
+    return Within(begin).method(runtime.enabled_flag, asynchronous)
 
 
 def connect(runtime: Runtime) -> Wrapper:

@@ -8,7 +8,6 @@ is collected, its span ends with the next operation: see ``deferred``.
 from __future__ import annotations
 
 import atexit
-import sys
 import time
 import weakref
 from functools import partial
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.trace import SpanKind
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.faults import logger
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.operation_spans import end_span
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, Tracer
 
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 # A private attribute of the session: it must live exactly as long.
@@ -154,59 +153,40 @@ def parent_of(session: Any) -> TransactionSpan | None:
     return found if found is not None and session.in_transaction else None
 
 
-def start_transaction(runtime: Runtime, asynchronous: bool) -> Wrapper:
+class StartTransaction(Interceptor):
     """Nothing is sent, and nothing may fail but what fails in the driver."""
 
-    def start(session: Any) -> None:
-        if runtime.enabled_flag.on and runtime.transaction_spans is not None:
-            try:
-                runtime.transaction_spans.start(session)
-            except Exception:
-                logger.exception("internal error in pymongo-resilience after start_transaction")
+    def __init__(self, runtime: Runtime) -> None:
+        self._spans = runtime.transaction_spans
 
-    def sync_wrapper(
-        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = wrapped(*args, **kwargs)
-        start(session)
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        return None if self._spans is None else Entered(given[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        with shielded("after start_transaction"):
+            if self._spans is not None:
+                self._spans.start(entered.instance)
         return result
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = await wrapped(*args, **kwargs)
-        start(session)
-        return result
 
-    return async_wrapper if asynchronous else sync_wrapper
-
-
-def end_session(runtime: Runtime, asynchronous: bool) -> Wrapper:
+class EndSession(Interceptor):
     """The session's ``_end_session``, which its ``end_session()`` and the end of its block call."""
 
-    def end(session: Any) -> None:
-        found = span_of(session)
-        if found is not None and runtime.enabled_flag.on:
-            try:
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
+        return None if span_of(given[0]) is None else Entered(given[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        self._end(entered)
+        return result
+
+    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
+        if entered is not None and not closes_a_coroutine(error):
+            self._end(entered)
+        return error
+
+    def _end(self, entered: Entered) -> None:
+        with shielded("after end_session"):
+            # Its abort may have ended it.
+            found = span_of(entered.instance)
+            if found is not None:
                 found.end()
-            except Exception:
-                logger.exception("internal error in pymongo-resilience after end_session")
-
-    def sync_wrapper(
-        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            return wrapped(*args, **kwargs)
-        finally:
-            end(session)
-
-    async def async_wrapper(
-        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            return await wrapped(*args, **kwargs)
-        finally:
-            if not closes_a_coroutine(sys.exception()):
-                end(session)
-
-    return async_wrapper if asynchronous else sync_wrapper

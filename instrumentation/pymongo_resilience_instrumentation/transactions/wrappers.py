@@ -8,11 +8,13 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience import blocks
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.interception.call_around import call_around
+from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
 from pymongo_resilience_instrumentation.timeouts.errors import timed_out
 
@@ -20,127 +22,109 @@ from . import sessions, transaction_spans
 from .sessions import TransactionDeadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from pymongo_resilience_instrumentation.interception.methods import Method, Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 NOWHERE = ("", None)
 """A transaction may change any collection: no rule holds for it but one for all of them."""
 
 
-def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Wrapper | Method]]:
+def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Method]]:
     """What to wrap of a session's class, and with what.
 
     end_session is not there: it waits for nothing but the abort_transaction that it calls.
     """
-    yield "start_transaction", transaction_spans.start_transaction(runtime, asynchronous)
-    yield "with_transaction", (_async_whole if asynchronous else _whole)(runtime)
-    yield "commit_transaction", _end(runtime, COMMIT, asynchronous, anew=False)
-    yield "abort_transaction", _end(runtime, ABORT, asynchronous, anew=True)
+    for name, interceptor in (
+        ("start_transaction", transaction_spans.StartTransaction(runtime)),
+        ("with_transaction", WithTransaction(runtime, asynchronous)),
+        ("commit_transaction", EndTransaction(runtime, COMMIT, anew=False)),
+        ("abort_transaction", EndTransaction(runtime, ABORT, anew=True)),
+    ):
+        yield name, interceptor.method(runtime.enabled_flag, asynchronous)
 
 
-def start_session(
-    wrapped: Callable[..., Any], _client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def start_session() -> Method:
     """Takes the option that is ours before the driver refuses it; also while all is switched off.
 
     The same for both kinds of client: neither waits for anything here.
     """
-    kwargs, default = sessions.take_default(kwargs)
-    session = wrapped(*args, **kwargs)
-    try:
-        sessions.set_default(session, default)
-    except Exception:
-        logger.exception("internal error in pymongo-resilience after a session was started")
-    return session
+
+    def around(original: Function) -> Function:
+        def method(*given: Any, **kwargs: Any) -> Any:
+            kwargs, default = sessions.take_default(kwargs)
+            session = original(*given, **kwargs)
+            with shielded("after a session was started"):
+                sessions.set_default(session, default)
+            return session
+
+        return method
+
+    return Method(around)
 
 
-def _end(runtime: Runtime, operation: str, asynchronous: bool, *, anew: bool) -> Method:
+class EndTransaction(CallInterceptor):
     """A commit or an abort. ``anew``: it has the whole timeout, whatever has passed.
 
     pymongo 4.20 sends no abort once the deadline is over, and says nothing: the transaction stays
     open on the server, and keeps its locks.
     """
 
-    def begin(given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
-        session = given[0]
-        client = session.client
-        if runtime.nested(client):
+    def __init__(self, runtime: Runtime, operation: str, *, anew: bool) -> None:
+        super().__init__(runtime)
+        self._operation = operation
+        self._anew = anew
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
+        session, runtime = given[0], self.runtime
+        if runtime.nested(session.client):
             return None
-        call = Call(client, operation, NOWHERE)
+        call = Call(session.client, self._operation, NOWHERE)
         call.unknown_concern = True
         call.bound = sessions.default_of(session)
         call.transaction = sessions.transaction_of(session)
         call.ends = transaction_spans.span_of(session)
-        runtime.enter(call, anew=anew)
+        runtime.enter(call, anew=self._anew)
         runtime.start_span(call, call.ends)
-        if call.timeout is not None and not anew:
+        if call.timeout is not None and not self._anew:
             runtime.deprecated.of_commit(call, session)
         return call
 
-    return call_around(runtime, begin, asynchronous)
 
+class _Transaction(Interceptor):
+    """One with_transaction under a deadline, and what is around its callback: the session is under
+    the deadline there, and all else as it was outside. Belongs to one thread or task."""
 
-class _Transaction:
-    """One with_transaction under a deadline. Belongs to one thread or task."""
-
-    def __init__(self, seconds: float, *, owns_retries: bool) -> None:
-        """``owns_retries``: whether retries are decided here."""
-        self._owns_retries = owns_retries
+    def __init__(self, session: Any, seconds: float) -> None:
+        self.session = session
         self._outside = driver.deadline.RunningTimeout.in_force()
         self.timeout = driver.deadline.RunningTimeout.begin(seconds)
-        self._deadline = TransactionDeadline(self.timeout, blocks.timed(), driver.deadline.now())
+        self.deadline = self.timeout.resume()
+        self._of_session = TransactionDeadline(self.timeout, blocks.timed(), driver.deadline.now())
         self._runs = 0
-        self._raised: PyMongoError | None = None
+        self._raised: BaseException | None = None
 
-    def around(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The callback, with its session under the deadline, and all else as it was outside."""
-
-        def inside(session: Any) -> Any:
-            try:
-                self._enter(session)
-                with self._outside.resume():
-                    return callback(session)
-            except PyMongoError as error:
-                self._raised = error
-                raise
-            finally:
-                sessions.leave_transaction(session)
-
-        return inside
-
-    def around_async(self, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        async def inside(session: Any) -> Any:
-            try:
-                self._enter(session)
-                with self._outside.resume():
-                    return await callback(session)
-            except PyMongoError as error:
-                self._raised = error
-                raise
-            finally:
-                sessions.leave_transaction(session)
-
-        return inside
-
-    def _enter(self, session: Any) -> None:
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         self._runs += 1
         self._raised = None
-        sessions.enter_transaction(session, self._deadline)
+        sessions.enter_transaction(given[0], self._of_session)
+        return Entered(given[0], self._outside.resume())
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        sessions.leave_transaction(entered.instance)
+        return result
+
+    def failed(self, entered: Entered, error: BaseException, *_: Any) -> BaseException:
+        sessions.leave_transaction(entered.instance)
+        self._raised = error
+        return error
 
     def ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
         """The error to raise for one of the driver's that ended it for lack of time."""
-        try:
-            return self._ended_by_time(error)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience with the error of a transaction")
-            return None
-
-    def _ended_by_time(self, error: PyMongoError) -> PyMongoError | None:
         raised, self._raised = self._raised, None
         seconds = self.timeout.seconds
-        if not seconds or not error.timeout or not self._owns_retries:
+        if not seconds or not error.timeout:
             return None
         if raised is error or isinstance(error, OperationTimeoutError):
             return None
@@ -149,7 +133,7 @@ class _Transaction:
         return timed_out(
             error,
             timeout_s=seconds,
-            elapsed_s=driver.deadline.now() - self._deadline.began,
+            elapsed_s=driver.deadline.now() - self._of_session.began,
             attempts=self._runs,
             name="with_transaction",
             reasons=getattr(last, "retry_reasons", ()),
@@ -158,96 +142,57 @@ class _Transaction:
         )
 
 
-def _begin(runtime: Runtime, session: Any) -> _Transaction | None:
-    """None where it has no deadline: then all is as the driver has it."""
-    if not runtime.enabled_flag.acts():
-        return None
-    try:
-        seconds, _ = runtime.timeout_of(session.client, NOWHERE, sessions.default_of(session))
-        return None if seconds is None else _Transaction(seconds, owns_retries=runtime.owns_retries)
-    except Exception:
-        logger.exception("internal error in pymongo-resilience before a transaction")
-        return None
+class WithTransaction(Interceptor):
+    """The whole of it. Without a deadline all is as the driver has it."""
 
+    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
+        self._runtime = runtime
+        self._asynchronous = asynchronous
 
-def _whole(runtime: Runtime) -> Wrapper:
-    def wrapper(
-        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Transaction | None:
+        session = given[0]
+        default = sessions.default_of(session)
+        seconds, _ = self._runtime.timeout_of(session.client, NOWHERE, default)
+        return None if seconds is None else _Transaction(session, seconds)
+
+    def send(
+        self, transaction: _Transaction, original: Function, session: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        transaction = _begin(runtime, session)
+        around = transaction.method(self._runtime.enabled_flag, self._asynchronous).around
+        if args:
+            return original(session, around(args[0]), *args[1:], **kwargs)
+        if "callback" in kwargs:
+            kwargs["callback"] = around(kwargs["callback"])
+        return original(session, **kwargs)
+
+    def failed(
+        self, transaction: _Transaction | None, error: BaseException, *_: Any
+    ) -> BaseException:
         if transaction is None:
-            return wrapped(*args, **kwargs)
-        args, kwargs = _with_callback(transaction.around, args, kwargs)
-        timeout = transaction.timeout.resume()
-        try:
-            with timeout:
-                return wrapped(*args, **kwargs)
-        except PyMongoError as error:
-            ended = transaction.ended_by_time(error)
-            if ended is None:
-                raise
-            raise ended from error
-        except BaseException as error:
-            # Once more: an exception of a signal handler may have struck while they were left.
-            timeout.__exit__(None, error, None)
-            sessions.leave_transaction(session)
-            raise
-
-    return wrapper
+            return error
+        # An exception of a signal handler may have struck while the callback was left.
+        sessions.leave_transaction(transaction.session)
+        if isinstance(error, PyMongoError) and self._runtime.owns_retries:
+            with shielded("with the error of a transaction"):
+                return transaction.ended_by_time(error) or error
+        return error
 
 
-def _async_whole(runtime: Runtime) -> Wrapper:
-    async def wrapper(
-        wrapped: Callable[..., Any], session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        transaction = _begin(runtime, session)
-        if transaction is None:
-            return await wrapped(*args, **kwargs)
-        args, kwargs = _with_callback(transaction.around_async, args, kwargs)
-        timeout = transaction.timeout.resume()
-        try:
-            with timeout:
-                return await wrapped(*args, **kwargs)
-        except PyMongoError as error:
-            ended = transaction.ended_by_time(error)
-            if ended is None:
-                raise
-            raise ended from error
-        except BaseException as error:
-            # Once more: an exception of a signal handler may have struck while they were left.
-            timeout.__exit__(None, error, None)
-            sessions.leave_transaction(session)
-            raise
-
-    return wrapper
-
-
-def _with_callback(
-    around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if args:
-        return (around(args[0]), *args[1:]), kwargs
-    if "callback" in kwargs:
-        return args, {**kwargs, "callback": around(kwargs["callback"])}
-    return args, kwargs
-
-
-def within_time_limit(runtime: Runtime) -> Wrapper:
+def within_time_limit(runtime: Runtime) -> Method:
     """Whether with_transaction may repeat something after a pause: the deadline alone says it.
 
     pymongo's own limit of 120 s is for those without a deadline. Its pause, of half a second at
     most, may not end after the deadline either.
     """
 
-    def wrapper(
-        wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        left = driver.deadline.remaining() if runtime.enabled_flag.on else None
-        if left is None:
-            return wrapped(*args, **kwargs)
-        pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
-        return left > pause
+    def around(original: Function) -> Function:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            left = driver.deadline.remaining() if runtime.enabled_flag.on else None
+            if left is None:
+                return original(*args, **kwargs)
+            pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)
+            return left > pause
 
-    return wrapper
+        return function
+
+    return Method(around)

@@ -1,0 +1,92 @@
+"""One call around a method of pymongo: what begins it, what ends it, however it ends."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience import blocks
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import NEVER
+from pymongo_resilience_instrumentation.deferred import pending, run_deferred
+
+from .interceptor import Interceptor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.transactions.transaction_spans import TransactionSpan
+
+UNKNOWN = float("nan")
+
+
+class CallInterceptor(Interceptor):
+    """``enter`` returns a Call. Outermost wins: what a call calls in turn on its own client is no
+    call of its own."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.end_well = runtime.end_well
+        self.begin_plain = _begin_plain(runtime)
+
+    def succeeded(self, call: Call, result: Any) -> Any:
+        if call.struck is not None:
+            raise call.struck
+        self.end_well(call)
+        return result
+
+    def failed(
+        self,
+        call: Call | None,
+        error: BaseException,
+        given: tuple[Any, ...],  # noqa: ARG002 - for others, as below
+        kwargs: dict[str, Any],  # noqa: ARG002
+    ) -> BaseException | None:
+        if call is None:
+            return error
+        if call.reporting or call.client is None:
+            # It was left already, or half-way.
+            calls.leave(call)
+            return error
+        return self.runtime.end(call, error)
+
+    def undo(self, call: Any, around: Call | None, error: BaseException) -> None:
+        calls.undo(call, around, error)
+
+
+def _begin_plain(runtime: Runtime) -> Callable[[Call, TransactionSpan | None], bool]:
+    """As ``Runtime.begin``, of a call that nothing holds for, neither a policy nor a timeout, but
+    for what its own object and session say: most calls. Else it does nothing, and returns False."""
+    if not runtime.no_configured_timeout:
+        return lambda _call, _transaction: False
+    # On the way of every operation, so looked up once.
+    found, around = calls.found, blocks.innermost
+    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    own_timeouts = runtime.client_timeouts
+    make_current, light, spans = calls.make_current, runtime.light, runtime.operation_spans
+    # Of a variable that is not set, its default is looked for anew each time: as long as for three
+    # that are set, and the driver asks for this one sixteen times.
+    set_timeout = driver.deadline.TIMEOUT.set
+
+    def begin(call: Call, transaction: TransactionSpan | None) -> bool:
+        if not (
+            found() is None
+            and around() is None
+            and timeout_in_force() is None
+            and deadline() == NEVER
+            and own_timeouts.get(id(call.client), UNKNOWN) is None
+        ):
+            return False
+        if pending:
+            run_deferred()
+        call.started = perf_counter()
+        call.light = light
+        call.token = make_current(call)
+        set_timeout(None)
+        if spans is not None:
+            runtime.start_span(call, transaction)
+        return True
+
+    return begin
