@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Slow,
     TestbedError,
 )
-from pymongo_resilience_instrumentation.testbed.command_names import COMMANDS
+from pymongo_resilience_instrumentation.testbed.proxy.command_names import COMMANDS
 from support.raw_client import RawClient
 
 HELLO = {"hello": 1}

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Standalone,
     TestbedError,
 )
-from pymongo_resilience_instrumentation.testbed.deployment import Deployment
+from pymongo_resilience_instrumentation.testbed.deployments.deployment import Deployment
 from support.clients import wait_until
 from support.free_ports import consecutive_free_ports
 

@@ -10,7 +10,10 @@ For the tests of this library, its demonstration, and applications that want to 
 Needs the extra ``testbed``. Everything listens on 127.0.0.1 alone.
 """
 
-from .deployment import Deployment
+from .deployments.deployment import Deployment
+from .deployments.replica_set import ReplicaSet
+from .deployments.sharded_cluster import ShardedCluster
+from .deployments.standalone import Standalone
 from .fault import Fault
 from .faults import (
     BlackHole,
@@ -34,11 +37,8 @@ from .faults import (
     Slow,
 )
 from .interception import Interception
-from .replica_set import ReplicaSet
 from .scenario import Scenario
 from .server import EmbeddedServer, TestbedError
-from .sharded_cluster import ShardedCluster
-from .standalone import Standalone
 
 __all__ = [
     "BlackHole",

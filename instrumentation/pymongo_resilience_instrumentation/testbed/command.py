@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from .deployments.replica_set import ReplicaSet
+from .deployments.sharded_cluster import ShardedCluster
+from .deployments.standalone import Standalone
 from .fault import refused, whole
 from .fault_catalog import FAILOVER, NETWORK, SERVER, restart
-from .replica_set import ReplicaSet
 from .scenario import Scenario
-from .sharded_cluster import ShardedCluster
-from .standalone import Standalone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .deployment import Deployment
+    from .deployments.deployment import Deployment
     from .scenario import Strike
 
 TOPOLOGIES: Final[dict[str, type[Deployment]]] = {

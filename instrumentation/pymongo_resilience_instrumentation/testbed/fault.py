@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .deployment import Deployment
-    from .member import Member
+    from .deployments.deployment import Deployment
+    from .proxy.member import Member
 
 
 class Fault(ABC):

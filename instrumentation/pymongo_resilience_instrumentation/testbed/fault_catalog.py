@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from .deployment import Target
+    from .deployments.deployment import Target
     from .fault import Fault
 
     Recipe = Callable[[random.Random], Strike]

@@ -18,8 +18,8 @@ from .fault import Fault, positive
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from .deployment import Deployment
-    from .member import Member
+    from .deployments.deployment import Deployment
+    from .proxy.member import Member
     from .wire import Document, Message
 
 HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})

@@ -14,7 +14,7 @@ from .interception import Interception
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .deployment import Deployment, Target
+    from .deployments.deployment import Deployment, Target
     from .fault import Fault
 
 _ROLES: Final = ("all", "primary", "secondary")

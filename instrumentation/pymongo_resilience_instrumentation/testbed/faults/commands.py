@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.command_names import COMMANDS, hint
 from pymongo_resilience_instrumentation.testbed.fault import refused, whole
 from pymongo_resilience_instrumentation.testbed.interception import (
     HELLO_COMMANDS,
@@ -18,6 +17,7 @@ from pymongo_resilience_instrumentation.testbed.interception import (
     Rewrite,
     Verdict,
 )
+from pymongo_resilience_instrumentation.testbed.proxy.command_names import COMMANDS, hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,8 +21,8 @@ from pymongo_resilience_instrumentation.testbed.interception import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience_instrumentation.testbed.deployment import Deployment
-    from pymongo_resilience_instrumentation.testbed.member import Member
+    from pymongo_resilience_instrumentation.testbed.deployments.deployment import Deployment
+    from pymongo_resilience_instrumentation.testbed.proxy.member import Member
     from pymongo_resilience_instrumentation.testbed.wire import Message
 
 

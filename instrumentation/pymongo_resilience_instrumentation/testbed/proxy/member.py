@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bson import Int64, ObjectId
 
-from . import wire
-from .interception import Connection, Interception
+from pymongo_resilience_instrumentation.testbed import wire
+from pymongo_resilience_instrumentation.testbed.interception import Connection, Interception
+from pymongo_resilience_instrumentation.testbed.server import TestbedError
+
 from .relay import Relay
-from .server import TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from pymongo_resilience_instrumentation.testbed.fault import Fault
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
     from .backend import Backend
-    from .fault import Fault
-    from .wire import Document, Message
 
 HOST: Final = "127.0.0.1"
 _PEER_GONE: Final = (OSError, asyncio.IncompleteReadError)

@@ -12,10 +12,11 @@ from .deployment import Deployment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pymongo_resilience_instrumentation.testbed.fault import Fault
+    from pymongo_resilience_instrumentation.testbed.proxy.member import Member
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
     from .deployment import Target
-    from .fault import Fault
-    from .member import Member
-    from .wire import Document, Message
 
 _SET_NAME: Final = "rs0"
 _READS: Final = frozenset(

@@ -7,14 +7,24 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from . import wire
-from .interception import HELLO_COMMANDS, Amend, Answer, Cut, CutAfterReply, Delay, Hang, Rewrite
+from pymongo_resilience_instrumentation.testbed import wire
+from pymongo_resilience_instrumentation.testbed.interception import (
+    HELLO_COMMANDS,
+    Amend,
+    Answer,
+    Cut,
+    CutAfterReply,
+    Delay,
+    Hang,
+    Rewrite,
+)
 
 if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.testbed.interception import Connection, Verdict
+    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+
     from .backend import Upstream
-    from .interception import Connection, Verdict
     from .member import Member
-    from .wire import Document, Message
 
 _AWAITING: Final = ("topologyVersion", "maxAwaitTimeMS")
 _STATE_CHANGES: Final = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
