@@ -28,7 +28,9 @@ from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
+from pymongo_resilience.load_shedding import LoadShedders
 from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.option_types import HIGH, LOW, NORMAL
 from pymongo_resilience.retry_rules import NeedsStrategy, Retry, RetryRules
 from pymongo_resilience.strategy import FastFailOnTerminalError
 
@@ -39,11 +41,13 @@ SLOW_S = 0.5
 """An operation that takes longer is not as it was before the load."""
 TRIP_S = 0.001
 """What an answer takes that costs the server nothing."""
+SERVER = "server:27017"
 OVERLOADED = Failure(
     RuntimeError(),
     Stage.ANSWERED,
     RetryReason.OVERLOADED,
     labels=frozenset({SYSTEM_OVERLOADED, RETRYABLE}),
+    server=SERVER,
 )
 NOT_PRIMARY = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.NOT_PRIMARY)
 
@@ -55,6 +59,7 @@ class Policy:
     name: str
     retries: int
     budget: Callable[[Clock], RetryBudget] | None = None
+    shedding: bool = False
 
 
 POLICIES = (
@@ -63,8 +68,9 @@ POLICIES = (
     Policy("five retries, off", 5),
     Policy("five retries, tokens", 5, lambda _: TokenBucket()),
     Policy("five retries, ratio", 5, lambda clock: RatioBudget(clock=clock)),
+    Policy("ratio, shedding", 5, lambda clock: RatioBudget(clock=clock), shedding=True),
 )
-BASE, OURS = POLICIES[0].name, POLICIES[-1].name
+BASE, OURS, SHEDDING = (POLICIES[at].name for at in (0, -2, -1))
 
 
 def candidates() -> Iterator[Policy]:
@@ -91,6 +97,8 @@ class Case:
     """Part of the attempts that is rejected at random, whatever the load."""
     election: tuple[float, float] | None = None
     """From when until when there is no primary."""
+    high: float | None = None
+    """Part of the operations that has high priority, and the others low; None is normal for all."""
     rate: float = RATE
     queue_s: float = QUEUE_S
     rejection: float = REJECTION
@@ -114,6 +122,8 @@ class Outcome:
     attempts: float
     """For each operation."""
     errors: int
+    high: float | None
+    """Part of the operations of high priority that succeeded; None where there are none."""
     normal_after: float
     """Seconds from the end of the second phase, or of the election, until the last operation is due
     that fails, or needs half a second."""
@@ -136,15 +146,26 @@ class _Clock:
 
 
 class _Call:
-    __slots__ = ("budget", "due", "operation", "strategy")
+    __slots__ = ("budget", "due", "operation", "priority", "shedders", "strategy")
 
     def __init__(
-        self, due: float, strategy: FastFailOnTerminalError, budget: RetryBudget | None
+        self,
+        due: float,
+        strategy: FastFailOnTerminalError,
+        budget: RetryBudget | None,
+        shedders: LoadShedders | None,
+        priority: str,
     ) -> None:
         self.due = due
         self.strategy = strategy
         self.budget = budget
+        self.shedders = shedders
+        self.priority = priority
         self.operation: Operation | None = None
+
+    @property
+    def admitted(self) -> bool:
+        return self.shedders is None or self.shedders.of(SERVER).admits(self.priority)
 
 
 def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
@@ -157,15 +178,29 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     chance = random.Random(seed + 2)  # noqa: S311
     server = Capacity(case.rate, case.rate * case.queue_s, case.rejection)
     budgets = [None if policy.budget is None else policy.budget(clock) for _ in range(case.clients)]
+    refusing = random.Random(seed + 4).random  # noqa: S311
+    shedders = [LoadShedders(clock, refusing) if policy.shedding else None for _ in budgets]
+    share = random.Random(seed + 5)  # noqa: S311
+
+    def priority() -> str:
+        if case.high is None:
+            return NORMAL
+        return HIGH if share.random() < case.high else LOW
+
     phases = [(seconds, load * case.rate) for seconds, load in case.phases]
     number = itertools.count()
     events: list[tuple[float, int, Failure | bool | None, _Call]] = [
-        (due, next(number), None, _Call(due, strategy, budgets[index % case.clients]))
-        for index, due in enumerate(arrivals(phases, dice))
+        (due, next(number), None, _Call(due, strategy, *of_client, priority()))
+        for due, of_client in zip(
+            arrivals(phases, dice),
+            itertools.cycle(list(zip(budgets, shedders, strict=True))),
+            strict=False,
+        )
     ]
     operations = len(events)
     heapq.heapify(events)
-    attempts, done = 0, []
+    attempts = 0
+    done: list[tuple[_Call, float, bool]] = []
 
     def attempt(now: float) -> tuple[float, Failure | bool]:
         if case.election is not None and case.election[0] <= now < case.election[1]:
@@ -177,27 +212,32 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
 
     while events:
         clock.time, _, answer, call = heapq.heappop(events)
-        if answer is None:
+        if answer is None and not call.admitted:
+            done.append((call, clock.time, False))
+        elif answer is None:
             attempts += 1
             at, result = attempt(clock.time)
             heapq.heappush(events, (at, next(number), result, call))
         elif isinstance(answer, Failure):
             delay = _decide(rules, call, answer, clock, case.timeout)
             if delay is None:
-                done.append((call.due, clock.time, False))
+                done.append((call, clock.time, False))
             else:
                 heapq.heappush(events, (clock.time + delay, next(number), None, call))
         else:
             if call.budget is not None:
                 call.budget.succeeded(retried=call.operation is not None)
             in_time = case.timeout is None or clock.time - call.due <= case.timeout
-            done.append((call.due, clock.time, in_time))
+            done.append((call, clock.time, in_time))
     end = sum(seconds for seconds, _ in case.phases)
     good = sum(well and ended < end for _, ended, well in done)
     over = case.election[1] if case.election is not None else sum(s for s, _ in case.phases[:2])
     sick = [
-        due - over for due, ended, well in done if due > over and (not well or ended - due > SLOW_S)
+        call.due - over
+        for call, ended, well in done
+        if call.due > over and (not well or ended - call.due > SLOW_S)
     ]
+    high = [well for call, _, well in done if call.priority == HIGH]
     return Outcome(
         case.name,
         policy.name,
@@ -208,6 +248,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
         good / (end * case.rate),
         attempts / operations,
         sum(not well for _, _, well in done),
+        sum(high) / len(high) if high else None,
         max(sick, default=0.0),
     )
 
@@ -229,6 +270,7 @@ def _decide(
             retries_enabled=rules.max_retries > 0,
             deadline=deadline,
             budget=call.budget,
+            shedders=call.shedders,
         )
     operation.record(failure)
     verdict = rules.check_rules(operation, failure)
@@ -255,6 +297,10 @@ def cases(*, quick: bool = False) -> list[Case]:
         Case("election of 3 s", clients, ((20.0, 0.2),), election=(5.0, 8.0))
         for clients in ((8,) if quick else (8, 100))
     ]
+    made += [
+        Case(f"{high:.0%} of high priority", 8, ((10.0, 2.0),), high=high)
+        for high in ((0.4,) if quick else (0.4, 0.45, 0.5))
+    ]
     # 512 operations within 50 ms, a server of 400/s with room for 100.
     shot = ((0.05, 512 / 0.05 / 400),)
     made += [
@@ -279,6 +325,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
             f"{each['policy']:21} goodput {each['goodput']:6.1%}  attempts {each['attempts']:4.2f} "
             f"errors {each['errors']:6} of {each['operations']:6}  "
             f"normal after {each['normal_after']:4.1f} s"
+            + ("" if each["high"] is None else f"  high priority {each['high']:6.1%}")
         )
 
 

@@ -54,6 +54,8 @@ def test_rejections_at_random_become_no_errors(
 ) -> None:
     case = fleet.Case("rejected", clients, ((60.0, 0.5),), rejected=rejected)
     assert fleet.simulate(case, policies[fleet.OURS], 8).errors == 0
+    if clients == 8:
+        assert fleet.simulate(case, policies[fleet.SHEDDING], 8).errors == 0
     assert fleet.simulate(case, policies[fleet.BASE], 8).errors > 100
 
 
@@ -80,3 +82,32 @@ def test_after_a_pulse_all_is_normal_within_a_second(fleet: Any, policies: dict[
     case = fleet.Case("pulse", 8, ((4.0, 0.5), (10.0, 2.0), (6.0, 0.5)))
     assert fleet.simulate(case, policies[fleet.OURS], 8).normal_after <= 1
     assert fleet.simulate(case, policies["five retries, off"], 8).normal_after > 1
+
+
+@pytest.mark.parametrize("clients", [1, 8, 100])
+@pytest.mark.parametrize("load", [2.0, 5.0, 10.0])
+def test_with_load_shedding_the_server_hardly_has_to_reject(
+    fleet: Any, policies: dict[str, Any], clients: int, load: float
+) -> None:
+    case = fleet.Case("steady", clients, ((10.0, load),))
+    ours, without = (
+        fleet.simulate(case, policies[name], 8) for name in (fleet.SHEDDING, fleet.BASE)
+    )
+    assert ours.goodput >= max(0.85, without.goodput)
+
+
+@pytest.mark.parametrize(("high", "least"), [(0.4, 0.985), (0.45, 0.97), (0.5, 0.92)])
+def test_what_has_high_priority_succeeds_at_twice_the_capacity(
+    fleet: Any, policies: dict[str, Any], high: float, least: float
+) -> None:
+    """At a half it is all that the server can do, and 98 % with nothing of low priority at all."""
+    case = fleet.Case("priorities", 8, ((10.0, 2.0),), high=high)
+    found = fleet.simulate(case, policies[fleet.SHEDDING], 8)
+    assert found.high >= least
+    assert fleet.simulate(case, policies[fleet.OURS], 8).high < 0.5
+
+
+def test_load_shedding_serves_fleets_of_quiet_clients(fleet: Any, policies: dict[str, Any]) -> None:
+    case = fleet.Case("steady", 1000, ((10.0, 2.0),))
+    assert fleet.simulate(case, policies[fleet.SHEDDING], 8).goodput > 0.75
+    assert fleet.simulate(case, policies[fleet.OURS], 8).goodput < 0.3

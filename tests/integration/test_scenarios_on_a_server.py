@@ -20,7 +20,7 @@ import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, instrumentor
-from pymongo_resilience_instrumentation.retries import budgets
+from pymongo_resilience_instrumentation.clients import budgets
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from support.clients import Side
 from support.engine.failing_work import START
