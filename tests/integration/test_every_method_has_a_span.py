@@ -30,7 +30,15 @@ def test_every_method_is_in_the_table(owner: str) -> None:
 
 
 @pytest.fixture
-def scene(side: Side, proxy: ReplicaSet, database: str, instrument: Instrument) -> Scene:
+def scene(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Scene:
+    # The background task must not close what one method has left behind during another.
+    monkeypatch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", 3600.0)
     telemetry = instrument()
     sent = SentCommands()
     made = Scene(side, proxy.uri, side.client(proxy.uri, event_listeners=[sent]), database)
