@@ -11,9 +11,11 @@ from opentelemetry import context
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
 
+from pymongo_resilience import blocks
 from pymongo_resilience.faults import logger
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience.unfinished import closes_a_coroutine
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT, WRITES
 
@@ -25,15 +27,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from pymongo_resilience.failure import RetryReason
+    from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.policy import Policy
     from pymongo_resilience.retry_rules import Rule
-    from pymongo_resilience_instrumentation.cursors.cursor_timeouts import CursorTimeout
     from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
-    from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
-    from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
-    from pymongo_resilience_instrumentation.timeouts.wait_times import Wait
-    from pymongo_resilience_instrumentation.transactions.sessions import TransactionDeadline
-    from pymongo_resilience_instrumentation.transactions.transaction_spans import TransactionSpan
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""
@@ -49,6 +46,8 @@ PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
+    Plain facts. What has the type Any is the state of one folder above, which its docstring names.
+
     What most calls never set is an attribute of the class until they do. What every call asks for
     is none, for an attribute that the class has as well takes five times as long (CPython 3.11).
     """
@@ -63,12 +62,14 @@ class Call:
     """Nobody knows whether its write concern asks for an answer."""
     bound: Policy = NOTHING
     """The policy that the collection, database or session carries."""
-    cursor: CursorTimeout | None = None
-    """What a cursor keeps of the timeout, where this call makes one or fetches a batch."""
-    stream: CursorTimeout | None = None
-    """What a change stream keeps of it, where this call resumes one."""
-    transaction: TransactionDeadline | None = None
-    """That of the with_transaction in whose callback the call's session is."""
+    cursor: Any = None
+    """A CursorTimeout (timeouts/): what a cursor keeps of it, where this call makes one or
+    fetches a batch."""
+    stream: Any = None
+    """A CursorTimeout: what a change stream keeps of it, where this call resumes one."""
+    transaction: Any = None
+    """A TransactionDeadline (timeouts/), of the with_transaction in whose callback the call's
+    session is."""
     configured = False
     """The timeout comes from the library's configuration, a rule or the default, and not from the
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
@@ -83,8 +84,9 @@ class Call:
     waits_until = NEVER
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""
-    selecting: AttemptCount | None = None
-    """That of the attempt whose server the driver is selecting, where anybody counts."""
+    selecting: Any = None
+    """An AttemptCount (selection/), of the attempt whose server the driver is selecting, where
+    operations are counted."""
     backoff = 0.0
     declined_by: Rule | None = None
 
@@ -111,15 +113,16 @@ class Call:
         self.deadline = NO_DEADLINE
         """Puts the timeout in force, where that is ours to do."""
         self.span: Span | None = None
-        self.ends: TransactionSpan | None = None
-        """That of the transaction which this commit or abort ends."""
+        self.ends: Any = None
+        """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
         self.command_spans: dict[int, tuple[Span, int | None]] = {}
         """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
         ended with the call at the latest."""
-        self.waits: list[Wait] | None = None
-        """Those for a server and for a connection that it had to wait for."""
-        self.terminal_detector: TerminalDetector | None = None
-        """What the selection in progress has seen of the servers that it waits for."""
+        self.waits: list[Any] | None = None
+        """Each a Wait (timeouts/), for a server or for a connection that it had to wait for."""
+        self.terminal_detector: Any = None
+        """A TerminalDetector (selection/): what the selection in progress has seen of the servers
+        that it waits for."""
         self.selected: Any = None
         """The driver's server of the last run of its loop."""
         self.server: tuple[str, int | None] | None = None
@@ -158,6 +161,10 @@ class Call:
             return name
         # Of any other cursor it is not known which command it is from.
         return "find/getMore" if issubclass(self.batch_of, (Cursor, AsyncCursor)) else "getMore"
+
+    def policy(self, rules: NamespaceRules) -> Policy:
+        """That of enclosing blocks, over the object's, over the rules of its namespace."""
+        return blocks.current().over(self.bound).over(rules.policy_of(*self.governed))
 
     @property
     def database(self) -> str:
@@ -336,8 +343,17 @@ def detach_in_child() -> None:
     call.command_spans.clear()
 
 
-def forget() -> None:
-    """What was inherited is no longer the caller's."""
+def clear_inherited() -> None:
+    """Detach a task or forked child that was started inside of a call from the call's span and
+    deadline, which end with the call."""
+    call = inherited()
+    if call is None:
+        return
+    if call.outer_context is not None:
+        context.attach(call.outer_context)
+    ours = call.deadline is not NO_DEADLINE
+    if ours and driver.deadline.timeout_in_force() == call.timeout:
+        driver.deadline.forget_timeout()
     _current.set(None)
 
 

@@ -56,7 +56,7 @@ def _in_child() -> None:
         runtime.closings.reset_after_fork,
         deferred.forget_deferred,
         calls.detach_in_child,
-        runtime.clear_inherited,
+        calls.clear_inherited,
     ]
     if runtime.breakers is not None:
         steps.append(runtime.breakers.reset_after_fork)

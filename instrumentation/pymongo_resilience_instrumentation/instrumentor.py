@@ -28,7 +28,7 @@ from pymongo_resilience_instrumentation.clients.coroutine_strategies import Coro
 from pymongo_resilience_instrumentation.clients.registry import Clients
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
-from pymongo_resilience_instrumentation.runtime import CallLog, Reported, Runtime, Unreported
+from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.telemetry import semconv, tracing
@@ -41,9 +41,11 @@ from pymongo_resilience_instrumentation.telemetry.metrics import (
 )
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
+from pymongo_resilience_instrumentation.telemetry.reporting import CallLog, Reported, Unreported
 from pymongo_resilience_instrumentation.telemetry.span_hooks import SpanHooks
+from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
-from pymongo_resilience_instrumentation.transactions.transaction_spans import TransactionSpans
+from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
 from . import deferred, driver, forks, monkey_patching, self_check
 
@@ -205,7 +207,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def status(self, client: Any) -> ClientStatus:
         """As :func:`pymongo_resilience.status`."""
-        from pymongo_resilience_instrumentation.selection import statuses  # noqa: PLC0415 - for who asks
+        from pymongo_resilience_instrumentation.public_api import statuses  # noqa: PLC0415 - for who asks
 
         _check_client(client, "status")
         return statuses.status(client, self._runtime)
@@ -217,7 +219,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         from pymongo_resilience_instrumentation.selection import explanations  # noqa: PLC0415 - for who asks
 
         _check_client(client, "explain_selection")
-        return explanations.explain_selection(client, read_preference, self._runtime, writes=writes)
+        breakers = {} if self._runtime is None else self._runtime.breakers_of(client)
+        return explanations.explain_selection(client, read_preference, breakers, writes=writes)
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)
@@ -385,6 +388,7 @@ def _runtime(
         config=config,
         rules=rules,
         coroutines=CoroutineStrategies(rules),
+        timeouts=TimeoutRules(rules, config, csot_available=csot_available),
         deprecated=DeprecatedOptions(config.timeout_ms),
         executor=Executor(*parts),
         async_executor=AsyncExecutor(*parts),
@@ -406,7 +410,6 @@ def _runtime(
         tracers=OtherTracers(),
         operation_metrics=operation_metrics,
         driver_metrics=driver_metrics,
-        csot_available=csot_available,
         light=breakers is None and selectors is None and shedding is None,
         no_configured_timeout=config.timeout_ms is None and not rules.have_timeouts,
         closings=closings,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import wrapt
@@ -21,7 +20,7 @@ from pymongo_resilience_instrumentation.cursors import (
     wrappers as cursor_wrappers,
 )
 from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
-from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
+from pymongo_resilience_instrumentation.interception.interceptor import Interceptor, Owner, Wrapped
 from pymongo_resilience_instrumentation.interception.methods import (
     Method,
     Wrapper,
@@ -41,13 +40,9 @@ from pymongo_resilience_instrumentation.retries import (
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
-from pymongo_resilience_instrumentation.telemetry import interruptions
+from pymongo_resilience_instrumentation.telemetry import interruptions, transaction_spans
 from pymongo_resilience_instrumentation.timeouts import time_limits, waits
-from pymongo_resilience_instrumentation.transactions import (
-    sessions,
-    transaction_spans,
-    wrappers as session_wrappers,
-)
+from pymongo_resilience_instrumentation.transactions import sessions, wrappers as session_wrappers
 
 from . import driver
 
@@ -56,6 +51,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.operations.public import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
+    from pymongo_resilience_instrumentation.single_documents.collection_kinds import Collections
 
 
 PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
@@ -67,7 +63,6 @@ PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
     (AsyncMongoClient, operations.CLIENT),
 )
 CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
-Owner = type | ModuleType
 
 
 class Patch(NamedTuple):
@@ -159,11 +154,8 @@ class Patches:
         self.applied.append(patch)
 
 
-Wrapped = tuple[Owner, str, Wrapper | Method | Interceptor]
-"""Whose attribute, its name, and what runs in its place."""
-
-
 def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterator[Wrapped]:
+    collections: dict[int, Collections] = {}
     for owner, table in PUBLIC:
         originals = dict(vars(owner))
         for name, operation in table.items():
@@ -172,7 +164,9 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
             public = wrappers.PublicMethod(runtime, owner, operation, asynchronous, session_at)
             method = public.method(runtime.enabled_flag, asynchronous)
             if name != single_documents.BULK or Feature.SINGLE_WRITES not in without:
-                method = single_documents.around(runtime, method, owner, name, originals)
+                method = single_documents.around(
+                    runtime, method, owner, name, originals=originals, of_clients=collections
+                )
             yield owner, name, method
     for owner in CLIENTS:
         yield owner, "start_session", session_wrappers.start_session()
@@ -224,7 +218,9 @@ def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
-        for name, method in closings.of_a_client(runtime, owner, is_async(vars(owner)["close"])):
+        asynchronous = is_async(vars(owner)["close"])
+        closing = closings.of_a_client(runtime.enabled_flag, runtime.closings, owner, asynchronous)
+        for name, method in closing:
             yield owner, name, method
 
 
@@ -244,12 +240,25 @@ def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.waits.topology_owners(driver.selection.ERROR_MESSAGE):
-        yield owner, driver.selection.ERROR_MESSAGE, selection_errors.error_message(runtime)
+        yield (
+            owner,
+            driver.selection.ERROR_MESSAGE,
+            selection_errors.error_message(runtime.enabled_flag),
+        )
+
+
+def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
+    waiting = runtime.clients.waiting if runtime.shows_calls else None
+    return waits.wrapped(runtime.enabled_flag, waiting)
+
+
+def _of_fast_fail(runtime: Runtime) -> Iterator[Wrapped]:
+    return fast_fail.wrapped(runtime.enabled_flag, runtime.rules)
 
 
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.commands.limited_connections():
-        yield owner, "apply_timeout", time_limits.limit(runtime)
+        yield owner, "apply_timeout", time_limits.limit(runtime.enabled_flag)
 
 
 def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
@@ -257,12 +266,12 @@ def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
         from pymongo_resilience_instrumentation.telemetry import command_comments  # noqa: PLC0415 - off by default
 
         for owner in driver.commands.commanded_connections():
-            yield owner, driver.commands.PASSED, command_comments.comment(runtime)
+            yield owner, driver.commands.PASSED, command_comments.comment(runtime.enabled_flag)
 
 
 def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.interruptions.topology_classes():
-        yield owner, "handle_error", interruptions.connection_error(runtime)
+        yield owner, "handle_error", interruptions.connection_error(runtime.enabled_flag)
 
 
 def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
@@ -297,8 +306,8 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.WHY_NOT,), _of_failed_selections),
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.TIME_LIMITS,), _of_time_limits),
-    ((Feature.WAITS,), waits.wrapped),
-    ((Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL), fast_fail.wrapped),
+    ((Feature.WAITS,), _of_waits),
+    ((Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL), _of_fast_fail),
     ((Feature.CLEANUP, Feature.CURSORS), _of_closing),
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),
     ((Feature.END_SESSION,), _of_ended_sessions),

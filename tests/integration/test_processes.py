@@ -109,7 +109,7 @@ STEPS = [
     "shedding",
     "selectors",
     "calls",
-    "runtime",
+    "inherited call",
     "command spans",
     "transaction spans",
 ]
@@ -137,11 +137,13 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
         breakers=SimpleNamespace(reset_after_fork=step("breakers")),
         shedding=SimpleNamespace(reset_after_fork=step("shedding")),
         selectors=SimpleNamespace(reset_after_fork=step("selectors")),
-        clear_inherited=step("runtime"),
         command_spans=SimpleNamespace(reset_after_fork=step("command spans")),
         transaction_spans=SimpleNamespace(reset_after_fork=step("transaction spans")),
     )
     monkeypatch.setattr("pymongo_resilience_instrumentation.calls.detach_in_child", step("calls"))
+    monkeypatch.setattr(
+        "pymongo_resilience_instrumentation.calls.clear_inherited", step("inherited call")
+    )
     monkeypatch.setattr(forks, "_watched", runtime)
     forks._in_child()
     assert sorted(ran) == sorted(STEPS)

@@ -58,7 +58,7 @@ LIVING_TOO_SHORT = {
     # of one call, while it is sent otherwise
     "Attempted": "functions",
     # of a cursor, a transaction or a stream, while one is under way
-    "RunningTimeout": "two numbers",
+    "Timeout": "two numbers",
     "_Ours": "a number",
     "TransactionDeadline": "these and a Policy, which hides the data it carries",
     # of circuit breakers, which are off there

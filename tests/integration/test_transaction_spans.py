@@ -17,10 +17,10 @@ import pytest
 from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import deferred
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Fail
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from pymongo_resilience_instrumentation.transactions import transaction_spans
 from support.clients import Side
 from support.span_trees import command, failed, operation, transaction, trees
 from support.telemetry import Instrument, Telemetry

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pymongo import _csot
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import calls, driver, instrumentor
-from pymongo_resilience_instrumentation.driver.waits import RESOLUTION
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.timeouts.waits import RESOLUTION
 from support.clients import Side
 from support.telemetry import Instrument
 from support.wait_helpers import half_of, wait_for_server

@@ -25,10 +25,10 @@ from pymongo.errors import (
 )
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
-from pymongo_resilience_instrumentation.failures import classify, reasons
+from pymongo_resilience_instrumentation.failures import classify, reasons, safe_texts
 from pymongo_resilience_instrumentation.selection.breaker_errors import refused
 from pymongo_resilience_instrumentation.selection.load_shedding import OverloadShedError
-from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
+from pymongo_resilience_instrumentation.telemetry import semconv, span_errors
 from pymongo_resilience_instrumentation.telemetry.metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import errors as timeouts
 from support.engine.driver_exceptions import built, exceptions, filled, made, nasty_children, others
@@ -278,10 +278,10 @@ def test_every_exception_can_be_shown(error: Exception) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with provider.get_tracer("test").start_as_current_span("find") as span:
-        operation_spans.record_error(span, error)
+        span_errors.record_error(span, error)
     (shown,) = exporter.get_finished_spans()
     assert shown.attributes is not None
-    assert shown.attributes[semconv.EXCEPTION_TYPE] == operation_spans.qualified_name(error)
+    assert shown.attributes[semconv.EXCEPTION_TYPE] == safe_texts.qualified_name(error)
     assert str(shown.attributes[semconv.EXCEPTION_MESSAGE]).startswith(type(error).__name__)
     assert isinstance(error_type(error), str)
 
@@ -312,5 +312,5 @@ def test_every_error_of_the_driver_can_run_out_of_time(error: Exception) -> None
 def test_only_a_name_leaves_as_the_name_of_a_code(said: Any, shown: str | None) -> None:
     """It becomes an attribute of metrics, too: not any text of a server's."""
     error = OperationFailure("hostile", 6, {"ok": 0, "code": 6, "codeName": said})
-    assert operation_spans.code_name(error) == shown
+    assert safe_texts.code_name(error) == shown
     assert error_type(error) == (shown or "pymongo.errors.OperationFailure")

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.driver.deadline import DeadlineWithin, RunningTimeout
-from pymongo_resilience_instrumentation.driver.waits import RESOLUTION
+from pymongo_resilience_instrumentation.driver.deadline import Timeout
+from pymongo_resilience_instrumentation.timeouts import waits
+from pymongo_resilience_instrumentation.timeouts.waits import RESOLUTION
 
 from pymongo_resilience.testing import FakeClock
 
@@ -110,18 +111,18 @@ def block_of(nested: Nested, model: Model, now: float) -> tuple[AbstractContextM
     if nested.kind == "None":
         return pymongo.timeout(None), replace(model, timeout=None)
     if nested.kind == "begin":
-        return RunningTimeout.begin(seconds).resume(), shorter
+        return Timeout.begin(seconds).resume(), shorter
     if nested.kind == "until":
-        running = RunningTimeout.begin(seconds).until(now + 1)
+        running = Timeout.begin(seconds).until(now + 1)
         return running.resume(), replace(shorter, ends=min(shorter.ends, now + 1))
     if nested.kind == "anew":
-        return RunningTimeout.anew(seconds).resume(), replace(model, timeout=seconds, ends=end)
+        return Timeout.anew(seconds).resume(), replace(model, timeout=seconds, ends=end)
     if nested.kind == "anew, within others":
-        running = RunningTimeout.anew(seconds).within_others()
+        running = Timeout.anew(seconds).within_others()
         sooner = replace(model, timeout=seconds, ends=end) if end <= model.ends else model
         return running.resume(), sooner
     if nested.kind == "within":
-        return DeadlineWithin(seconds), replace(model, ends=min(model.ends, now + seconds))
+        return driver.deadline.within(seconds), replace(model, ends=min(model.ends, now + seconds))
     return in_a_call(), replace(model, selection=Selection())
 
 
@@ -177,7 +178,7 @@ class Walk:
         now = self.clock.now()
         topology = SimpleNamespace(_settings=SimpleNamespace(server_selection_timeout=own))
         left = driver.deadline.remaining()
-        handed = driver.waits.begin_selection(topology, own if left is None else left)
+        handed = waits.begin_selection(topology, own if left is None else left)
         ends = model.ends if model.timeout else NEVER
         assert handed == pytest.approx(min(own, ends - now), abs=ROUNDING)
         if model.selection is not None:
@@ -185,8 +186,8 @@ class Walk:
 
     def wait(self, asked: float | None, model: Model) -> None:
         now, limit = self.clock.now(), model.limit()
-        handed = driver.waits.shortened(asked, of_pool=False)
-        of_pool = driver.waits.shortened(asked, of_pool=True)
+        handed = waits.shortened(asked, of_pool=False)
+        of_pool = waits.shortened(asked, of_pool=True)
         if limit is None:
             assert handed == of_pool == asked
             return
@@ -208,14 +209,14 @@ class Walk:
     def connect(self, own: float | None, model: Model) -> None:
         now, limit = self.clock.now(), model.limit()
         options = SimpleNamespace(connect_timeout=own)
-        handed = driver.waits.time_to_connect((("host", 1), options), {})
+        handed = waits.time_to_connect((("host", 1), options), {})
         if limit is None:
             assert handed is None
             return
         assert handed is not None
         assert handed == pytest.approx(min(limit - now, own or NEVER), abs=ROUNDING)
         before = _csot.DEADLINE.get()
-        with driver.waits.within_wait(handed):
+        with waits.within_wait(handed):
             left = driver.deadline.remaining()
             assert left is not None
             assert now + left <= max(limit, now + RESOLUTION) + ROUNDING

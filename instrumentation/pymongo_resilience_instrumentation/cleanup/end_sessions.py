@@ -11,6 +11,7 @@ from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.operations.changes import END_SESSIONS
 
 from .commands import Cleanup, CleanupCall, CleanupInterceptor
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from pymongo_resilience.operation import Operation
     from pymongo_resilience_instrumentation.interception.methods import Function
 
-END_SESSIONS = "endSessions"
 WINDOW = 0.5
 """Seconds after its first failure in which it is repeated: close() must not take long."""
 
@@ -43,8 +43,8 @@ class EndSessions(Cleanup):
         a close() waits for servers that are gone until serverSelectionTimeoutMS. A repetition may
         not take longer than the window either."""
         if self._window is None:
-            return driver.deadline.Timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
-        return driver.deadline.Timeout(max(SHORTEST, self._window.remaining()))
+            return driver.deadline.timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
+        return driver.deadline.timeout(max(SHORTEST, self._window.remaining()))
 
 
 class _Attempt(Interceptor):

@@ -26,8 +26,8 @@ from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
 from pymongo_resilience_instrumentation.interception.shield import shielded
-from pymongo_resilience_instrumentation.transactions import transaction_spans
-from pymongo_resilience_instrumentation.transactions.sessions import transaction_of
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
+from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
 from .commands import Cleanup, CleanupCall, CleanupInterceptor
 

@@ -12,17 +12,17 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.cleanup.end_sessions import END_SESSIONS
 from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.operations.changes import END_SESSIONS
 
 from .by_client import keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 class Closing:
@@ -123,18 +123,20 @@ class ClientClock(MonotonicClock):
             await closing.sleep_async(seconds)
 
 
-def of_a_client(runtime: Runtime, owner: type, asynchronous: bool) -> Iterator[tuple[str, Method]]:
+def of_a_client(
+    enabled_flag: EnabledFlag, closings: Closings, owner: type, asynchronous: bool
+) -> Iterator[tuple[str, Method]]:
     """What to wrap of a client's class, and with what."""
     for name in ("close", "aclose"):
         if name in vars(owner):
-            yield name, _close(runtime, asynchronous)
+            yield name, _close(enabled_flag, closings, asynchronous)
 
 
-def _close(runtime: Runtime, asynchronous: bool) -> Method:
+def _close(enabled_flag: EnabledFlag, closings: Closings, asynchronous: bool) -> Method:
     def begin(client: Any) -> None:
         try:
-            if runtime.enabled_flag.acts():
-                runtime.closings.of(client).close()
+            if enabled_flag.acts():
+                closings.of(client).close()
         except Exception:
             logger.exception("internal error in pymongo-resilience before a client was closed")
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.timeouts.wait_times import Wait
 
 
 class PoolSizes(NamedTuple):
@@ -157,7 +156,7 @@ class Clients:
     def __init__(self) -> None:
         self._clients: weakref.WeakSet[ClientState] = weakref.WeakSet()
         self._lock = threading.RLock()
-        self.waiting: dict[Wait, weakref.ref[Any]] = {}
+        self.waiting: dict[Any, weakref.ref[Any]] = {}
         """Who waits for a connection, and the driver's place to wait in, or the pool that makes
         one. Each change is one step of the dictionary."""
 

@@ -14,9 +14,8 @@ from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.interception.shield import shielded
-
-from . import cursor_timeouts
-from .cursor_timeouts import keep
+from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
+from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,9 +94,9 @@ def prepare(
     elif gives == "cursor":
         writes = cursor_timeouts.write_stage(args, kwargs)
         if call.transaction is None:
-            call.cursor = cursor_timeouts.timeout_of(runtime, call, writes=writes)
+            call.cursor = cursor_timeouts.timeout_of(runtime.timeouts, call, writes=writes)
         else:
-            cursor_timeouts.check_writes(cursor_timeouts.mode_of(runtime, call), writes)
+            cursor_timeouts.check_writes(runtime.timeouts.mode_of(call), writes)
 
 
 def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | None:
@@ -113,9 +112,9 @@ def after(runtime: Runtime, gives: str | None) -> Callable[[Call, Any], None] | 
         inner = driver.cursors.cursor_of_stream(stream)
         _attach_policy(call.bound, stream)
         _attach_policy(call.bound, inner)
-        if not runtime.csot_available:
+        if not runtime.timeouts.csot_available:
             return
-        seconds, configured = runtime.timeout_without_blocks(call)
+        seconds, configured = runtime.timeouts.without_blocks(call)
         # A timeout of the configuration's leaves the wait for news alone.
         driver.cursors.set_timeout_of_each_next(stream, None if configured else seconds)
         each_batch = seconds if configured else None

@@ -18,11 +18,11 @@ from pymongo_resilience_instrumentation.interception.interceptor import Entered,
 from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.operations.changes import WRITES
+from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
+from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
+from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
+from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 from pymongo_resilience_instrumentation.transactions import sessions
-from pymongo_resilience_instrumentation.transactions.transaction_spans import parent_of
-
-from . import cursor_timeouts
-from .cursor_timeouts import ATTRIBUTE, keep, kept_by
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 class Batch(CallInterceptor):
     """One batch of a cursor: the first, or a getMore."""
+
+    runtime: Runtime
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -61,7 +63,7 @@ class Batch(CallInterceptor):
             and cursor is not None
             and kept_by(cursor) is None
             and policy_of_cursor(cursor) is NOTHING
-            and (session is None or sessions.transaction_of(session) is None)
+            and (session is None or transaction_of(session) is None)
         ):
             if self._shows_calls:
                 call.server = driver.cursors.pinned_address(operation)
@@ -127,7 +129,7 @@ def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
 
 def _find_out(runtime: Runtime, call: Call, cursor: Any) -> cursor_timeouts.CursorTimeout | None:
     return cursor_timeouts.timeout_of(
-        runtime,
+        runtime.timeouts,
         call,
         tailable=driver.cursors.is_tailable(cursor),
         awaits_data=driver.cursors.awaits_data(cursor),
@@ -174,7 +176,7 @@ def _for_all(runtime: Runtime, cursor: Any) -> AbstractContextManager[None]:
         coll = cursor.collection
         call = Call(coll.database.client, "find", (coll.database.name, coll.name))
         call.bound = policy_of_cursor(cursor)
-        call.timeout, _ = runtime.deadline(call)
+        call.timeout, _ = runtime.timeouts.of_call(call)
         kept = _find_out(runtime, call, cursor)
         if kept is not None:
             kept.in_use = False
@@ -221,7 +223,7 @@ class Close(Interceptor):
             return None
         if driver.deadline.timeout_in_force() is not None:
             return None
-        return Entered(closed, driver.deadline.RunningTimeout.anew(kept.to_close).resume())
+        return Entered(closed, driver.deadline.Timeout.anew(kept.to_close).resume())
 
 
 def next_of_stream(stream: Any) -> AbstractContextManager[None]:
@@ -236,12 +238,14 @@ def next_of_stream(stream: Any) -> AbstractContextManager[None]:
     own = driver.cursors.timeout_of_each_next(stream)
     seconds = shorter((around or 0) / 1000, own or 0)
     longer = in_force is not None and shorter(seconds, in_force) == in_force
-    return NO_DEADLINE if longer else driver.deadline.Timeout(seconds)
+    return NO_DEADLINE if longer else driver.deadline.timeout(seconds)
 
 
 class Resume(CallInterceptor):
     """The aggregate of a change stream: nested in ``watch`` the first time, a call of its own when
     it resumes, under the policy that the stream carries."""
+
+    runtime: Runtime
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
         stream = given[0]

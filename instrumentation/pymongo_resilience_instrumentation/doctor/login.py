@@ -8,9 +8,9 @@ from pymongo import MongoClient, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.failures.safe_texts import safe_message
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 from pymongo_resilience_instrumentation.selection.explanations import diagnosis
-from pymongo_resilience_instrumentation.telemetry.operation_spans import safe_message
 
 from .findings import Finding, Level
 

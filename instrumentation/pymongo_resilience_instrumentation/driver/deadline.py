@@ -69,29 +69,36 @@ def has_max_commit_time(session: Any) -> bool:
     return bool(getattr(options, "max_commit_time_ms", None))
 
 
+class _Ours(float):
+    """The length of a ``Timeout`` that was resumed: its type tells it from any pymongo.timeout."""
+
+    __slots__ = ()
+
+
 class InForce(AbstractContextManager[None]):
-    """Something that puts a timeout in force, in the context of one thread or task.
+    """Puts a length and an end in force, in the context of one thread or task.
 
     Wherever an exception of a signal handler strikes, all is as it was before: half-way in, it is
     put back at once; half-way out, ``__exit__`` may be called once more, and may be in any case.
     """
 
-    __slots__ = ("_before", "_token")
+    __slots__ = ("_before", "_ends", "_rtt", "_seconds", "_token")
 
     _before: tuple[float | None, float, float] | None
     _token: Token[float]
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float | None, ends: float, rtt: float = 0.0) -> None:
+        self._seconds = seconds
+        self._ends = ends
+        self._rtt = rtt
         self._before = None
-
-    def put(self, ends: float) -> float:
-        """Set what else is to be in force, and answer with the deadline; before, it is ``ends``."""
-        raise NotImplementedError
 
     def __enter__(self) -> None:
         before = (TIMEOUT.get(None), DEADLINE.get(), RTT.get())
         try:
-            self._token = DEADLINE.set(self.put(before[1]))
+            TIMEOUT.set(self._seconds)
+            RTT.set(self._rtt)
+            self._token = DEADLINE.set(self._ends)
             self._before = before
         except BaseException:
             TIMEOUT.set(before[0])
@@ -118,49 +125,19 @@ class InForce(AbstractContextManager[None]):
         self._before = None
 
 
-class Timeout(InForce):
-    """As ``pymongo.timeout``, with a length in seconds."""
-
-    __slots__ = ("_seconds",)
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def put(self, ends: float) -> float:
-        seconds = self._seconds
-        TIMEOUT.set(seconds)
-        RTT.set(0.0)
-        return min(ends, now() + seconds) if seconds else ends
+def timeout(seconds: float) -> InForce:
+    """From now on, as ``pymongo.timeout``: it ends with the one in force at the latest."""
+    ends = DEADLINE.get()
+    return InForce(seconds, min(ends, now() + seconds) if seconds else ends)
 
 
-class DeadlineWithin(InForce):
-    """The deadline in force ends within so many seconds, for as long as the block lasts."""
-
-    __slots__ = ("_seconds",)
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def put(self, ends: float) -> float:
-        return min(ends, now() + self._seconds)
+def within(seconds: float) -> InForce:
+    """The deadline in force ends within so many seconds from now; its length stays."""
+    return InForce(TIMEOUT.get(), min(DEADLINE.get(), now() + seconds), RTT.get())
 
 
-try:
-    from pymongo import _csot
-except ImportError:  # the self-check says so, and what needs it stays off
-    _csot = None  # type: ignore[assignment]  # a module, or none
-
-
-class _Ours(float):
-    """The length of a ``RunningTimeout``: told from that of any ``pymongo.timeout`` by its type."""
-
-    __slots__ = ()
-
-
-class RunningTimeout(NamedTuple):
-    """A timeout that has begun. Immutable, so thread- and task-safe."""
+class Timeout(NamedTuple):
+    """A length and an end: a timeout that has begun. Immutable, so thread- and task-safe."""
 
     seconds: float | None
     """The whole of it; 0 disables the timeout, None is no timeout."""
@@ -168,60 +145,45 @@ class RunningTimeout(NamedTuple):
     """On the driver's clock, ``now``."""
 
     @classmethod
-    def begin(cls, seconds: float) -> RunningTimeout:
+    def begin(cls, seconds: float) -> Timeout:
         """From now on, but no longer than the one in force."""
-        return cls(seconds, min(cls.anew(seconds).ends, _csot.DEADLINE.get()))
+        return cls.anew(seconds).until(DEADLINE.get())
 
     @classmethod
-    def anew(cls, seconds: float) -> RunningTimeout:
+    def anew(cls, seconds: float) -> Timeout:
         """From now on, whatever is in force."""
-        return cls(seconds, now() + seconds if seconds else float("inf"))
+        return cls(seconds, now() + seconds if seconds else math.inf)
 
     @classmethod
-    def in_force(cls) -> RunningTimeout:
-        return cls(_csot.TIMEOUT.get(), _csot.DEADLINE.get())
+    def in_force(cls) -> Timeout:
+        return cls(TIMEOUT.get(None), DEADLINE.get())
 
-    def until(self, end: float) -> RunningTimeout:
+    def until(self, end: float) -> Timeout:
         """It, but no longer than to ``end``."""
-        return RunningTimeout(self.seconds, min(self.ends, end))
+        return Timeout(self.seconds, min(self.ends, end))
 
-    def within_others(self) -> RunningTimeout:
+    def within_others(self) -> Timeout:
         """It, or the one in force where that ends sooner."""
-        ends = _csot.DEADLINE.get()
-        return self if self.ends <= ends else RunningTimeout(_csot.TIMEOUT.get(), ends)
+        around = Timeout.in_force()
+        return self if self.ends <= around.ends else around
 
     def resume(self) -> AbstractContextManager[None]:
-        """Puts what is left of it in force, in the context of one thread or task."""
-        return _Resumed(self)
+        """Puts what is left of it in force, in place of what is: neither is the sooner end kept,
+        nor the shorter length."""
+        return InForce(None if self.seconds is None else _Ours(self.seconds), self.ends)
 
 
 def runs_already() -> bool:
-    """Whether the timeout in force is one that a ``RunningTimeout`` has put there."""
-    return isinstance(_csot.get_timeout(), _Ours)
+    """Whether the timeout in force is one that was resumed."""
+    return isinstance(TIMEOUT.get(None), _Ours)
 
 
-def hidden_timeout() -> RunningTimeout | None:
+def hidden_timeout() -> Timeout | None:
     """What is left of a ``pymongo.timeout`` around one of 0 or None, which lifts it in pymongo.
 
     Client Side Operations Timeout, "timeoutMS": once set, it cannot be unset further down.
     """
-    ends = _csot.DEADLINE.get()
+    ends = DEADLINE.get()
     if ends == math.inf:
         return None
-    return RunningTimeout(max(ends - now(), SHORTEST), ends)
-
-
-class _Resumed(InForce):
-    """In place of what is in force: neither is the sooner end kept, nor the shorter length."""
-
-    __slots__ = ("_timeout",)
-
-    def __init__(self, timeout: RunningTimeout) -> None:
-        super().__init__()
-        self._timeout = timeout
-
-    def put(self, ends: float) -> float:  # noqa: ARG002 - neither end is kept
-        seconds = self._timeout.seconds
-        TIMEOUT.set(None if seconds is None else _Ours(seconds))
-        RTT.set(0.0)
-        return self._timeout.ends
+    return Timeout(max(ends - now(), SHORTEST), ends)

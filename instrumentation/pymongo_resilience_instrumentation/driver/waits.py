@@ -1,9 +1,4 @@
-"""Where pymongo waits for a server, for its pool and for a socket, and how long it still may.
-
-Measured on 4.17 to 4.20, under a deadline: selection has all the time that is left and looks at the
-clock every half second, a checkout has all of it again, and connecting does not ask for
-connectTimeoutMS.
-"""
+"""Where pymongo waits for a server, for its pool and for a socket."""
 
 from __future__ import annotations
 
@@ -11,14 +6,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pymongo_resilience_instrumentation import calls
-
-from .deadline import TIMEOUT, DeadlineWithin, RunningTimeout, now, remaining
 from .interruptions import topology_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
     from types import ModuleType
 
 SELECTION_TIMEOUT = "get_server_selection_timeout"
@@ -39,8 +30,6 @@ class Half(NamedTuple):
 
 SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
 ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
-RESOLUTION = 0.001
-"""Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
 
 
 def selection_timeout_owners() -> tuple[type, ...]:
@@ -56,63 +45,16 @@ def topology_owners(name: str) -> tuple[type, ...]:
     return tuple(dict.fromkeys(owners))
 
 
-def begin_selection(topology: Any, timeout: float) -> float:
-    """Seconds that a selection may take, of the ``timeout`` that the driver gives it.
-
-    The checkout that follows has what the selection leaves of them, and so has its connecting.
-    """
-    own: float = topology._settings.server_selection_timeout
-    call = calls.current()
-    if call is not None:
-        # With 0 the servers are looked at once. A connection cannot be made in no time.
-        call.waits_until = now() + (own or float("inf"))
-    return min(timeout, own)
+def own_selection_timeout(topology: Any) -> float:
+    """Its ``serverSelectionTimeoutMS``, in seconds."""
+    seconds: float = topology._settings.server_selection_timeout
+    return seconds
 
 
-def time_to_wait() -> float | None:
-    """Seconds that selection, checkout and connecting still have; None where nothing limits them.
-
-    Under a timeout of 0 the selection's own limit is all there is.
-    """
-    if TIMEOUT.get() is None:
-        return None
-    left, call = remaining(), calls.current()
-    if call is None:
-        return left
-    own = call.waits_until - now()
-    if left is None:
-        return None if own == calls.NEVER else own
-    return min(left, own)
-
-
-def shortened(timeout: float | None, *, of_pool: bool) -> float | None:
-    """``timeout``, or as much of it as is left. None is without end.
-
-    ``of_pool``: under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which any
-    timeout sets aside.
-    """
-    left = time_to_wait()
-    if left is None:
-        return timeout
-    left = max(left, RESOLUTION)
-    aside = of_pool and not TIMEOUT.get()
-    return left if timeout is None or aside else min(timeout, left)
-
-
-def within_wait(seconds: float) -> AbstractContextManager[None]:
-    """What is in it ends within so many seconds, also where a timeout of 0 is in force."""
-    if TIMEOUT.get():
-        return DeadlineWithin(seconds)
-    return RunningTimeout.anew(max(seconds, RESOLUTION)).resume()
-
-
-def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """Seconds to establish a socket in, given the arguments; None leaves it to the driver."""
-    left = time_to_wait()
-    if left is None:
-        return None
-    own: float | None = _pool_options(args, kwargs).connect_timeout
-    return left if own is None else min(left, own)
+def own_connect_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The ``connectTimeoutMS`` of a socket to be made, given the arguments, in seconds."""
+    seconds: float | None = _pool_options(args, kwargs).connect_timeout
+    return seconds
 
 
 def connects_for_an_operation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

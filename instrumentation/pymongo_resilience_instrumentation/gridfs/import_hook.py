@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
 
-    from pymongo_resilience_instrumentation.patches import Wrapped
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
     from pymongo_resilience_instrumentation.runtime import Runtime
 
     Wrap = Callable[[Iterable[Wrapped]], None]

@@ -66,7 +66,7 @@ def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Method | Intercepto
 class _Begun(Entered):
     __slots__ = ("kept",)
 
-    def __init__(self, instance: Any, timeout: driver.deadline.RunningTimeout | None, kept: Any):
+    def __init__(self, instance: Any, timeout: driver.deadline.Timeout | None, kept: Any):
         deadline = NO_DEADLINE if timeout is None else timeout.within_others().resume()
         super().__init__(instance, deadline)
         self.kept = kept
@@ -79,10 +79,10 @@ class _Method(Interceptor):
 
     def _begin(self, instance: Any, files: Any) -> _Begun:
         names = files.database.name, files.name
-        seconds, by_iteration = self._runtime.timeout_of(
+        seconds, by_iteration = self._runtime.timeouts.of_several(
             files.database.client, names, policy_of(files)
         )
-        timeout = None if seconds is None else driver.deadline.RunningTimeout.begin(seconds)
+        timeout = None if seconds is None else driver.deadline.Timeout.begin(seconds)
         return _Begun(instance, timeout, _ANEW if by_iteration else timeout)
 
     def failed(self, _entered: Any, error: BaseException, *_: Any) -> BaseException:

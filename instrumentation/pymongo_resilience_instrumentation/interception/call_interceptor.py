@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience import blocks
 from pymongo_resilience_instrumentation import calls, driver
@@ -16,18 +16,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.transactions.transaction_spans import TransactionSpan
 
 UNKNOWN = float("nan")
+
+
+class Lifecycle(Protocol):
+    """What begins and ends calls: the Runtime."""
+
+    client_timeouts: dict[int, float | None]
+    light: bool
+    no_configured_timeout: bool
+    operation_spans: Any
+
+    def start_span(self, call: Call, transaction: Any = None) -> None: ...
+
+    def end(self, call: Call, error: BaseException | None = None) -> BaseException | None: ...
+
+    @property
+    def end_well(self) -> Callable[[Call], Any]: ...
 
 
 class CallInterceptor(Interceptor):
     """``enter`` returns a Call. Outermost wins: what a call calls in turn on its own client is no
     call of its own."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    runtime: Any
+    """A Lifecycle, and more where a class that derives from this says so."""
+
+    def __init__(self, runtime: Lifecycle) -> None:
         self.runtime = runtime
+        self.end = runtime.end
         self.end_well = runtime.end_well
         self.begin_plain = _begin_plain(runtime)
 
@@ -50,13 +68,13 @@ class CallInterceptor(Interceptor):
             # It was left already, or half-way.
             calls.leave(call)
             return error
-        return self.runtime.end(call, error)
+        return self.end(call, error)
 
     def undo(self, call: Any, around: Call | None, error: BaseException) -> None:
         calls.undo(call, around, error)
 
 
-def _begin_plain(runtime: Runtime) -> Callable[[Call, TransactionSpan | None], bool]:
+def _begin_plain(runtime: Lifecycle) -> Callable[[Call, Any], bool]:
     """As ``Runtime.begin``, of a call that nothing holds for, neither a policy nor a timeout, but
     for what its own object and session say: most calls. Else it does nothing, and returns False."""
     if not runtime.no_configured_timeout:
@@ -70,7 +88,7 @@ def _begin_plain(runtime: Runtime) -> Callable[[Call, TransactionSpan | None], b
     # that are set, and the driver asks for this one sixteen times.
     set_timeout = driver.deadline.TIMEOUT.set
 
-    def begin(call: Call, transaction: TransactionSpan | None) -> bool:
+    def begin(call: Call, transaction: Any) -> bool:
         if not (
             found() is None
             and around() is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from sys import exception
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import InvalidOperation
@@ -17,7 +18,7 @@ from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE
 from pymongo_resilience_instrumentation.failures.errors_raised import raise_alone
 
-from .methods import Method
+from .methods import Method, Wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +85,11 @@ class Interceptor:
 
     def method(self, flag: EnabledFlag, asynchronous: bool) -> Method:
         return Method(partial(_of_async if asynchronous else _of_sync, self, flag))
+
+
+Owner = type | ModuleType
+Wrapped = tuple[Owner, str, Wrapper | Method | Interceptor]
+"""Whose attribute, its name, and what runs in its place."""
 
 
 def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) -> Function:

@@ -11,3 +11,4 @@ DEFINITIONS = frozenset({
 CHANGES = WRITES | DEFINITIONS
 COMMIT, ABORT = "commitTransaction", "abortTransaction"
 """The ends of a transaction: what is sent to ``admin``, whatever it has changed."""
+END_SESSIONS = "endSessions"

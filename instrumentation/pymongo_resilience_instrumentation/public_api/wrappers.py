@@ -23,6 +23,8 @@ MOST_ARGUMENTS = 100
 class PublicMethod(CallInterceptor):
     """A method of the public API: one call, one operation span, one deadline."""
 
+    runtime: Runtime
+
     def __init__(
         self,
         runtime: Runtime,

@@ -15,6 +15,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
 
 from .attempts import Attempts, refuse_lost_txn_number
+from .loop_calls import after_failure
 from .selected_servers import counted
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _after(
     Raises ``error`` where a fault of ours keeps us from that.
     """
     try:
-        work = runtime.after_failure(loop, reached_connection)
+        work = after_failure(runtime, loop, reached_connection)
     except Exception:
         logger.exception("internal error in pymongo-resilience after an attempt")
         raise error from error.__cause__

@@ -21,7 +21,6 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
-from pymongo_resilience import blocks
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.failure import Stage
@@ -34,14 +33,13 @@ from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.cursors import cursor_timeouts
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify as failures
 from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
-from pymongo_resilience_instrumentation.timeouts import wait_times
+from pymongo_resilience_instrumentation.timeouts import cursor_timeouts, wait_times
 from pymongo_resilience_instrumentation.timeouts.errors import elapsed, timed_out
 
 from . import deprioritized
@@ -52,8 +50,6 @@ if TYPE_CHECKING:
     from pymongo_resilience.breaker_states import Permit
     from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.failure import Failure
-    from pymongo_resilience.namespaces import NamespaceRules
-    from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -79,11 +75,6 @@ class TxnNumberLostError(PyMongoError):
 
 class TxnNumberUnsupportedError(TxnNumberLostError):
     """The server takes no retryable writes, and an earlier attempt may be applied elsewhere."""
-
-
-def resolve_policy(call: Call, rules: NamespaceRules) -> Policy:
-    """The policy of enclosing blocks, over the object's, over the rules of its namespace."""
-    return blocks.current().over(call.bound).over(rules.policy_of(*call.governed))
 
 
 def _method(call: Call, kind: Kind) -> str:
@@ -239,7 +230,7 @@ class Attempts:
         loop = self._loop
         call = self.call
         rules = self.runtime.rules
-        said = resolve_policy(call, rules)
+        said = call.policy(rules)
         kind = Kind.READ if self._only_reads else driver.retry_loop.kind(loop)
         deadline, window = self._deadlines()
         self.budget = self.runtime.budgets.of(call.client)

@@ -19,12 +19,15 @@ from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.timeouts import wait_times
 
 from . import deprioritized
-from .attempts import Attempts, GaveUp
+from .attempts import GaveUp
+from .loop_calls import enter_loop, leave_loop
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
+
+    from .attempts import Attempts
 
 
 def run(runtime: Runtime, asynchronous: bool) -> Method:
@@ -36,7 +39,7 @@ class _Run:
     def __init__(self, runtime: Runtime) -> None:
         self.enabled_flag = runtime.enabled_flag
         self.budgets = runtime.budgets
-        self.leave = runtime.leave_loop
+        self.leave = leave_loop
         self._runtime = runtime
 
     def enter(self, loop: Any) -> Attempts | None:
@@ -49,7 +52,7 @@ class _Run:
             driver.repetition.retry_once_at_most(loop)
             return None
         try:
-            return self._runtime.enter_loop(loop)
+            return enter_loop(self._runtime, loop)
         except InvalidOperation:
             raise
         except Exception:

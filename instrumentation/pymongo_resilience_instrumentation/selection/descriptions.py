@@ -19,8 +19,8 @@ from pymongo_resilience.server_description import (
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.classify import attribute
+from pymongo_resilience_instrumentation.failures.safe_texts import safe_message
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause, cause_of
-from pymongo_resilience_instrumentation.telemetry.operation_spans import safe_message
 
 from .diagnosis import Symptom, symptom_of
 

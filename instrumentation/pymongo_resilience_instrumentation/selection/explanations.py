@@ -23,16 +23,15 @@ if TYPE_CHECKING:
     from pymongo_resilience.eligibility import Servers
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
     from .diagnosis import Diagnosis
 
 
 def explain_selection(
-    client: Any, read_preference: Any, runtime: Runtime | None, *, writes: bool
+    client: Any, read_preference: Any, breakers: Mapping[Address, Snapshot], *, writes: bool
 ) -> tuple[ServerVerdict, ...]:
-    """As :func:`pymongo_resilience.explain_selection`, of what is a client; ``runtime`` is None
-    while nothing is instrumented."""
+    """As :func:`pymongo_resilience.explain_selection`, of what is a client; ``breakers``: by
+    server, of those that an attempt was meant for."""
     described = client.topology_description
     described.check_compatible()
     asked = client.read_preference if read_preference is None else read_preference
@@ -53,7 +52,7 @@ def explain_selection(
         write=writes,
         read_preference=descriptions.read_preference(asked),
         server_selector=None if own is None else selector,
-        open_breakers={} if runtime is None else _open_breakers(runtime.breakers_of(client)),
+        open_breakers=_open_breakers(breakers),
         local_threshold=client.options.local_threshold_ms / 1000,
     )
     return explain(descriptions.topology(described, driver.checks.topology_of(client)), criteria)

@@ -19,16 +19,15 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.retries.attempts import resolve_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function, Wrapper
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
@@ -173,11 +172,13 @@ class PasswordProbe:
         return begun is not None and now < begun + PROBE_EVERY
 
 
-def wrapped(runtime: Runtime) -> Iterator[tuple[Any, str, Wrapper | Method]]:
+def wrapped(
+    enabled_flag: EnabledFlag, rules: NamespaceRules
+) -> Iterator[tuple[Any, str, Wrapper | Method]]:
     """A module or class, the name of its function or method, and what runs in its place."""
     logins = RefusedLogins()
     for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
-        yield half.module("topology"), half.wait, wait(runtime, logins)
+        yield half.module("topology"), half.wait, wait(enabled_flag, rules, logins)
         making = connect(logins, asynchronous=half is driver.waits.ASYNC_HALF)
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
 
@@ -212,7 +213,7 @@ def connect(logins: RefusedLogins, *, asynchronous: bool) -> Method:
     return Method(of_async if asynchronous else of_sync)
 
 
-def wait(runtime: Runtime, logins: RefusedLogins) -> Wrapper:
+def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins) -> Wrapper:
     """Before a wait for a server. The async one is called here and awaited by the caller."""
     password_probe = PasswordProbe()
 
@@ -220,10 +221,10 @@ def wait(runtime: Runtime, logins: RefusedLogins) -> Wrapper:
         wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         error = None
-        call = calls.current() if runtime.enabled_flag.on and args else None
+        call = calls.current() if enabled_flag.on and args else None
         if call is not None:
             try:
-                error = _verdict(call, args[0], runtime.rules, logins, password_probe)
+                error = _verdict(call, args[0], rules, logins, password_probe)
             except Exception:
                 logger.exception(
                     "internal error in pymongo-resilience while a server was waited for"
@@ -248,7 +249,7 @@ def _verdict(
         return None
     terminal_detector = call.terminal_detector
     if terminal_detector is None:
-        strategy = resolve_policy(call, rules).strategy or rules.strategy
+        strategy = call.policy(rules).strategy or rules.strategy
         applies = isinstance(strategy, FastFailOnTerminalError)
         terminal_detector = call.terminal_detector = TerminalDetector(applies=applies)
     if not terminal_detector.applies:

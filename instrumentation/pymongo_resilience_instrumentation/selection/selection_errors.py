@@ -16,8 +16,8 @@ from pymongo_resilience_instrumentation.failures.classify import attribute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.methods import Wrapper
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 UNREACHABLE = "No server can be reached"
@@ -64,7 +64,7 @@ def name_servers_once(error: Exception, likely_cause: str) -> None:
         error.args = (". ".join(filter(None, [text, likely_cause])), *error.args[1:])
 
 
-def error_message(runtime: Runtime) -> Wrapper:
+def error_message(enabled_flag: EnabledFlag) -> Wrapper:
     """A topology's text of a failed selection: after pymongo's own words, every server.
 
     It runs under the topology's lock, so a fault of ours is not even logged.
@@ -74,7 +74,7 @@ def error_message(runtime: Runtime) -> Wrapper:
         wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         text = wrapped(*args, **kwargs)
-        if not runtime.enabled_flag.on:
+        if not enabled_flag.on:
             return text
         try:
             from .explanations import diagnosis, why_not  # noqa: PLC0415 - rarely needed

@@ -58,11 +58,18 @@ class Attempted(NamedTuple):
 
 
 def around(
-    runtime: Runtime, method: Method, owner: type, name: str, originals: Mapping[str, Any]
+    runtime: Runtime,
+    method: Method,
+    owner: type,
+    name: str,
+    *,
+    originals: Mapping[str, Any],
+    of_clients: dict[int, Collections],
 ) -> Method:
     """``method``, of the public API, around what sends a write to one document where it can.
 
-    ``originals``: the methods of its class, as they were before.
+    ``originals``: the methods of its class, as they were before. ``of_clients``: what is known of
+    collections, by the identity of their client.
     """
     if not (runtime.owns_retries and runtime.config.single_document_writes):
         return method
@@ -72,7 +79,7 @@ def around(
         twin = None
     else:
         return method
-    writes = _Writes(runtime, owner, name, twin)
+    writes = _Writes(runtime, owner, name, twin, of_clients)
 
     def wrapped(original: Function) -> Function:
         names = _parameters(original)
@@ -139,9 +146,16 @@ class _Writes:
     names: tuple[str, ...]
     """The method's parameters but ``self``."""
 
-    def __init__(self, runtime: Runtime, owner: type, name: str, twin: Any) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        owner: type,
+        name: str,
+        twin: Any,
+        of_clients: dict[int, Collections],
+    ) -> None:
         self._enabled_flag = runtime.enabled_flag
-        self._of_clients = runtime.collections
+        self._of_clients = of_clients
         self._twin = twin
         self._required = {"filter", "update"} if name == "update_many" else {"filter"}
         self._asynchronous = owner.__name__.startswith("Async")

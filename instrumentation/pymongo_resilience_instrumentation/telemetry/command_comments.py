@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import SpanContext
 
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.methods import Wrapper
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 COMMENTED = frozenset({
     "abortTransaction", "aggregate", "bulkWrite", "collMod", "commitTransaction", "count", "create",
@@ -31,14 +31,14 @@ FIRST_WIRE_VERSION = 9
 KEY = "traceparent"
 
 
-def comment(runtime: Runtime) -> Wrapper:
+def comment(enabled_flag: EnabledFlag) -> Wrapper:
     """A connection's method that each command passes on its way, with the command."""
 
     def wrapper(
         wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
-            if runtime.enabled_flag.on:
+            if enabled_flag.on:
                 _add(connection, *driver.commands.passing_command(args, kwargs))
         except Exception:
             logger.exception("internal error in pymongo-resilience before a command was sent")

@@ -19,9 +19,9 @@ from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.addresses import namespace_text
 
 from . import semconv
-from .operation_spans import KNOWN_NAMES, end_span, record_error
 from .query_text import text_of
 from .sampling import Sampling
+from .span_errors import end_span, record_error
 from .span_hooks import NO_HOOKS
 from .suppression import is_suppressed
 from .tracing import DEFAULT
@@ -55,7 +55,7 @@ NOTHING = (None, None)
 AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
 
 
-@functools.lru_cache(maxsize=KNOWN_NAMES)
+@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
 def _attributes(
     command: str, database: str, collection: str | None, address: Address
 ) -> Mapping[str, Any]:
@@ -276,7 +276,7 @@ def _session_id(lsid: Any) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=KNOWN_NAMES)
+@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
 def _uuid_text(octets: bytes) -> str:
     """Sessions are used again and again."""
     return str(uuid.UUID(bytes=octets))

@@ -12,13 +12,11 @@ from pymongo_resilience_instrumentation.deferred import defer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience_instrumentation.runtime import Runtime
-
-if TYPE_CHECKING:
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.methods import Wrapper
 
 
-def connection_error(runtime: Runtime) -> Wrapper:
+def connection_error(enabled_flag: EnabledFlag) -> Wrapper:
     """A topology's ``handle_error``. The async one is called here and awaited by the caller, so
     that nothing can be cancelled in between."""
 
@@ -27,7 +25,7 @@ def connection_error(runtime: Runtime) -> Wrapper:
     ) -> Any:
         try:
             error = driver.interruptions.handled_error(args, kwargs)
-            if runtime.enabled_flag.on and not isinstance(error, Exception):
+            if enabled_flag.on and not isinstance(error, Exception):
                 unfinished = closes_a_coroutine(error)
                 for report in driver.interruptions.interrupted_commands(error):
                     defer(report) if unfinished else report()

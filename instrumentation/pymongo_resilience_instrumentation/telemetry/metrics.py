@@ -13,11 +13,11 @@ from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
+from pymongo_resilience_instrumentation.failures.safe_texts import code_name, qualified_name
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv
 from .instruments import Instruments
-from .operation_spans import KNOWN_NAMES, code_name, qualified_name
 from .pool_gauges import PoolGauges
 from .sdk.histograms import Series
 
@@ -58,7 +58,7 @@ def _duration_attributes(
     return attributes
 
 
-@lru_cache(KNOWN_NAMES)
+@lru_cache(semconv.KNOWN_NAMES)
 def _attempts_attributes(operation: str, outcome: str) -> Mapping[str, Any]:
     return {semconv.DB_OPERATION_NAME: operation, semconv.OUTCOME: outcome}
 
@@ -123,7 +123,7 @@ class OperationMetrics:
         series = self._series.get(key)
         if series is None:
             series = Series(duration, _duration_attributes(*key))
-            if len(self._series) < KNOWN_NAMES:
+            if len(self._series) < semconv.KNOWN_NAMES:
                 self._series[key] = series
         return series
 

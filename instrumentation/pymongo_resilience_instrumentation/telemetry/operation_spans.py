@@ -6,20 +6,18 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind
 
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
-from pymongo_resilience.faults import deliver
-from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.failures.classify import attribute
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv
 from .listeners import publish_without_events
 from .sampling import Sampling
+from .span_errors import end_span
 from .suppression import is_suppressed
 from .tracing import tracing_of
 
@@ -31,19 +29,15 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Event
     from pymongo_resilience_instrumentation.calls import Call
 
-KNOWN_NAMES = 1024
-"""Operations on more collections than this are drawn just as well, only without the cache."""
 EVENTS = {
     For.SERVER: semconv.EVENT_SELECTION_WAITED,
     For.CONNECTION: semconv.EVENT_CONNECTION_WAITED,
 }
 SHOWN_WAITS = 32
 """The last of a call. An SDK keeps the last 128 events of a span; decisions need a place, too."""
-LONGEST_CODE_NAME = 100
-"""Characters; the longest of mongod's own has about half as many."""
 
 
-@functools.lru_cache(maxsize=KNOWN_NAMES)
+@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
 def _operation_attributes(
     operation: str, database: str, collection: str | None
 ) -> tuple[str, Mapping[str, str]]:
@@ -179,73 +173,3 @@ def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any
     if call.timeout:
         attributes[semconv.DEADLINE] = call.timeout
     return attributes
-
-
-def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> None:
-    """The exception as attributes, and the frames without their source.
-
-    The server's text carries document values, so it stays here, and class, code and code name go
-    out. ``quotes``: the client shows the text of its commands, and of its errors as well.
-    """
-    if not span.is_recording():
-        return
-    message = _text(error) if quotes else safe_message(error)
-    span.set_attributes(
-        {
-            semconv.EXCEPTION_TYPE: qualified_name(error),
-            semconv.EXCEPTION_MESSAGE: message,
-            semconv.EXCEPTION_STACKTRACE: "".join([*stack(error), message]),
-        }
-    )
-    span.set_status(Status(StatusCode.ERROR, message))
-
-
-def end_span(
-    span: Span,
-    error: BaseException | None = None,
-    *,
-    quotes: bool = False,
-    ended_ns: int | None = None,
-) -> None:
-    """With what it ended with; ended in any case, whatever the error is like."""
-    try:
-        if error is not None:
-            record_error(span, error, quotes=quotes)
-    finally:
-        span.end(ended_ns)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as fault:  # noqa: BLE001 - the driver's error may stumble over its reply
-        deliver(fault)
-        return safe_message(error)
-
-
-def qualified_name(error: BaseException) -> str:
-    cls = type(error)
-    if cls.__module__ == "builtins":
-        return cls.__qualname__
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def code_name(error: BaseException) -> str | None:
-    """The server's name of its error code, where it gave one: any other text stays here."""
-    details = attribute(error, "details")
-    name = details.get("codeName") if isinstance(details, dict) else None
-    if isinstance(name, str) and len(name) <= LONGEST_CODE_NAME and name.isidentifier():
-        return name
-    return None
-
-
-def safe_message(error: BaseException) -> str:
-    """Class, code and code name: nothing that a server or a document wrote."""
-    code = attribute(error, "code")
-    name = code_name(error)
-    text = type(error).__name__
-    if isinstance(code, int):
-        text += f", code {code}"
-    if name is not None:
-        text += f" ({name})"
-    return text

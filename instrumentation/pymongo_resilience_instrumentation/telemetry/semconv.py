@@ -84,6 +84,10 @@ DURATION_BOUNDARIES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 ATTEMPT_BOUNDARIES = (1, 2, 3, 4, 6, 11, 21)
 
 
+KNOWN_NAMES = 1024
+"""Operations on more collections than this are drawn just as well, only without the cache."""
+
+
 def address_attributes(address: Address) -> dict[str, Any]:
     host, port = address
     attributes: dict[str, Any] = {SERVER_ADDRESS: host}

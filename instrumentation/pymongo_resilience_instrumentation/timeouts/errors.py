@@ -14,9 +14,10 @@ from pymongo_resilience.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
-from pymongo_resilience_instrumentation.cursors import cursor_timeouts
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.origins import attempts_text
+
+from . import cursor_timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,10 +88,12 @@ def of_call(call: Call, error: BaseException | None) -> BaseException | None:
 def elapsed(call: Call) -> float:
     """Seconds of its timeout that are gone, which may have begun before the call: a cursor's life,
     a transaction, a block, a stream's ``next``."""
+    lasting = call.transaction
     if call.cursor is not None and call.cursor.ends is not None:
-        return driver.deadline.now() - call.cursor.began
-    if call.transaction is not None:
-        return driver.deadline.now() - call.transaction.began
+        lasting = call.cursor
+    if lasting is not None:
+        began: float = lasting.began
+        return driver.deadline.now() - began
     own = call.elapsed()
     if call.deadline is NO_DEADLINE and driver.deadline.timeout_in_force() == call.timeout:
         left = driver.deadline.remaining()

@@ -15,17 +15,17 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
 
 if TYPE_CHECKING:
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 
-def limit(runtime: Runtime) -> Method:
+def limit(enabled_flag: EnabledFlag) -> Method:
     """Less than a millisecond is refused; a timeout of 0 sets the older limits aside.
 
     A cursor's first command has none by iteration.
     """
 
-    timeout_in_force, enabled_flag = driver.deadline.TIMEOUT.get, runtime.enabled_flag
+    timeout_in_force = driver.deadline.TIMEOUT.get
 
     def around(original: Function) -> Function:
         def method(connection: Any, cmd: Any) -> Any:

@@ -18,9 +18,14 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.runtime import Runtime
+
+    Waiting = MutableMapping["Wait", weakref.ref[Any]]
+    """Who waits for a connection, and the driver's place to wait in, or the pool that makes one."""
 
 TIMED_OUT = "timed_out"
 INTERRUPTED = "interrupted"
@@ -83,7 +88,7 @@ def _in_progress(call: Call, what: For) -> Wait:
     last = call.waits[-1] if call.waits else None
     if last is not None and last.outcome is None:
         if last.what is what:
-            return last
+            return last  # type: ignore[no-any-return]  # what this module put there
         last.end(None)  # one follows the other
     wait = Wait(what)
     if call.waits is None:
@@ -92,22 +97,18 @@ def _in_progress(call: Call, what: For) -> Wait:
     return wait
 
 
-def seen(runtime: Runtime, wait: Method, what: For, *, asynchronous: bool) -> Method:
-    """Around ``wait``, which runs in place of the driver's wait for a server or for a place in the
-    pool. The sync one runs under the topology's or the pool's lock."""
-    return _timed(runtime, wait, what, asynchronous)
-
-
-def seen_connecting(runtime: Runtime, connect: Method, *, asynchronous: bool) -> Method:
-    """Around ``connect``, which runs where the driver makes a connection."""
-    return _timed(runtime, connect, For.CONNECTION, asynchronous, connects=True)
-
-
-def _timed(
-    runtime: Runtime, method: Method, what: For, asynchronous: bool, *, connects: bool = False
+def timed(
+    enabled_flag: EnabledFlag,
+    waiting: Waiting,
+    method: Method,
+    what: For,
+    asynchronous: bool,
+    *,
+    connects: bool = False,
 ) -> Method:
-    """``connects``: to make a connection is what the method waits for."""
-    enabled_flag, waiting = runtime.enabled_flag, runtime.clients.waiting
+    """Around ``method``, which runs in place of the driver's wait for a server or for a place in
+    the pool, or where it makes a connection (``connects``). The sync wait runs under the topology's
+    or the pool's lock."""
     add = Wait.add_connecting if connects else Wait.add
 
     def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
@@ -137,7 +138,7 @@ def _timed(
     def of_sync(original: Function) -> Function:
         run = method.around(original)
 
-        def timed(*given: Any, **kwargs: Any) -> Any:
+        def waits(*given: Any, **kwargs: Any) -> Any:
             wait = begin(given, kwargs)
             if wait is None:
                 return run(*given, **kwargs)
@@ -147,12 +148,12 @@ def _timed(
             finally:
                 end(wait, began)
 
-        return timed
+        return waits
 
     def of_async(original: Function) -> Function:
         run = method.around(original)
 
-        async def timed(*given: Any, **kwargs: Any) -> Any:
+        async def waits(*given: Any, **kwargs: Any) -> Any:
             wait = begin(given, kwargs)
             if wait is None:
                 return await run(*given, **kwargs)
@@ -162,6 +163,6 @@ def _timed(
             finally:
                 end(wait, began)
 
-        return timed
+        return waits
 
     return Method(of_async if asynchronous else of_sync)

@@ -1,29 +1,28 @@
-"""What a session knows of timeouts: its default, and what is left inside of with_transaction.
+"""The session of a call, and the default timeout that a session has.
 
-Source: Client Side Operations Timeout, "Sessions" and "Convenient Transactions API".
+Source: Client Side Operations Timeout, "Sessions".
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import ConfigurationError, InvalidOperation
+from pymongo.errors import ConfigurationError
 
-from pymongo_resilience import blocks
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policy import NOTHING, Policy
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.blocks import Block
+    from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
 OPTION = "default_timeout_ms"
-# Private attributes of the session: changed by others, transactions would end too soon or too late.
+# A private attribute of the session: changed by others, transactions would end too soon or late.
 _DEFAULT = "_pymongo_resilience_default"
-_TRANSACTION = "_pymongo_resilience_transaction"
 
 
 def take_default(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Policy]:
@@ -50,49 +49,6 @@ def default_of(session: Any) -> Policy:
     """What commit_transaction, abort_transaction, with_transaction and end_session have."""
     default: Policy = vars(session).get(_DEFAULT, NOTHING)
     return default
-
-
-class TransactionDeadline(NamedTuple):
-    """The one deadline of a with_transaction, for the operations with its session."""
-
-    timeout: driver.deadline.RunningTimeout
-    timed: Block | None
-    """The ``override`` with a timeout around with_transaction."""
-    began: float
-    """On the clock of the driver's deadlines, in seconds."""
-
-    def refuse_others(self) -> None:
-        """Raises InvalidOperation where the callback gives an operation a timeout of its own.
-
-        What a call puts in force for itself, and for those inside of it, is none of the callback's.
-        """
-        timed = blocks.timed()
-        inside = timed is not None and timed is not self.timed
-        if not inside and calls.current() is None:
-            inside = (
-                driver.deadline.timeout_in_force() is not None
-                and not driver.deadline.runs_already()
-            )
-        if inside:
-            raise InvalidOperation(
-                "inside of with_transaction an operation with its session has what remains of the "
-                "transaction's timeout, and none of its own: put the override() or "
-                "pymongo.timeout() around with_transaction"
-            )
-
-
-def enter_transaction(session: Any, deadline: TransactionDeadline) -> None:
-    """The session is in the callback from now on."""
-    vars(session)[_TRANSACTION] = deadline
-
-
-def leave_transaction(session: Any) -> None:
-    vars(session).pop(_TRANSACTION, None)
-
-
-def transaction_of(session: Any) -> TransactionDeadline | None:
-    """The deadline of the with_transaction in whose callback a session is."""
-    return getattr(session, "__dict__", {}).get(_TRANSACTION)
 
 
 def session_of_call(

@@ -16,10 +16,12 @@ from pymongo_resilience_instrumentation.interception.interceptor import Entered,
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
+from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
 from pymongo_resilience_instrumentation.timeouts.errors import timed_out
+from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
-from . import sessions, transaction_spans
-from .sessions import TransactionDeadline
+from . import sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +39,7 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Me
     end_session is not there: it waits for nothing but the abort_transaction that it calls.
     """
     for name, interceptor in (
-        ("start_transaction", transaction_spans.StartTransaction(runtime)),
+        ("start_transaction", transaction_spans.StartTransaction(runtime.transaction_spans)),
         ("with_transaction", WithTransaction(runtime, asynchronous)),
         ("commit_transaction", EndTransaction(runtime, COMMIT, anew=False)),
         ("abort_transaction", EndTransaction(runtime, ABORT, anew=True)),
@@ -71,6 +73,8 @@ class EndTransaction(CallInterceptor):
     open on the server, and keeps its locks.
     """
 
+    runtime: Runtime
+
     def __init__(self, runtime: Runtime, operation: str, *, anew: bool) -> None:
         super().__init__(runtime)
         self._operation = operation
@@ -83,7 +87,7 @@ class EndTransaction(CallInterceptor):
         call = Call(session.client, self._operation, NOWHERE)
         call.unknown_concern = True
         call.bound = sessions.default_of(session)
-        call.transaction = sessions.transaction_of(session)
+        call.transaction = transaction_timeouts.transaction_of(session)
         call.ends = transaction_spans.span_of(session)
         runtime.enter(call, anew=self._anew)
         runtime.start_span(call, call.ends)
@@ -98,8 +102,8 @@ class _Transaction(Interceptor):
 
     def __init__(self, session: Any, seconds: float) -> None:
         self.session = session
-        self._outside = driver.deadline.RunningTimeout.in_force()
-        self.timeout = driver.deadline.RunningTimeout.begin(seconds)
+        self._outside = driver.deadline.Timeout.in_force()
+        self.timeout = driver.deadline.Timeout.begin(seconds)
         self.deadline = self.timeout.resume()
         self._of_session = TransactionDeadline(self.timeout, blocks.timed(), driver.deadline.now())
         self._runs = 0
@@ -108,15 +112,15 @@ class _Transaction(Interceptor):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         self._runs += 1
         self._raised = None
-        sessions.enter_transaction(given[0], self._of_session)
+        transaction_timeouts.enter_transaction(given[0], self._of_session)
         return Entered(given[0], self._outside.resume())
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
-        sessions.leave_transaction(entered.instance)
+        transaction_timeouts.leave_transaction(entered.instance)
         return result
 
     def failed(self, entered: Entered, error: BaseException, *_: Any) -> BaseException:
-        sessions.leave_transaction(entered.instance)
+        transaction_timeouts.leave_transaction(entered.instance)
         self._raised = error
         return error
 
@@ -152,7 +156,7 @@ class WithTransaction(Interceptor):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Transaction | None:
         session = given[0]
         default = sessions.default_of(session)
-        seconds, _ = self._runtime.timeout_of(session.client, NOWHERE, default)
+        seconds, _ = self._runtime.timeouts.of_several(session.client, NOWHERE, default)
         return None if seconds is None else _Transaction(session, seconds)
 
     def send(
@@ -171,7 +175,7 @@ class WithTransaction(Interceptor):
         if transaction is None:
             return error
         # An exception of a signal handler may have struck while the callback was left.
-        sessions.leave_transaction(transaction.session)
+        transaction_timeouts.leave_transaction(transaction.session)
         if isinstance(error, PyMongoError) and self._runtime.owns_retries:
             with shielded("with the error of a transaction"):
                 return transaction.ended_by_time(error) or error

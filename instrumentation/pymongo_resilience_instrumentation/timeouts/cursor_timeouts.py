@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.runtime import Runtime
+
+    from .precedence import TimeoutRules
 
 ATTRIBUTE = "_pymongo_resilience_timeout"
 DEFAULT_WAIT = 1.0
@@ -83,8 +84,8 @@ class CursorTimeout:
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
         if end is None:
-            return None if known == in_force else (known, driver.deadline.Timeout(seconds))
-        return known, driver.deadline.RunningTimeout.begin(seconds).until(end).resume()
+            return None if known == in_force else (known, driver.deadline.timeout(seconds))
+        return known, driver.deadline.Timeout.begin(seconds).until(end).resume()
 
 
 def kept_by(cursor: Any) -> CursorTimeout | None:
@@ -98,7 +99,7 @@ def keep(cursor: Any, timeout: CursorTimeout | None) -> None:
 
 
 def timeout_of(
-    runtime: Runtime,
+    rules: TimeoutRules,
     call: Call,
     *,
     tailable: bool = False,
@@ -115,9 +116,9 @@ def timeout_of(
     cannot hold. GridFS's cursors have a life, whatever mode is set. A timeout of the
     configuration's is by iteration where no mode is set.
     """
-    if not runtime.csot_available:
+    if not rules.csot_available:
         return None
-    mode = mode_of(runtime, call)
+    mode = rules.mode_of(call)
     if mode is not None and call.timeout is None:
         raise ConfigurationError([f"timeout_mode={mode}: expected a timeout_ms beside it"])
     if mode == CURSOR_LIFETIME and tailable:
@@ -135,8 +136,8 @@ def timeout_of(
     blocked = driver.deadline.timeout_in_force() is not None and not blocks.current().timeout_ms
     default = ITERATION if call.configured else CURSOR_LIFETIME
     return CursorTimeout(
-        seconds=None if blocked or within_another else runtime.timeout_without_blocks(call)[0],
-        mode=mode or runtime.config.timeout_mode or default,
+        seconds=None if blocked or within_another else rules.without_blocks(call)[0],
+        mode=mode or rules.timeout_mode or default,
         began=driver.deadline.now(),
         to_close=call.timeout,
         wait=wait_for_news(max_await_ms) if awaits_data and call.configured else 0.0,
@@ -169,12 +170,6 @@ def advice(call: Call) -> str:
     if kept.ends is not None and call.timeout == kept.seconds:
         return OF_A_LIFE
     return OF_A_LIST if kept.in_list else ""
-
-
-def mode_of(runtime: Runtime, call: Call) -> str | None:
-    """What policies say: of a block, of what the cursor is made from, of a rule."""
-    said = blocks.current().timeout_mode or call.bound.timeout_mode
-    return said or runtime.rules.policy_of(call.database, call.collection).timeout_mode
 
 
 def check_max_await(call: Call, max_await_ms: object) -> None:

@@ -22,17 +22,17 @@ from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
-from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.telemetry.operation_spans import end_span
-from pymongo_resilience_instrumentation.telemetry.suppression import is_suppressed
-from pymongo_resilience_instrumentation.telemetry.tracing import tracing_of
+
+from . import semconv
+from .span_errors import end_span
+from .suppression import is_suppressed
+from .tracing import tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from opentelemetry.trace import Span, Tracer
 
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
@@ -156,8 +156,8 @@ def parent_of(session: Any) -> TransactionSpan | None:
 class StartTransaction(Interceptor):
     """Nothing is sent, and nothing may fail but what fails in the driver."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._spans = runtime.transaction_spans
+    def __init__(self, spans: TransactionSpans | None) -> None:
+        self._spans = spans
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         return None if self._spans is None else Entered(given[0])

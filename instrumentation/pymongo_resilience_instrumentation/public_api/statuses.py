@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.client_status import ClientStatus, ServerStatus
 from pymongo_resilience_instrumentation import driver
-
-from . import descriptions
+from pymongo_resilience_instrumentation.selection import descriptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
