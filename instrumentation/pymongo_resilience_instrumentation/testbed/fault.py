@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from .deployments.deployment import Deployment
-    from .proxy.member import Member
 
 
 class Fault(ABC):
@@ -29,8 +26,8 @@ class Fault(ABC):
         return f"{type(self).__name__}()"
 
     @abstractmethod
-    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Do the harm, in the event loop of the deployment, and mend it when it ends.
+    async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
+        """Do the harm to members of a ``Deployment``, in its event loop, and mend it when it ends.
 
         Cancelled when the deployment is cleared: whatever must be mended belongs into a
         ``finally`` clause. What is done before the first ``await`` is in force when

@@ -11,15 +11,13 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .fault import Fault, positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from .deployments.deployment import Deployment
-    from .proxy.member import Member
     from .wire import Document, Message
 
 HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})
@@ -116,7 +114,7 @@ class Interception(Fault):
     def on_hello(self, reply: Document) -> None:
         """Change the reply to a hello, in place."""
 
-    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+    async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
         """Take a place behind the interceptions in force, until it is over."""
         del deployment
         self._acted = asyncio.Event()
@@ -146,7 +144,7 @@ class Lasting(Interception):
         """Seconds until it is over, at least 0."""
         return max(0.0, self.until - time.monotonic())
 
-    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+    async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
         """Begin now."""
         self.until = min(self.until, time.monotonic() + self._seconds)
         await super().strike(deployment, targets)
