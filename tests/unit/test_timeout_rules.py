@@ -1,0 +1,182 @@
+"""The table of timeouts/precedence.py, row by row: whose timeout an operation has, and until when.
+
+With a server, and by the error it ends in: tests/integration/test_timeout_precedence.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo import _csot
+from pymongo.errors import InvalidOperation
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.driver.deadline import Timeout
+from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
+from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
+
+from pymongo_resilience import Config, Policy, blocks, override
+from pymongo_resilience.namespaces import NamespaceRules
+from pymongo_resilience.strategy import BestEffort
+
+pytestmark = pytest.mark.oldest
+NOW = 1_000.0
+Block = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: NOW)
+    monkeypatch.setattr(driver.deadline, "time", clock)
+    monkeypatch.setattr(_csot, "time", clock)
+
+
+def rules(
+    *, rule: int | None = None, default: int | None = None, csot: bool = True
+) -> TimeoutRules:
+    policies = {} if rule is None else {"shop.orders": Policy(timeout_ms=rule)}
+    namespaces = NamespaceRules(BestEffort(), policies)
+    return TimeoutRules(namespaces, Config(timeout_ms=default), csot_available=csot)
+
+
+def call(*, client: float | None = None, bound: int | None = None) -> Call:
+    options = SimpleNamespace(timeout=client)
+    made = Call(SimpleNamespace(options=options), "find", ("shop", "orders"))
+    made.bound = Policy(timeout_ms=bound)
+    return made
+
+
+@contextlib.contextmanager
+def nested(*blocks_around: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for each in blocks_around:
+            stack.enter_context(each)
+        yield
+
+
+ROWS: dict[str, tuple[Block, dict[str, Any], dict[str, Any], float | None, float, bool]] = {
+    # where: what is around it; configuration; the call; seconds, end, by iteration
+    "pymongo.timeout, override shorter": (
+        lambda: nested(pymongo.timeout(9), override(timeout_ms=2_000)),
+        {"rule": 1}, {"client": 1.0}, 2.0, NOW + 2, False,
+    ),
+    "pymongo.timeout shorter, override": (
+        lambda: nested(pymongo.timeout(2), override(timeout_ms=9_000)),
+        {"rule": 1}, {"client": 1.0}, 2.0, NOW + 2, False,
+    ),
+    "pymongo.timeout of 0, override": (
+        lambda: nested(pymongo.timeout(0), override(timeout_ms=2_000)),
+        {}, {}, 2.0, NOW + 2, False,
+    ),
+    "pymongo.timeout, one of 0 inside of it": (
+        lambda: nested(pymongo.timeout(9), pymongo.timeout(0)),
+        {"default": 1}, {}, 9.0, NOW + 9, False,
+    ),
+    "pymongo.timeout, one of None inside of it": (
+        lambda: nested(pymongo.timeout(9), pymongo.timeout(None)),
+        {"default": 1}, {"client": 1.0}, 9.0, NOW + 9, False,
+    ),
+    "pymongo.timeout": (
+        lambda: pymongo.timeout(9),
+        {"rule": 1, "default": 1}, {"client": 1.0, "bound": 1}, 9.0, NOW + 9, False,
+    ),
+    "override": (
+        lambda: override(timeout_ms=9_000),
+        {"rule": 1, "default": 1}, {"client": 1.0, "bound": 1}, 9.0, NOW + 9, False,
+    ),
+    "override of 0": (
+        lambda: override(timeout_ms=0),
+        {"rule": 1, "default": 1}, {"client": 1.0, "bound": 1}, 0.0, math.inf, False,
+    ),
+    "bind": (
+        contextlib.nullcontext,
+        {"rule": 1, "default": 1}, {"client": 1.0, "bound": 9_000}, 9.0, NOW + 9, False,
+    ),
+    "rule": (
+        contextlib.nullcontext,
+        {"rule": 9_000, "default": 1}, {"client": 1.0}, 9.0, NOW + 9, True,
+    ),
+    "client": (
+        contextlib.nullcontext, {"default": 1}, {"client": 9.0}, 9.0, NOW + 9, False,
+    ),
+    "client, of 0": (
+        contextlib.nullcontext, {"default": 1}, {"client": 0.0}, 0.0, math.inf, False,
+    ),
+    "default": (contextlib.nullcontext, {"default": 9_000}, {}, 9.0, NOW + 9, True),
+    "elsewhere": (contextlib.nullcontext, {}, {}, None, math.inf, False),
+    "a pymongo without CSOT": (
+        lambda: override(timeout_ms=1), {"rule": 1, "default": 1, "csot": False},
+        {"client": 9.0}, 9.0, math.inf, False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_first_row_that_applies_holds(row: str) -> None:
+    around, configured, made, seconds, ends, by_iteration = ROWS[row]
+    with around():
+        operation = call(**made)
+        found, deadline = rules(**configured).of_call(operation)
+        with deadline:
+            assert driver.deadline.DEADLINE.get() == ends
+            if row != "a pymongo without CSOT":
+                assert driver.deadline.timeout_in_force() == seconds
+    assert found == seconds
+    assert operation.configured is by_iteration
+    assert driver.deadline.DEADLINE.get() == math.inf
+
+
+@pytest.mark.parametrize("row", ["elsewhere", "a pymongo without CSOT"])
+def test_without_a_timeout_of_ours_nothing_is_put_in_force(row: str) -> None:
+    around, configured, made, *_ = ROWS[row]
+    with around():
+        assert rules(**configured).of_call(call(**made))[1] is NO_DEADLINE
+
+
+def test_in_a_transaction_what_is_left_of_it_is_all_there_is() -> None:
+    operation = call(client=1.0, bound=1)
+    operation.transaction = TransactionDeadline(Timeout(9.0, NOW + 3), blocks.timed(), NOW - 6)
+    seconds, deadline = rules(rule=1, default=1).of_call(operation)
+    assert seconds == 9.0
+    with deadline:
+        assert driver.deadline.remaining() == pytest.approx(3.0)
+    with override(timeout_ms=1), pytest.raises(InvalidOperation):
+        rules().of_call(operation)
+
+
+def test_cursors_need_what_would_hold_without_pymongo_timeout() -> None:
+    with pymongo.timeout(1):
+        assert rules(default=9_000).without_blocks(call()) == (9.0, True)
+        assert rules(rule=9_000).without_blocks(call(bound=2_000)) == (2.0, False)
+
+
+@pytest.mark.parametrize(
+    ("configured", "made", "expected"),
+    [
+        ({"default": 9_000}, Policy(), (9.0, True)),
+        ({"rule": 9_000}, Policy(), (9.0, True)),
+        ({"default": 9_000}, Policy(timeout_ms=2_000), (2.0, False)),
+        ({"default": 9_000, "csot": False}, Policy(), (None, False)),
+        ({}, Policy(), (None, False)),
+    ],
+)
+def test_several_calls_have_one_timeout_by_the_same_table(
+    configured: dict[str, Any], made: Policy, expected: tuple[float | None, bool]
+) -> None:
+    client = SimpleNamespace(options=SimpleNamespace(timeout=None))
+    assert rules(**configured).of_several(client, ("shop", "orders"), made) == expected
+
+
+def test_what_a_listener_sends_has_none() -> None:
+    client = SimpleNamespace(options=SimpleNamespace(timeout=None))
+
+    def several() -> tuple[float | None, bool]:
+        return rules(default=9_000).of_several(client, ("shop", "orders"), Policy())
+
+    assert calls.reported(several) == (None, False)
