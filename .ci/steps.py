@@ -40,7 +40,7 @@ WORKERS = {"newest": 5, "oldest": 2}
 """More than cores: most tests wait."""
 
 OLDEST_TESTS = ("tests/integration", "tests/unit")
-"""All that are marked so are there."""
+"""All that are marked so are there; and the properties."""
 CORE = ("--part=core", *OLDEST_TESTS)
 QUICK = ("--ignore=tests/chaos", "--ignore=tests/conformance")
 """Not even collected, for they are no part of it."""
@@ -48,6 +48,7 @@ QUICK = ("--ignore=tests/chaos", "--ignore=tests/conformance")
 MAIN = "environment: newest pymongo"
 OLDEST = "environment: oldest pymongo"
 WHEEL = "environment: built wheel"
+PROPERTIES = "properties with all examples, newest pymongo"
 GATE = "gate on instructions"
 
 
@@ -110,19 +111,24 @@ def of_rest(folder: Path) -> list[Step]:
         *pytest(folder, "oldest", ".venv-oldest", "--part=beyond-core", *OLDEST_TESTS),
         *parallel(WORKERS["oldest"]),
     )
+    properties = (
+        *pytest(folder, "newest,properties", ".venv", *OLDEST_TESTS, "-n", "1"),
+        *("-m", "hypothesis and not thorough and not alone"),
+    )
     others, last = other_pythons(folder)
     return [
         Step(MAIN, make(".venv/dev.stamp")),
         Step(OLDEST, make(".venv-oldest/stamp"), (MAIN,)),
         Step("thorough tests, newest pymongo", newest, (MAIN,)),
         Step("all other tests, oldest pymongo", oldest, (OLDEST,)),
+        Step(PROPERTIES, properties, (MAIN,)),
         *others,
         Step(GATE, gate(folder), (MAIN,), last),
         Step(
             "tests that run alone, newest pymongo",
             pytest(folder, "newest,alone", ".venv", "-m", "alone and not wheel"),
             (MAIN,),
-            ("thorough tests, newest pymongo", "all other tests, oldest pymongo", GATE),
+            ("thorough tests, newest pymongo", "all other tests, oldest pymongo", PROPERTIES, GATE),
         ),
     ]
 

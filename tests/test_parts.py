@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.parts import Part, chosen, row, side
+from support import examples
+from support.parts import Part, Parts, chosen, row, side
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,25 @@ def test_two_parts_are_the_whole(first: Part, second: Part, whole: list[Any]) ->
     halves = [*chosen(ITEMS, first), *chosen(ITEMS, second)]
     assert len(halves) == len(whole)
     assert set(halves) == set(whole)
+
+
+@pytest.mark.parametrize(("profile", "count"), [("", 200), ("quick", 50), ("chaos", 10_000)])
+def test_the_profile_says_how_many_examples_a_property_has(
+    profile: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(examples.PROFILE, profile)
+    assert examples.scaled(200) == count
+
+
+@pytest.mark.parametrize(("part", "profile"), [("quick", "quick"), ("core", "quick"), (None, "")])
+def test_a_part_that_has_to_be_quick_has_few_examples(
+    part: str | None, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(examples.PROFILE, "")
+    monkeypatch.delenv(examples.PROFILE)
+    config: Any = SimpleNamespace(getoption=lambda name: part)
+    Parts().pytest_configure(config)
+    assert os.environ.get(examples.PROFILE, "") == profile
 
 
 def test_the_side_is_a_parameter_of_its_own() -> None:

@@ -16,7 +16,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Reset,
     RollingRestart,
     Scenario,
-    backend,
     wire,
 )
 from pymongo_resilience_instrumentation.testbed.fault_catalog import (
@@ -28,6 +27,7 @@ from pymongo_resilience_instrumentation.testbed.fault_catalog import (
     WITHIN,
     WRITES,
 )
+from pymongo_resilience_instrumentation.testbed.proxy import backend
 from support.chaos import report, workload
 from support.chaos.ledger import Balance, Kind, Ledger, Operation
 from support.chaos.ledger_run import OPEN_SPANS, Api, Result, Side, Topology, run

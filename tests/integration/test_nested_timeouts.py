@@ -17,6 +17,7 @@ from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Interception
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command, wait_until
+from support.examples import scaled
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, limits
 
@@ -59,7 +60,7 @@ def default(request: pytest.FixtureRequest, instrument: Instrument) -> int | Non
 
 @given(st.lists(BLOCKS, max_size=4))
 @example([("pymongo.timeout", 20), ("pymongo.timeout", 0)])
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(30), deadline=None, suppress_health_check=list(HealthCheck))
 def test_of_any_nested_timeouts_the_shortest_holds(
     default: int | None, server: EmbeddedServer, blocks: list[tuple[str, int | None]]
 ) -> None:

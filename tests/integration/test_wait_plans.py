@@ -23,6 +23,7 @@ from pymongo_resilience_instrumentation import calls, driver, instrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.timeouts.waits import RESOLUTION
 from support.clients import Side
+from support.examples import scaled
 from support.telemetry import Instrument
 from support.wait_helpers import half_of, wait_for_server
 
@@ -324,7 +325,7 @@ def test_no_wait_of_an_operation_ends_past_its_deadline(
     runner = side.runner or asyncio.Runner()
 
     @given(plan=plans)
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=scaled(200), deadline=None, suppress_health_check=list(HealthCheck))
     def played(plan: Plan) -> None:
         client = clients[plan.limits]
         wait_for_server(side, client)

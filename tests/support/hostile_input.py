@@ -1,8 +1,7 @@
 """Hypothesis strategies for hostile input: what a server, a network or a user may send us.
 
-``HYPOTHESIS_PROFILE=chaos`` multiplies the number of examples of every test that asks ``examples``
-for its settings; without it they are few enough for every run of the suite. ``CHAOS_SEED`` repeats
-a run; a failure prints how to repeat its example alone.
+How many examples a run takes: see support/examples.py. ``CHAOS_SEED`` repeats a run; a failure
+prints how to repeat its example alone.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from bson import Binary, Code, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 from hypothesis import HealthCheck, Phase, seed, settings, strategies as st
+from support.examples import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEED = os.environ.get("CHAOS_SEED")
-LONG = os.environ.get("HYPOTHESIS_PROFILE") == "chaos"
-TIMES_LONGER = 50
 
 LABELS = (
     "SystemOverloadedError",
@@ -40,12 +38,12 @@ strange_floats = st.sampled_from([float("nan"), float("inf"), float("-inf"), -0.
 
 
 def examples(number: int) -> Callable[[Any], Any]:
-    """Settings for a test with ``number`` examples, or many more under the profile ``chaos``.
+    """Settings for a test with ``number`` examples, or what this run takes of them.
 
     Fixtures serve all examples of a test: what the tests need of them, they bring back themselves.
     """
     chosen = settings(
-        max_examples=number * TIMES_LONGER if LONG else number,
+        max_examples=scaled(number),
         deadline=None,
         database=None,
         print_blob=True,

@@ -8,16 +8,20 @@
 - of a table whose rows run sync and async, every row on one of the two sides only, in turn. The
   other half is thorough.
 
+Properties are tried with few examples there, and with all of them in ``make check``.
+
 On the oldest pymongo, and on every other Python, it takes the ``core``: of each test function that
 is marked ``oldest`` and not ``thorough``, one case.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from enum import StrEnum
 
 import pytest
+from support import examples
 
 SIDES = ("sync", "async")
 TABLE = 2
@@ -40,6 +44,11 @@ class Parts:
 
     def pytest_addoption(self, parser: pytest.Parser) -> None:
         parser.addoption("--part", type=Part, choices=list(Part), help="see tests/support/parts.py")
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Before any module of tests is imported."""
+        if config.getoption("--part") in {Part.QUICK, Part.CORE}:
+            os.environ.setdefault(examples.PROFILE, examples.QUICK)
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
+from support.examples import scaled
 
-settings.register_profile("unit", deadline=None, database=None, max_examples=200)
-settings.load_profile("unit")
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("unit", deadline=None, database=None, max_examples=scaled(200))
+    settings.load_profile("unit")

@@ -20,6 +20,7 @@ from support.engine.engine_inputs import (
 from support.engine.failing_work import Call, Fault
 from support.engine.override_plans import Block, Plan, Ran, Slowness, Step, in_task, in_thread
 from support.engine.retry_strategies import AT_ONCE, waiting
+from support.examples import scaled
 
 from pymongo_resilience import blocks, policy
 from pymongo_resilience.failure import RetryReason, Stage
@@ -154,7 +155,7 @@ def test_time_is_the_reason_only_where_there_is_none_left(run: Run, plan: Plan) 
 
 @run
 @given(plan=plans(steps_of_any_kind))
-@settings(max_examples=30)
+@settings(max_examples=scaled(30))
 def test_nothing_is_left_of_the_blocks(run: Run, plan: Plan) -> None:
     run(plan)
     assert (blocks.current(), blocks.timed()) == (policy.NOTHING, None)

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 from support.engine.topologies import ADDRESSES, any_criteria, topologies
+from support.examples import scaled
 
 from pymongo_resilience.eligibility import Criteria, decide
 from pymongo_resilience.explanation import explain
@@ -16,7 +17,7 @@ from pymongo_resilience.server_description import TopologyDescription
 counts = st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 20))
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(topology=topologies(), criteria=any_criteria())
 def test_each_rule_only_leaves_servers_out(
     topology: TopologyDescription, criteria: Criteria
@@ -29,7 +30,7 @@ def test_each_rule_only_leaves_servers_out(
         before = left
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(topology=topologies(), criteria=any_criteria())
 def test_the_explanation_says_of_every_server_what_was_decided(
     topology: TopologyDescription, criteria: Criteria
@@ -43,7 +44,7 @@ def test_the_explanation_says_of_every_server_what_was_decided(
         assert ("eligible" in verdict.text.split(", ")) == verdict.eligible
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(topology=topologies(), criteria=any_criteria())
 def test_breakers_and_the_window_leave_a_server_where_there_is_one(
     topology: TopologyDescription, criteria: Criteria
@@ -52,7 +53,7 @@ def test_breakers_and_the_window_leave_a_server_where_there_is_one(
     assert bool(decision.in_window) == bool(decision.suitable)
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(topology=topologies(), criteria=any_criteria())
 def test_deprioritizing_costs_nobody_a_server(
     topology: TopologyDescription, criteria: Criteria
@@ -65,7 +66,7 @@ def test_deprioritizing_costs_nobody_a_server(
         assert suitable == anyway
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(topology=topologies(), criteria=any_criteria(), operations=counts, dice=st.randoms())
 def test_what_is_selected_is_eligible_and_who_is_busiest_is_not_selected(
     topology: TopologyDescription,
@@ -85,7 +86,7 @@ def test_what_is_selected_is_eligible_and_who_is_busiest_is_not_selected(
     assert not others or operations.get(selected.address, 0) <= max(others)
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(topology=topologies(), operations=counts, dice=st.randoms())
 def test_of_two_the_one_with_fewer_operations_is_chosen(
     topology: TopologyDescription, operations: dict[str, int], dice: Random

@@ -24,6 +24,7 @@ from support.engine.engine_inputs import (
 from support.engine.failing_work import START, Fault
 from support.engine.retry_strategies import BEST_EFFORT
 from support.engine.stepped_operations import Running, SharedClock, SteppedWork
+from support.examples import scaled
 
 from pymongo_resilience.events import RetryScheduled
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
@@ -210,4 +211,4 @@ class Client(RuleBasedStateMachine):
 
 
 TestClient = Client.TestCase
-TestClient.settings = settings(max_examples=200, stateful_step_count=60)
+TestClient.settings = settings(max_examples=scaled(200), stateful_step_count=60)

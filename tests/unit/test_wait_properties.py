@@ -21,6 +21,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.driver.deadline import Timeout
 from pymongo_resilience_instrumentation.timeouts import waits
 from pymongo_resilience_instrumentation.timeouts.waits import RESOLUTION
+from support.examples import scaled
 
 from pymongo_resilience.testing import FakeClock
 
@@ -287,7 +288,7 @@ def test_no_wait_is_handed_more_than_is_left(clock: FakeClock, plan: tuple[Any, 
 
 
 @given(all_plans=st.lists(plans, min_size=2, max_size=3))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=scaled(100))
 def test_nor_because_of_another_task(clock: FakeClock, all_plans: list[tuple[Any, ...]]) -> None:
     """Each has its own step in turn."""
 

@@ -1,0 +1,15 @@
+"""How many examples a property is tried with: a quarter in ``make test``, all of them in ``make
+check``, and of hostile input many more in ``make chaos``."""
+
+from __future__ import annotations
+
+import os
+
+PROFILE = "HYPOTHESIS_PROFILE"
+QUICK, CHAOS = "quick", "chaos"
+TIMES = {QUICK: 0.25, CHAOS: 50}
+
+
+def scaled(number: int) -> int:
+    """What this run takes of ``number`` examples."""
+    return max(1, round(number * TIMES.get(os.environ.get(PROFILE, ""), 1)))
