@@ -2,7 +2,7 @@
 
 A decision has two steps, since a strategy may be a coroutine: ``check_rules`` applies the rules
 that need no strategy, ``apply_strategy`` those that follow its answer. The numbers are those of
-docs/architecture.md.
+docs/retry-rules.md.
 """
 
 from __future__ import annotations
