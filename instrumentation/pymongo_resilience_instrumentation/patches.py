@@ -23,6 +23,7 @@ from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
 from pymongo_resilience_instrumentation.interception.interceptor import Interceptor, Owner, Wrapped
 from pymongo_resilience_instrumentation.interception.methods import (
     Method,
+    Need,
     Wrapper,
     by_position,
     is_async,
@@ -47,7 +48,14 @@ from pymongo_resilience_instrumentation.transactions import sessions, wrappers a
 from . import driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection as Container, Iterable, Iterator, Mapping
+    from collections.abc import (
+        Callable,
+        Collection as Container,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from pymongo_resilience_instrumentation.operations.public import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -72,19 +80,23 @@ class Patch(NamedTuple):
     name: str
     original: Any
     wrapper: Any
+    around: Wrapper | Method | Interceptor
+    """What ``wrapper`` was made of."""
 
 
 class Patches:
     """Applied and removed by one thread at a time. In between any thread may add what it has
-    imported."""
+    imported, or what was not needed until then."""
 
     def __init__(self) -> None:
         self.applied: list[Patch] = []
+        self._late: dict[Need, Sequence[Patch]] = {}
         self._removed = False
 
     def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
         """All patches but those whose feature the installed pymongo cannot have."""
         self._flag = runtime.enabled_flag
+        runtime.need = self.need
         for owner, name, wrapper in _of_the_public_api(runtime, without):
             self._wrap(owner, name, wrapper)
         for owner in CLIENTS:
@@ -98,8 +110,28 @@ class Patches:
             if not any(feature in without for feature in features):
                 for owner, name, wrapper in patches(runtime):
                     self._wrap(owner, name, wrapper)
+        for need, features, patches in _LATE:
+            if not any(feature in without for feature in features):
+                made = [self._prepare(*each) for each in patches(runtime)]
+                self._late[need] = (*self._late.get(need, ()), *filter(None, made))
+        if not runtime.no_configured_timeout:
+            self.need("timeout")
         if Feature.TIMEOUT not in without:
             late_gridfs.wrap_when_imported(runtime, self._add)
+
+    def need(self, need: Need) -> None:
+        """Put on what operations do without until somebody needs it. As often as you like, and by
+        several threads at once: nobody waits for another one."""
+        for patch in self._late.get(need, ()):
+            now = vars(patch.owner).get(patch.name)
+            if now is patch.original:
+                self._put(patch)
+            elif now is not patch.wrapper:
+                # Somebody else has wrapped it meanwhile.
+                self._wrap(patch.owner, patch.name, patch.around)
+        self._late[need] = ()
+        if self._removed:
+            self._take_off()
 
     def _add(self, wrapped: Iterable[Wrapped]) -> None:
         # All or nothing; and without a lock, which a forked child could find locked for ever.
@@ -130,28 +162,35 @@ class Patches:
                 ", ".join(f"{patch.owner.__name__}.{patch.name}" for patch in covered),
             )
 
-    def _wrap(self, owner: Owner, name: str, wrapper: Wrapper | Method | Interceptor) -> None:
+    def _wrap(self, owner: Owner, name: str, around: Wrapper | Method | Interceptor) -> None:
+        patch = self._prepare(owner, name, around)
+        if patch is not None:
+            self._put(patch)
+
+    def _put(self, patch: Patch) -> None:
+        setattr(patch.owner, patch.name, patch.wrapper)
+        self.applied.append(patch)
+
+    def _prepare(
+        self, owner: Owner, name: str, around: Wrapper | Method | Interceptor
+    ) -> Patch | None:
         # The attribute itself, without the descriptor's binding; a newer pymongo may lack one.
         original = vars(owner).get(name)
         if original is None:
             logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
-            return
-        if isinstance(wrapper, Interceptor):
-            wrapper = wrapper.method(self._flag, is_async(original))
-        made = (
-            wrapper.in_place_of(original)
-            if isinstance(wrapper, Method)
-            else wrapt.FunctionWrapper(
-                original,
-                by_position(original, wrapper) if _is_private(name) else wrapper,
-            )
-        )
+            return None
+        method: Any = around
+        if isinstance(around, Interceptor):
+            method = around.method(self._flag, is_async(original))
+        if isinstance(method, Method):
+            made = method.in_place_of(original)
+        else:
+            wrapper = by_position(original, method) if _is_private(name) else method
+            made = wrapt.FunctionWrapper(original, wrapper)
         if made is None:
             logger.warning("pymongo's %s.%s takes other arguments: not wrapped", owner, name)
-            return
-        patch = Patch(owner, name, original, made)
-        setattr(owner, name, patch.wrapper)
-        self.applied.append(patch)
+            return None
+        return Patch(owner, name, original, made, around)
 
 
 def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterator[Wrapped]:
@@ -252,6 +291,10 @@ def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
     return waits.wrapped(runtime.enabled_flag, waiting)
 
 
+def _of_selections(runtime: Runtime) -> Iterator[Wrapped]:
+    return waits.selections(runtime.enabled_flag)
+
+
 def _of_fast_fail(runtime: Runtime) -> Iterator[Wrapped]:
     return fast_fail.wrapped(runtime.enabled_flag, runtime.rules)
 
@@ -301,21 +344,25 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.CURSORS,), _of_change_streams),
     ((Feature.RETRIES,), _of_the_loops),
     ((Feature.RETRIES, Feature.FAST_FAIL), _of_closed_clients),
-    ((Feature.RETRIES, Feature.RETARGETING), _of_selection),
     ((Feature.RETRIES,), _of_selected_servers),
     ((Feature.WHY_NOT,), _of_failed_selections),
     ((Feature.CLEANUP,), _of_cleanup),
-    ((Feature.TIME_LIMITS,), _of_time_limits),
     ((Feature.WAITS,), _of_waits),
     ((Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL), _of_fast_fail),
-    ((Feature.CLEANUP, Feature.CURSORS), _of_closing),
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),
-    ((Feature.END_SESSION,), _of_ended_sessions),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
     ((Feature.COMMENTS,), _of_comments),
     ((Feature.RECOVERY,), monitors.wrapped),
 )
 """What is wrapped where the installed pymongo can have all of the features."""
+_LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
+    ("avoided server", (Feature.RETRIES, Feature.RETARGETING), _of_selection),
+    ("timeout", (Feature.WAITS,), _of_selections),
+    ("timeout", (Feature.TIME_LIMITS,), _of_time_limits),
+    ("timeout", (Feature.CLEANUP, Feature.CURSORS), _of_closing),
+    ("transaction", (Feature.END_SESSION,), _of_ended_sessions),
+)
+"""The same, for what is on the way of healthy operations and does nothing for most of them."""
 
 
 def _is_private(name: str) -> bool:
@@ -324,7 +371,8 @@ def _is_private(name: str) -> bool:
 
 
 def _restore(patch: Patch) -> bool:
-    if vars(patch.owner).get(patch.name) is not patch.wrapper:
-        return False
+    now = vars(patch.owner).get(patch.name)
+    if now is not patch.wrapper:
+        return now is patch.original
     setattr(patch.owner, patch.name, patch.original)
     return True

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.clients.closings import Closings
     from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.clients.registry import Clients
+    from pymongo_resilience_instrumentation.interception.methods import Need
     from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import OperationCounts
@@ -89,6 +90,8 @@ class Runtime:
     unreported: Unreported
     owns_retries: bool
     """Whether retries are decided here, not in the driver's own loop."""
+    need: Callable[[Need], None] = lambda _: None
+    """Puts patches on that the first timeout, say, needs; see ``Patches.need``."""
 
     def nested(self, client: Any) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins. Or inside
@@ -265,5 +268,7 @@ class Runtime:
         call.timeout, call.deadline = self.timeouts.of_call(call)
         if anew and self.timeouts.csot_available and call.timeout is not None:
             call.deadline = driver.deadline.Timeout.anew(call.timeout).resume()
+        if call.timeout is not None:
+            self.need("timeout")
         call.light = self.light and call.public and call.timeout is None and not call.only_reads
         calls.enter(call)

@@ -8,13 +8,15 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, self_check
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+from pymongo_resilience_instrumentation.interception.methods import Need
+from pymongo_resilience_instrumentation.patches import Patches
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side, fail_command
 from support.every_method import SENDING, exists
@@ -143,13 +145,21 @@ class Reshaped:
             setattr(*place, original)
 
 
+def put_all_on() -> Patches:
+    """Also what operations do without until it is needed."""
+    patches = PymongoResilienceInstrumentor()._patches
+    assert patches is not None
+    for need in get_args(Need):
+        patches.need(need)
+    return patches
+
+
 @pytest.fixture(params=SHAPES)
 def reshaped(
     request: pytest.FixtureRequest, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Reshaped, Telemetry]]:
     instrument(**EVERYTHING)
-    patches = PymongoResilienceInstrumentor()._patches
-    assert patches is not None
+    patches = put_all_on()
     places = {(p.owner, p.name): p.original for p in reversed(patches.applied)}
     pymongo_resilience.uninstrument()
     # What it looks for in the code of pymongo's own methods is not in that of the ones here.
@@ -158,6 +168,7 @@ def reshaped(
     made = Reshaped()
     made.make_newer(places)
     telemetry = instrument(**EVERYTHING)
+    put_all_on()
     made.reshape(SHAPES[request.param])
     yield made, telemetry
     made.put_back()

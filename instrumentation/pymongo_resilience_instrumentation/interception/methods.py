@@ -9,11 +9,13 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Function = Callable[..., Any]
 Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
 """As wrapt calls one: with the original, what it is called on, and what it is given."""
+Need = Literal["avoided server", "timeout", "transaction"]
+"""The first of them in a process puts patches on that operations do without until then."""
 ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 

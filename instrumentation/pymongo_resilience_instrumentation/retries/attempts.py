@@ -321,6 +321,7 @@ class Attempts:
         ):
             if self._avoided is None:
                 self._avoided = deprioritized.avoided()
+            self.runtime.need("avoided server")
             self._avoiding = deprioritized.avoid(
                 driver.repetition.deprioritize(self._loop), self._avoiding
             )

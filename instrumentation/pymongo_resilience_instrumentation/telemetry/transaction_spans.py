@@ -156,8 +156,10 @@ def parent_of(session: Any) -> TransactionSpan | None:
 class StartTransaction(Interceptor):
     """Nothing is sent, and nothing may fail but what fails in the driver."""
 
-    def __init__(self, spans: TransactionSpans | None) -> None:
+    def __init__(self, spans: TransactionSpans | None, first: Callable[[], None]) -> None:
+        """``first``: called before a span is started."""
         self._spans = spans
+        self._first = first
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         return None if self._spans is None else Entered(given[0])
@@ -165,6 +167,7 @@ class StartTransaction(Interceptor):
     def succeeded(self, entered: Entered, result: Any) -> Any:
         with shielded("after start_transaction"):
             if self._spans is not None:
+                self._first()
                 self._spans.start(entered.instance)
         return result
 

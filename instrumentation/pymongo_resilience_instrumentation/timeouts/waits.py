@@ -38,8 +38,6 @@ RESOLUTION = 0.001
 
 def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Wrapped]:
     """``waiting``: where waits for a connection are noted; None times no wait."""
-    for owner in driver.waits.selection_timeout_owners():
-        yield owner, driver.waits.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
     for half, connecting in (
         (driver.waits.SYNC_HALF, connect(enabled_flag)),
         (driver.waits.ASYNC_HALF, connect_async(enabled_flag)),
@@ -115,6 +113,12 @@ def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | No
         return None
     own = driver.waits.own_connect_timeout(args, kwargs)
     return left if own is None else min(left, own)
+
+
+def selections(enabled_flag: EnabledFlag) -> Iterator[Wrapped]:
+    """As ``wrapped``, of what each operation asks for."""
+    for owner in driver.waits.selection_timeout_owners():
+        yield owner, driver.waits.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
 
 
 def selection_timeout(enabled_flag: EnabledFlag) -> Method:
