@@ -75,6 +75,12 @@ def test_opentelemetry_finds_the_entry_point() -> None:
     assert entry.load().__name__ == "PymongoResilienceInstrumentor"
 
 
+def test_pytest_finds_the_plugin() -> None:
+    (entry,) = importlib.metadata.entry_points(group="pytest11", name="pymongo_resilience")
+
+    assert entry.load().mongo_replica_set
+
+
 def test_retries_a_lost_reply(proxy: ReplicaSet, instrumented: None) -> None:
     with MongoClient[dict[str, Any]](proxy.uri) as client:
         proxy.inject(CutAfter("insert"))

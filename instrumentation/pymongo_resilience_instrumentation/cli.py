@@ -134,6 +134,19 @@ def _parser() -> argparse.ArgumentParser:
     testbed.add_argument(
         "--seed", type=int, metavar="N", help="random seed of --chaos (default: 1)"
     )
+    testbed.add_argument(
+        "--control",
+        type=int,
+        metavar="PORT",
+        help="serve an HTTP control on 127.0.0.1: POST a fault to /faults, GET what struck, DELETE "
+        "to clear; 0 for a free port",
+    )
+    testbed.add_argument(
+        "--drill",
+        metavar="NAME",
+        help="play a scenario: rolling-maintenance, regional-black-hole, overload-pulse or "
+        "flapping-member",
+    )
     doctor.add_parser(commands)
     files = commands.add_parser(
         "dashboards",
@@ -213,6 +226,8 @@ def _testbed(options: argparse.Namespace) -> int:
         port=options.port,
         chaos=options.chaos,
         seed=options.seed,
+        control=options.control,
+        drill=options.drill,
     )
     try:
         command.run(wanted)

@@ -14,7 +14,9 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.doctor import Examination, Level, examination, examine
+from pymongo_resilience_instrumentation.doctor import examination
+from pymongo_resilience_instrumentation.doctor.examination import Examination, examine
+from pymongo_resilience_instrumentation.doctor.findings import Level
 from pymongo_resilience_instrumentation.doctor.names import resolved
 from pymongo_resilience_instrumentation.doctor.output import as_json, as_text, has_colours
 from pymongo_resilience_instrumentation.doctor.uri import read

@@ -7,9 +7,3 @@ the classifier that ``ServerSelectionTimeoutError`` has its last sentence from.
 
 No text holds a value of the URI but host names, option names and the replica set's name.
 """
-
-from .examination import Examination, examine
-from .findings import Finding, Level
-from .verdict import Verdict
-
-__all__ = ["Examination", "Finding", "Level", "Verdict", "examine"]

@@ -7,13 +7,15 @@ import itertools
 import signal
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from .control import Control
 from .deployments.replica_set import ReplicaSet
 from .deployments.sharded_cluster import ShardedCluster
 from .deployments.standalone import Standalone
+from .drills import drill, fitted, named
 from .fault import refused, whole
 from .fault_catalog import FAILOVER, NETWORK, SERVER, restart
 from .scenario import Scenario
@@ -46,6 +48,9 @@ class Options:
     chaos: bool = False
     seed: int | None = None
     """The random seed of ``chaos``; None without it, 1 by default."""
+    control: int | None = None
+    """The port of the HTTP control, 0 for a free one."""
+    drill: str | None = None
 
 
 def run(options: Options) -> None:
@@ -56,11 +61,19 @@ def run(options: Options) -> None:
     :class:`TestbedError` if a port is taken or the server does not start.
     """
     seed = _seed(options)
+    if options.drill is not None:
+        named(options.drill)
     deployment = _deployment(options)
-    with _stop_requested() as stop, deployment:
+    control = None if options.control is None else Control(deployment, options.control)
+    with _stop_requested() as stop, deployment, control or contextlib.nullcontext():
         sys.stdout.write(f"{deployment.uri}\n")
         sys.stdout.flush()
         _say("Ctrl-C ends it; the data is gone then")
+        if control is not None:
+            _say(f"control: {control.url}")
+        if options.drill is not None:
+            _say(f"drill {options.drill}:\n{drill(options.drill, deployment)}")
+            deployment.drill(options.drill)
         if options.chaos:
             _play(deployment, seed, stop)
         stop.wait()
@@ -74,7 +87,7 @@ def strikes(deployment: Deployment, seed: int) -> Iterator[tuple[float, Strike]]
         menu = (*NETWORK, *SERVER, restart)
     for number in itertools.count(seed):
         for pause, strike in Scenario.random(number, _ROUND, menu, every=_EVERY).steps:
-            yield pause, replace(strike, on=_fitting(strike.on, deployment))
+            yield pause, fitted(strike, deployment)
 
 
 def _seed(options: Options) -> int:
@@ -99,16 +112,6 @@ def _deployment(options: Options) -> Deployment:
             raise
         why = f"as many consecutive ports are needed as there are members, here {count}"
         raise ValueError(f"{exc}: {why}") from None
-
-
-def _fitting(on: Any, deployment: Deployment) -> Any:
-    """The catalog assumes a replica set of three; other members act as primaries."""
-    count = len(deployment.members)
-    if isinstance(on, int):
-        return on % count
-    if on == "all" or on in deployment.roles:
-        return on
-    return "all" if on == "primary" else count - 1
 
 
 def _play(deployment: Deployment, seed: int, stop: threading.Event) -> None:

@@ -102,6 +102,7 @@ class Deployment(Running):
         that this deployment has not, and for a fault that does not go with it.
         """
         done: Future[None] = self._call(self.strike(fault, on)).result(_STOP_TIMEOUT)
+        self._since_clear.append(fault)
         return done
 
     def play(self, scenario: Scenario) -> Future[None]:
@@ -112,11 +113,17 @@ class Deployment(Running):
         """
         return self._call(self._play(scenario))
 
+    def drill(self, name: str) -> Future[None]:
+        """Begin one of ``testbed.drills``, as ``play`` does."""
+        from pymongo_resilience_instrumentation.testbed.drills import drill  # noqa: PLC0415 - a circle
+
+        return self.play(drill(name, self))
+
     def clear(self, *, strict: bool = False) -> None:
         """End all faults, and scenarios that would bring more, and mend what they did.
 
-        ``strict``: then raises :class:`TestbedError` for every fault that was injected since the
-        last time, and never struck.
+        ``strict``: then raises :class:`TestbedError` for every fault that was given to ``inject``
+        since the last time, and never struck; those of scenarios need not.
         """
         self._call(self._clear()).result(_STOP_TIMEOUT)
         idle = [fault for fault in self._since_clear if not fault.struck]
@@ -142,7 +149,6 @@ class Deployment(Running):
             raise refused("fault", fault, 'a fault, for example CutAfter("insert")')
         targets = self.targets(on)
         self._struck.append(fault)
-        self._since_clear.append(fault)
         task = self._begin(fault.strike(self, targets))
         # One turn of the loop: what the fault does before it first waits is done when this returns.
         await asyncio.sleep(0)

@@ -1,0 +1,182 @@
+"""The pytest plugin of the test bed: deployments to break as fixtures, and faults as a marker::
+
+    @pytest.mark.mongo_faults(CutAfter("insert"))
+    def test_an_order_is_placed_once(mongo_replica_set, mongo_database):
+        orders = MongoClient(mongo_replica_set.uri)[mongo_database].orders
+        ...
+
+One server for the session is behind all deployments. A fault that never struck fails its test.
+Needs the extra ``testbed``; where no test uses a fixture, nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import random
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from pymongo_resilience_instrumentation.testbed import (
+        Deployment,
+        EmbeddedServer,
+        ReplicaSet,
+        ShardedCluster,
+    )
+
+MARKER: Final = "mongo_faults"
+SCOPES: Final = ("function", "class", "module", "package", "session")
+DROP_WITHIN: Final = 10.0
+"""Seconds: a transaction that a failed test has left open must not keep the others waiting."""
+_RUNNING: Final = pytest.StashKey["list[Deployment]"]()
+_numbers = itertools.count()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("mongodb", "MongoDB test bed").addoption(
+        "--mongo-scope",
+        choices=SCOPES,
+        default="function",
+        help="for how long mongo_replica_set and mongo_sharded_cluster live (default: function)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_RUNNING] = []
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(*faults, on='all', seed=None): inject faults, recipes of testbed.fault_catalog "
+        "or a drill's name when the test begins; the seed decides what is random, and the order",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A marker alone is enough to have a deployment."""
+    for item in items:
+        names = getattr(item, "fixturenames", None)
+        if names is not None and MARKER not in names and item.get_closest_marker(MARKER):
+            names.append(MARKER)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """After all fixtures, so that faults strike the test alone; and whether they have."""
+    deployments = item.config.stash[_RUNNING]
+    passed = False
+    try:
+        for marker in reversed(list(item.iter_markers(MARKER))):
+            _inject(item, *marker.args, **marker.kwargs)
+        result = yield
+        passed = True
+    finally:
+        unstruck = [text for each in deployments if (text := _cleared(each))]
+        if passed and unstruck:
+            pytest.fail("; ".join(unstruck), pytrace=False)
+    return result
+
+
+def _inject(item: pytest.Item, *faults: Any, on: Any = "all", seed: int | None = None) -> None:
+    deployment: Deployment = getattr(item, "funcargs", {})[MARKER]
+    dice = random.Random(seed)  # noqa: S311 - random faults, not secrets
+    shuffled = dice.sample(faults, len(faults)) if seed is not None else list(faults)
+    item.add_report_section("call", MARKER, f"{', '.join(map(str, shuffled))}, seed {seed}")
+    for fault in shuffled:
+        if isinstance(fault, str):
+            deployment.drill(fault)
+        elif callable(fault):
+            strike = fault(dice)
+            deployment.inject(strike.fault(), strike.on)
+        else:
+            # A marker outlives the test: of a table, all rows have the same one.
+            deployment.inject(copy.deepcopy(fault), on)
+
+
+def _cleared(deployment: Deployment) -> str | None:
+    """Says which faults never struck."""
+    from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415 - an extra
+
+    try:
+        deployment.clear(strict=True)
+    except TestbedError as error:
+        return str(error)
+    return None
+
+
+def _scope(fixture_name: str, config: pytest.Config) -> Any:
+    del fixture_name
+    return config.getoption("--mongo-scope")
+
+
+@pytest.fixture(scope="session")
+def mongo_server() -> Iterator[EmbeddedServer]:
+    """The server behind all deployments: what goes to it passes no fault."""
+    from pymongo_resilience_instrumentation.testbed import EmbeddedServer  # noqa: PLC0415
+
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope=_scope)
+def mongo_replica_set(
+    mongo_server: EmbeddedServer, pytestconfig: pytest.Config
+) -> Iterator[ReplicaSet]:
+    """Three members on this machine; connect to ``mongo_replica_set.uri``."""
+    from pymongo_resilience_instrumentation.testbed import ReplicaSet  # noqa: PLC0415
+
+    with ReplicaSet(mongo_server.address) as replica_set, _kept(pytestconfig, replica_set):
+        yield replica_set
+
+
+@pytest.fixture(scope=_scope)
+def mongo_sharded_cluster(
+    mongo_server: EmbeddedServer, pytestconfig: pytest.Config
+) -> Iterator[ShardedCluster]:
+    """Two routers on this machine; connect to ``mongo_sharded_cluster.uri``."""
+    from pymongo_resilience_instrumentation.testbed import ShardedCluster  # noqa: PLC0415
+
+    with ShardedCluster(mongo_server.address) as cluster, _kept(pytestconfig, cluster):
+        yield cluster
+
+
+@pytest.fixture
+def mongo_database(mongo_server: EmbeddedServer) -> Iterator[str]:
+    """The name of a database of the test's own, which is dropped after it."""
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    yield name
+    _drop(mongo_server, name)
+
+
+@pytest.fixture
+def mongo_faults(request: pytest.FixtureRequest) -> Deployment:
+    """The test's deployment, to ``inject``, ``play`` or ``drill``: the cluster if it has one, else
+    the replica set."""
+    cluster = "mongo_sharded_cluster"
+    wanted = cluster if cluster in request.fixturenames else "mongo_replica_set"
+    deployment: Deployment = request.getfixturevalue(wanted)
+    return deployment
+
+
+@contextmanager
+def _kept(config: pytest.Config, deployment: Deployment) -> Iterator[None]:
+    config.stash[_RUNNING].append(deployment)
+    try:
+        yield
+    finally:
+        config.stash[_RUNNING].remove(deployment)
+
+
+def _drop(server: EmbeddedServer, name: str) -> None:
+    """Past pymongo, which the test may have instrumented."""
+    from pymongo_resilience_instrumentation.testbed import wire  # noqa: PLC0415
+
+    command = wire.command({"dropDatabase": 1, "$db": name}).raw
+    with socket.create_connection(server.address, timeout=DROP_WITHIN) as connection:
+        connection.sendall(command)
+        connection.recv(1)

@@ -1,0 +1,180 @@
+"""HTTP control of a running deployment, for applications in any language. On 127.0.0.1 alone.
+
+    GET /            the URI, the kinds of faults, the drills
+    POST /faults     {"fault": "CutAfter", "command": "insert", "times": 2, "on": "primary"}
+    GET /faults      what was injected, and how often each has struck
+    DELETE /faults   ends all; ?strict=true answers 409 where one never struck
+    POST /drills     {"drill": "overload-pulse"}
+
+A web page that a browser shows must not reach it: requests that name an origin or another host are
+refused, and so is a body that is not application/json.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from . import faults
+from .drills import DRILLS
+from .fault import refused, whole
+from .running import Running
+from .server import TestbedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .deployments.deployment import Deployment
+    from .fault import Fault
+
+HOST: Final = "127.0.0.1"
+KINDS: Final[dict[str, Callable[..., Fault]]] = {
+    name: getattr(faults, name) for name in faults.__all__ if name != "Corrupt"
+}
+"""A function cannot be sent, so Corrupt is left out."""
+_LONGEST_BODY: Final = 65536
+_MOST_PORT: Final = 65535
+
+
+class Injected(NamedTuple):
+    """A fault that was asked for."""
+
+    fault: Fault
+    on: Any
+
+    def as_json(self) -> dict[str, Any]:
+        return {"fault": repr(self.fault), "on": self.on, "struck": self.fault.struck}
+
+
+class Control(Running):
+    """Serves until it is stopped. Thread-safe.
+
+    :param port: 0 for a free one.
+    """
+
+    def __init__(self, deployment: Deployment, port: int = 0) -> None:
+        self._deployment = deployment
+        self._port = whole("control", port, least=0, most=_MOST_PORT)
+        self._lock = threading.Lock()
+        self._injected: list[Injected] = []
+        self._server: ThreadingHTTPServer | None = None
+
+    @property
+    def url(self) -> str:
+        if self._server is None:
+            raise TestbedError("the control is not running: use it in a with block")
+        return f"http://{HOST}:{self._server.server_address[1]}"
+
+    def start(self) -> None:
+        """Raises TestbedError if the port is taken."""
+        handler = type("Handler", (_Handler,), {"control": self})
+        try:
+            self._server = ThreadingHTTPServer((HOST, self._port), handler)
+        except OSError as error:
+            raise TestbedError(f"cannot listen on {HOST}:{self._port}: {error.strerror}") from error
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def answer(self, method: str, target: str, body: Any) -> tuple[HTTPStatus, Any]:
+        """Raises ValueError for what cannot be."""
+        parts = urlsplit(target)
+        match method, parts.path.rstrip("/"):
+            case "GET", "":
+                about = {"uri": self._deployment.uri, "faults": sorted(KINDS), "drills": [*DRILLS]}
+                return HTTPStatus.OK, about
+            case "GET", "/faults":
+                with self._lock:
+                    return HTTPStatus.OK, [each.as_json() for each in self._injected]
+            case "POST", "/faults":
+                return HTTPStatus.CREATED, self._inject(body).as_json()
+            case "DELETE", "/faults":
+                return self._clear(strict=parse_qs(parts.query).get("strict") == ["true"])
+            case "POST", "/drills":
+                self._deployment.drill(body.get("drill"))
+                return HTTPStatus.CREATED, body
+            case _:
+                return HTTPStatus.NOT_FOUND, {"error": f"no {method} {parts.path}"}
+
+    def _inject(self, asked: dict[str, Any]) -> Injected:
+        options = dict(asked)
+        name, on = options.pop("fault", None), options.pop("on", "all")
+        kind = KINDS.get(name)
+        if kind is None:
+            raise refused("fault", name, f"one of {', '.join(sorted(KINDS))}")
+        try:
+            inspect.signature(kind).bind(**options)
+        except TypeError as error:
+            raise ValueError(f"{name}{inspect.signature(kind)}: {error}") from None
+        injected = Injected(kind(**options), on)
+        self._deployment.inject(injected.fault, on)
+        with self._lock:
+            self._injected.append(injected)
+        return injected
+
+    def _clear(self, *, strict: bool) -> tuple[HTTPStatus, Any]:
+        with self._lock:
+            self._injected.clear()
+        try:
+            self._deployment.clear(strict=strict)
+        except TestbedError as error:
+            return HTTPStatus.CONFLICT, {"error": str(error)}
+        return HTTPStatus.OK, {}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    control: Control
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_DELETE(self) -> None:
+        self._serve()
+
+    def log_message(self, *_: Any) -> None:
+        """Standard error is for what strikes."""
+
+    def _serve(self) -> None:
+        try:
+            status, answer = self._answer()
+        except ValueError as error:
+            status, answer = HTTPStatus.BAD_REQUEST, {"error": str(error)}
+        except TestbedError as error:
+            status, answer = HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
+        data = json.dumps(answer).encode() + b"\n"
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _answer(self) -> tuple[HTTPStatus, Any]:
+        host = self.headers.get("Host", "").partition(":")[0]
+        if "Origin" in self.headers or host not in {HOST, "localhost"}:
+            return HTTPStatus.FORBIDDEN, {"error": "not for browsers"}
+        body: Any = {}
+        length = int(self.headers.get("Content-Length") or 0)
+        if length > _LONGEST_BODY:
+            self.close_connection = True
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "the body is too long"}
+        text = self.rfile.read(length)
+        if self.command == "POST":
+            if self.headers.get_content_type() != "application/json":
+                return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"error": "not application/json"}
+            body = json.loads(text)
+            if not isinstance(body, dict):
+                raise refused("the body", body, "a JSON object")
+        return self.control.answer(self.command, self.path, body)

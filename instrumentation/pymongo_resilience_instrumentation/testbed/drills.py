@@ -1,0 +1,65 @@
+"""Drills: named scenarios of what operators practise, each over within about ten seconds.
+
+For ``pymongo-resilience testbed --drill NAME``, the control of a running test bed, and the fixture
+``mongo_faults``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from .fault import refused
+from .faults import BlackHole, Election, RateLimit, Restart, RollingRestart
+from .scenario import Scenario, strike
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .deployments.deployment import Deployment, Target
+    from .scenario import Strike
+
+DRILLS: Final[Mapping[str, Scenario]] = {
+    "rolling-maintenance": Scenario().after(0.2, RollingRestart, downtime=1.0, pause=0.5, gap=0.5),
+    # The region of the primary: the others elect one, and what was sent there is never answered.
+    "regional-black-hole": Scenario()
+    .after(0.2, BlackHole, 4.0, on="primary")
+    .after(1.0, Election, gap=1.0),
+    "overload-pulse": Scenario(
+        [(pause, strike(RateLimit, 20, seconds=2.0, on="primary")) for pause in (0.2, 3.0)]
+    ),
+    "flapping-member": Scenario(
+        [(pause, strike(Restart, downtime=0.3, gap=0.2, on=2)) for pause in (0.2, 1.0, 1.0, 1.0)]
+    ),
+}
+"""Written for a replica set of three; ``drill`` fits them to others."""
+
+
+def named(name: str) -> Scenario:
+    """Raises ValueError for a name that there is not."""
+    scenario = DRILLS.get(name) if isinstance(name, str) else None
+    if scenario is None:
+        raise refused("drill", name, f"one of {', '.join(DRILLS)}")
+    return scenario
+
+
+def drill(name: str, deployment: Deployment) -> Scenario:
+    """``named``, for this deployment."""
+    scenario = named(name)
+    steps = [(pause, fitted(each, deployment)) for pause, each in scenario.steps]
+    elects = "primary" in deployment.roles
+    return Scenario([each for each in steps if elects or each[1].kind is not Election])
+
+
+def fitted(struck: Strike, deployment: Deployment) -> Strike:
+    """Other members act as primaries where there is no replica set of three."""
+    return replace(struck, on=_fitting(struck.on, deployment))
+
+
+def _fitting(on: Target, deployment: Deployment) -> Target:
+    count = len(deployment.members)
+    if isinstance(on, int):
+        return on % count
+    if on == "all" or on in deployment.roles:
+        return on
+    return "all" if on == "primary" else count - 1
