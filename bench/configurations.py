@@ -53,7 +53,7 @@ def prepare(state: str) -> Callable[[Any], Any]:
 
         telemetry = who == OURS
         without = OTHER_METRICS if DURATION in what else ()
-        instrument(Config(traces=telemetry, metrics=telemetry, metrics_without=without))
+        instrument(Config(traces=telemetry, metrics=telemetry, disabled_metrics=without))
     return lambda call: call
 
 

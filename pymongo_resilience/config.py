@@ -7,7 +7,9 @@ wins over the file. Namespace rules come from code and from the file alone.
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +36,7 @@ from pymongo_resilience.option_types import (
 from pymongo_resilience.strategy import NAMED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pymongo_resilience.policy import Policy
 
@@ -205,7 +207,7 @@ class Config:
         "names is unbounded, one for each customer or day, say.",
         telemetry=True,
     )
-    metrics_without: tuple[str, ...] = _option(
+    disabled_metrics: tuple[str, ...] = _option(
         (),
         several_of(METRICS),
         "Metrics that are not measured at all, for what they cost each operation.",
@@ -242,10 +244,16 @@ class Config:
         )
 
     @property
-    def disabled_metrics(self) -> frozenset[str]:
+    def unmeasured(self) -> frozenset[str]:
         """The names of those that are not measured, where any are."""
         beyond_standard = () if self.metrics == ALL else OF_EACH_OPERATION
-        return frozenset((*self.metrics_without, *beyond_standard))
+        return frozenset((*self.disabled_metrics, *beyond_standard))
+
+    @property
+    def metrics_without(self) -> tuple[str, ...]:
+        """The former name of ``disabled_metrics``."""
+        _warn_former("metrics_without", "disabled_metrics")
+        return self.disabled_metrics
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
@@ -267,6 +275,29 @@ class Config:
         values.read_file(Path(path))
         values.check()
         return cls(**values.found)
+
+
+FORMER = {"metrics_without": "disabled_metrics"}
+"""Names of options before, which end with the next minor version."""
+
+
+def _warn_former(former: str, name: str) -> None:
+    text = f"{former} is called {name} now; the former name ends with the next minor version"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+
+
+def _taking_former_names(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(self: Config, **given: Any) -> None:  # noqa: N807 - it takes the place of one
+        for former in FORMER.keys() & given.keys():
+            _warn_former(former, FORMER[former])
+            given[FORMER[former]] = given.pop(former)
+        init(self, **given)
+
+    return __init__
+
+
+Config.__init__ = _taking_former_names(Config.__init__)  # type: ignore[method-assign]
 
 
 class Loaded(NamedTuple):
@@ -308,10 +339,13 @@ class _Values:
 
     def read_variables(self, environ: Mapping[str, str]) -> None:
         known = {option.variable: option for option in OPTIONS}
+        former = {PREFIX + each.upper(): known[PREFIX + FORMER[each].upper()] for each in FORMER}
         for variable, text in environ.items():
             if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or not text.strip():
                 continue
-            option = known.get(variable)
+            option = known.get(variable) or former.get(variable)
+            if option is not None and variable in former:
+                logger.warning("%s is called %s now", variable, option.variable)
             if option is None:
                 warn_unknown(variable, "variable", [*known, FILE_VARIABLE])
                 continue
@@ -337,13 +371,15 @@ class _Values:
             return
         known = {option.name: option for option in OPTIONS}
         for name, value in document.items():
-            option = known.get(name)
+            option = known.get(FORMER.get(name, name))
+            if name in FORMER:
+                logger.warning("%s in %s is called %s now", name, path, FORMER[name])
             if name == RULES:
                 self._take(name, policies_of(value, path, self.problems), str(path))
             elif option is None:
                 warn_unknown(name, f"key in {path}", [*known, RULES])
             elif option.kind.legal(normal := option.kind.normal(value)):
-                self._take(name, normal, str(path))
+                self._take(option.name, normal, str(path))
             else:
                 expected = f"expected {option.kind.allowed}"
                 self._refuse(option, f"{path}: {name} = {shown(value)}: {expected}")

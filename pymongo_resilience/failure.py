@@ -6,6 +6,7 @@ Nothing here knows the driver: the instrumentation states the facts, the engine 
 from __future__ import annotations
 
 import enum
+import warnings
 from dataclasses import dataclass, field
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
@@ -94,7 +95,7 @@ class Failure:
     """The selected server's minimum round-trip time in seconds; 0 while unknown."""
     selection: bool = False
     """No server could be selected."""
-    hopeless: bool = False
+    terminal: bool = False
     """Of a selection: it was given up, since no waiting would have mended what the servers had."""
     in_texts: bool = True
     """MongoDB's own texts count the error as one to retry."""
@@ -110,6 +111,13 @@ class Failure:
     """Seconds for which the server's circuit breaker stays open; None where none refused."""
     elsewhere: bool = False
     """Another server, whose breaker would let the attempt through, can be selected at once."""
+
+    @property
+    def hopeless(self) -> bool:
+        """The former name of ``terminal``."""
+        text = "hopeless is called terminal now; the former name ends with the next minor version"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.terminal
 
     @property
     def overloaded(self) -> bool:

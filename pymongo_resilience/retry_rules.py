@@ -156,7 +156,7 @@ class RetryRules:
         if failure.timed_out and _deadline_is_over(operation, failure):
             return Rule.DEADLINE
         if failure.selection:
-            return Rule.TERMINAL if failure.hopeless else Rule.SELECTION
+            return Rule.TERMINAL if failure.terminal else Rule.SELECTION
         if operation.kind is Kind.TRANSACTION_END and failure.transaction_over:
             return Rule.TRANSACTION_OVER
         if not failure.retryable_overload:

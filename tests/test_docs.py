@@ -101,7 +101,7 @@ def _yes_or_no(flag: bool) -> str:
 
 def causes_table() -> str:
     rows = [
-        "| `hopeless` | what it is | check |",
+        "| `terminal_cause` | what it is | check |",
         "|---|---|---|",
         *(f"| {_attribute(cause)} | {row.says} | {row.check} |" for cause, row in CAUSES.items()),
     ]

@@ -195,7 +195,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self._patches.apply(runtime, without=without)
         if config.metrics:
             provider = settings.meter_provider
-            left_out = {*config.disabled_metrics, *_lost_metrics(lacking)}
+            left_out = {*config.unmeasured, *_lost_metrics(lacking)}
             self._gauges = server_metrics(_meter(provider), provider, left_out)
             self._gauges.show(runtime.clients, runtime.breakers, left_out)
         forks.watch(runtime)
@@ -357,9 +357,9 @@ def _runtime(
     if config.metrics:
         meter = _meter(settings.meter_provider)
         operation_metrics = OperationMetrics(
-            meter, by_collection=config.metrics_by_collection, without=config.disabled_metrics
+            meter, by_collection=config.metrics_by_collection, without=config.unmeasured
         )
-        driver_metrics = DriverMetrics(meter, config.disabled_metrics)
+        driver_metrics = DriverMetrics(meter, config.unmeasured)
         hearing.append(operation_metrics)
     rules = _rules(config, settings.strategy)
     closings = Closings() if earlier is None else earlier.closings

@@ -1,4 +1,4 @@
-"""Operations fail at the second check where every server is hopeless, and wait where it may pass.
+"""Operations fail at the second check where every server has a terminal cause, else they wait.
 
 On real sockets, with certificates made here.
 """
@@ -180,7 +180,7 @@ def test_fails_at_the_second_check(
         side.do(coll.database.client.close)
     assert took < SOON
     assert type(error) is ServerSelectionTimeoutError
-    assert error.hopeless == cause
+    assert error.terminal_cause == cause
     for said in (
         "127.0.0.1:",
         terminal_causes.TABLE[terminal_causes.Cause(cause)].says,
@@ -238,7 +238,7 @@ def test_what_passes_by_itself_is_waited_for(
             coll = trouble.coll(side, **listening, **options)
             error, took = _fails(side, coll)
             assert took >= selection_ms / 1000
-            assert not hasattr(error, "hopeless")
+            assert not hasattr(error, "terminal_cause")
             side.do(coll.database.client.close)
             if endless or checks.failed_checks >= 2:
                 break
@@ -268,7 +268,7 @@ def test_other_strategies_wait(
     coll = untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS)
     error, took = _fails(side, coll)
     assert took >= SHORT_MS / 1000
-    assert not hasattr(error, "hopeless")
+    assert not hasattr(error, "terminal_cause")
 
 
 def test_the_strategy_is_that_of_the_operation(
@@ -277,9 +277,9 @@ def test_the_strategy_is_that_of_the_operation(
     instrument(policies={"db.patient": Policy(strategy=BestEffort())})
     coll = untrusted.coll(side, serverSelectionTimeoutMS=5 * SHORT_MS)
     with override(strategy=BestEffort()):
-        assert not hasattr(_fails(side, coll)[0], "hopeless")
-    assert not hasattr(_fails(side, coll.database.patient)[0], "hopeless")
-    assert hasattr(_fails(side, coll)[0], "hopeless")
+        assert not hasattr(_fails(side, coll)[0], "terminal_cause")
+    assert not hasattr(_fails(side, coll.database.patient)[0], "terminal_cause")
+    assert hasattr(_fails(side, coll)[0], "terminal_cause")
 
 
 def test_a_client_that_was_made_before(
@@ -287,7 +287,7 @@ def test_a_client_that_was_made_before(
 ) -> None:
     coll = untrusted.coll(side)
     instrument(metrics=False, traces=False)
-    assert hasattr(_fails(side, coll)[0], "hopeless")
+    assert hasattr(_fails(side, coll)[0], "terminal_cause")
 
 
 def test_a_server_that_recovers_is_used_at_once(
@@ -296,7 +296,7 @@ def test_a_server_that_recovers_is_used_at_once(
     instrument()
     coll = untrusted.coll(side)
     for _ in range(2):
-        assert hasattr(_fails(side, coll)[0], "hopeless")
+        assert hasattr(_fails(side, coll)[0], "terminal_cause")
     assert untrusted.peer is not None
     untrusted.peer.meet = world.behind(known_to(world))
 
@@ -318,7 +318,7 @@ def test_one_server_that_may_come_back_is_waited_for(
     coll = untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS)
     error, took = _fails(side, coll)
     assert took >= SHORT_MS / 1000
-    assert not hasattr(error, "hopeless")
+    assert not hasattr(error, "terminal_cause")
 
 
 @pytest.mark.usefixtures("pymongos_heartbeat")
@@ -363,7 +363,7 @@ def test_a_transaction_is_not_repeated(
     session = side.do(coll.database.client.start_session)
     with pytest.raises(ServerSelectionTimeoutError) as caught:
         side.do(session.with_transaction, body if side.runner is None else async_body)
-    assert hasattr(caught.value, "hopeless")
+    assert hasattr(caught.value, "terminal_cause")
     assert not caught.value.has_error_label("TransientTransactionError")
     assert len(begun) == 1
 
@@ -400,7 +400,7 @@ def test_a_fault_of_ours_waits_as_ever(
     instrument()
     error, took = _fails(side, untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS))
     assert took >= SHORT_MS / 1000
-    assert not hasattr(error, "hopeless")
+    assert not hasattr(error, "terminal_cause")
     assert "internal error in pymongo-resilience while a server was waited for" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""``metrics_without``: an instrument that is left out is neither made nor recorded."""
+"""``disabled_metrics``: an instrument that is left out is neither made nor recorded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_left_out_is_not_measured(
     side: Side, server: EmbeddedServer, control: pymongo.MongoClient[Any], database: str,
     instrument: Instrument, without: tuple[str, ...],
 ) -> None:  # fmt: skip
-    telemetry = instrument(timeout_ms=20_000, metrics="all", metrics_without=without)
+    telemetry = instrument(timeout_ms=20_000, metrics="all", disabled_metrics=without)
     client = _operate(side, server, control, database)
     measured = _measured(telemetry)
     assert not measured & {*without}

@@ -106,7 +106,7 @@ WRONG_OF_TELEMETRY: list[tuple[str, str, Any]] = [
     ("METRICS", "often", True),
     ("METRICS_BY_COLLECTION", "x", True),
     ("COMMAND_COMMENT", "y", False),
-    ("METRICS_WITHOUT", "all", ()),
+    ("DISABLED_METRICS", "all", ()),
 ]
 
 

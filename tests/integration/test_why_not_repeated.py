@@ -118,7 +118,7 @@ CASES = {
         find_one, cut("find"), Rule.STRATEGY, "find_one: the strategy Refuses declined", (),
         {"strategy": Refuses()},
     ),
-    "hopeless": Case(
+    "terminal": Case(
         find_one, lambda: Fail("find", code=13), Rule.TERMINAL,
         "find_one: no retry mends this (access_error)",
     ),

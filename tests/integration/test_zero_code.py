@@ -166,7 +166,7 @@ def test_a_wrong_variable_is_one_clear_error_and_the_application_runs(
     "wrong",
     [
         ("PYMONGO_RESILIENCE_TRACES", "2"),
-        ("PYMONGO_RESILIENCE_METRICS_WITHOUT", "everything"),
+        ("PYMONGO_RESILIENCE_DISABLED_METRICS", "everything"),
         ("PYMONGO_RESILIENCE_COMMAND_COMMENT", "perhaps"),
     ],
 )

@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "command_comment": False,
     "metrics": True,
     "metrics_by_collection": True,
-    "metrics_without": (),
+    "disabled_metrics": (),
 }
 BOOLEANS = (
     *(
@@ -87,7 +87,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("recovery_without", text, names)
       for text, names in (("quick_checks", ("quick_checks",)),
                           ("WOKEN_CHECKS, quick_checks", ("woken_checks", "quick_checks")))),
-    *(("metrics_without", text, names)
+    *(("disabled_metrics", text, names)
       for text, names in ((WAIT_TIME, (WAIT_TIME,)), (f" {ATTEMPTS}, {WAIT_TIME},",
                                                       (ATTEMPTS, WAIT_TIME)),
                           (ATTEMPTS.upper(), (ATTEMPTS,)))),
@@ -119,7 +119,7 @@ BAD: list[tuple[str, str, str]] = [
     *(("metrics", text, "all or true, false, 1, 0, yes, no, on or off") for text in ("some", "2")),
     *(("recovery_without", text, "any of " + ", ".join(RECOVERIES))
       for text in ("all", "true", "quick")),
-    *(("metrics_without", text, "any of " + ", ".join(METRICS))
+    *(("disabled_metrics", text, "any of " + ", ".join(METRICS))
       for text in ("wait_time", f"{ATTEMPTS};{WAIT_TIME}", "all", f"{ATTEMPTS},db.client")),
 ]  # fmt: skip
 WRONG_TYPES: list[tuple[str, Any]] = [
@@ -138,7 +138,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
     *(("metrics", value) for value in (None, 1, "some", "true", ["all"])),
     *(("recovery_without", value) for value in (None, True, "quick_checks", [1], ["all"])),
-    *(("metrics_without", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
+    *(("disabled_metrics", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
     *((f"circuit_breaker_{name}", value)
       for name in ("failure_rate", "window_s", "open_s") for value in (None, True, "1", -1, 0)),
 ]  # fmt: skip
@@ -279,7 +279,7 @@ CAPITALS: dict[str, Any] = {
     "server_selection": "Least_Loaded",
     "circuit_breaker": "ON",
     "recovery_without": ["QUICK_CHECKS"],
-    "metrics_without": [ATTEMPTS.upper()],
+    "disabled_metrics": [ATTEMPTS.upper()],
 }
 
 
@@ -482,8 +482,8 @@ documents = st.lists(lines, max_size=4).map("\n".join)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(content=b"metrics_without = []")
-@example(content=b"metrics_without = []\nmetrics_withous = 1")
+@example(content=b"disabled_metrics = []")
+@example(content=b"disabled_metrics = []\ndisabled_metrix = 1")
 @given(content=st.binary(max_size=80) | documents.map(lambda text: text.encode(errors="replace")))
 def test_any_bytes_in_the_file(content: bytes, file: Path) -> None:
     file.write_bytes(content)
@@ -510,3 +510,24 @@ def test_the_nearest_name_is_near_in_what_tells_names_apart(
     assert "did you mean" not in caplog.text
     Config.from_env({"PYMONGO_RESILIENCE_TIMEOUT": "1"})
     assert "did you mean PYMONGO_RESILIENCE_TIMEOUT_MS?" in caplog.text
+
+
+def test_a_former_name_of_an_option_still_holds() -> None:
+    with pytest.deprecated_call(match="disabled_metrics"):
+        config = Config(metrics_without=(ATTEMPTS,))  # type: ignore[call-arg]  # the former name
+    assert config.disabled_metrics == (ATTEMPTS,)
+    with pytest.deprecated_call(match="disabled_metrics"):
+        assert config.metrics_without == (ATTEMPTS,)
+
+
+def test_a_former_name_in_a_variable_or_file_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "options.toml"
+    file.write_text(f'metrics_without = ["{ATTEMPTS}"]')
+    for config in (
+        Config.from_env({"PYMONGO_RESILIENCE_METRICS_WITHOUT": ATTEMPTS}),
+        Config.from_toml(file),
+    ):
+        assert config.disabled_metrics == (ATTEMPTS,)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]

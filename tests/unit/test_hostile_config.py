@@ -59,7 +59,7 @@ def outcome(make: Callable[[], Config]) -> Config | ConfigurationError:
 
 
 NAMES = {
-    "PYMONGO_RESILIENCE_METRICS_WITHOUT": METRICS,
+    "PYMONGO_RESILIENCE_DISABLED_METRICS": METRICS,
     "PYMONGO_RESILIENCE_RECOVERY_WITHOUT": RECOVERIES,
 }
 

@@ -1,4 +1,4 @@
-"""Which errors are hopeless, by texts that were seen; and when a selection has seen enough."""
+"""Which errors are terminal, by texts that were seen; and when a selection has seen enough."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ OTHER_SET = "client is configured to connect to a replica set named 'x' but this
         (WRONG, Cause.PASSWORD),
     ],
 )  # fmt: skip
-def test_hopeless(error: Exception, cause: Cause) -> None:
+def test_terminal(error: Exception, cause: Cause) -> None:
     assert terminal_causes.cause_of(error) is cause
 
 
@@ -89,7 +89,7 @@ def test_hopeless(error: Exception, cause: Cause) -> None:
         NotPrimaryError("wrong version number", {"ok": 0.0}),
     ],
 )
-def test_not_hopeless(error: Exception | None) -> None:
+def test_not_terminal(error: Exception | None) -> None:
     assert terminal_causes.cause_of(error) is None
 
 
@@ -105,7 +105,7 @@ def test_the_error_is_pymongos_and_says_the_cause_the_servers_and_what_to_check(
         assert said in str(error)
     assert ('replicaSet="orders"' in str(error)) == (cause is Cause.SET_NAME)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - what was pickled here
-    assert (again.hopeless, str(again)) == (cause.value, str(error))
+    assert (again.terminal_cause, str(again)) == (cause.value, str(error))
 
 
 @pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
@@ -113,16 +113,16 @@ def test_the_error_is_classified_as_the_table_has_it(cause: Cause) -> None:
     error = terminal_causes.selection_error(cause, {A: UNTRUSTED}, None)
     failure = classify.describe(error, NOT_SENT)
     assert failure.reason is terminal_causes.TABLE[cause].reason
-    assert (failure.selection, failure.hopeless, failure.timed_out) == (True, True, False)
+    assert (failure.selection, failure.terminal, failure.timed_out) == (True, True, False)
     assert not classify.expired(error)
 
 
 @pytest.mark.parametrize("said", ["nothing of ours", None, ["certificate"], 1])
 def test_an_attribute_of_somebody_elses_says_nothing(said: Any) -> None:
     error = ServerSelectionTimeoutError("none")
-    error.hopeless = said
+    error.terminal_cause = said
     failure = classify.describe(error, NOT_SENT)
-    assert (failure.reason, failure.hopeless) == (RetryReason.NODE_NOT_AVAILABLE, False)
+    assert (failure.reason, failure.terminal) == (RetryReason.NODE_NOT_AVAILABLE, False)
 
 
 def test_a_refusal_that_is_told_again_is_another_error_of_the_same_type() -> None:
@@ -171,8 +171,8 @@ def test_a_check_in_between_that_found_something_else_begins_anew() -> None:
 
 
 def test_a_server_that_was_known_in_between_begins_anew() -> None:
-    hopeless_one, known = down(A, UNTRUSTED), up(A, primary=A)
-    seen = looks(*map(topology, (hopeless_one, known, down(A, UNTRUSTED))))
+    terminal_one, known = down(A, UNTRUSTED), up(A, primary=A)
+    seen = looks(*map(topology, (terminal_one, known, down(A, UNTRUSTED))))
     assert seen == [None, None, None]
 
 
@@ -232,7 +232,7 @@ def test_a_set_without_a_server_is_another_set() -> None:
 @pytest.mark.parametrize(
     ("said", "cause"),
     [((A, A), Cause.CERTIFICATE), ((None, None), None), ((A, None), None), ((C, C), None)],
-    ids=["both name the hopeless one", "neither knows one", "one knows none", "one of them"],
+    ids=["both name the terminal one", "neither knows one", "one knows none", "one of them"],
 )
 def test_members_that_are_reached_may_elect_a_primary(
     said: tuple[Any, Any], cause: Cause | None

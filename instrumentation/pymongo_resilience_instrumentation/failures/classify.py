@@ -124,7 +124,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         base_backoff=_base_backoff(document),
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
-        hopeless=terminal_causes.terminal_cause(cause) is not None,
+        terminal=terminal_causes.terminal_cause(cause) is not None,
         in_texts=refusal is None and _in_texts(labels, code),
         transaction_over=_says(document, TRANSIENT_TRANSACTION),
         executed=executed,

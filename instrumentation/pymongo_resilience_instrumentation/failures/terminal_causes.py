@@ -30,7 +30,7 @@ AUTHENTICATION_FAILED = 18
 
 
 class Cause(enum.Enum):
-    """The value is that of an error's attribute ``hopeless``."""
+    """The value is that of an error's attribute ``terminal_cause``."""
 
     CERTIFICATE = "certificate"
     PLAIN_PORT = "plain_port"
@@ -101,7 +101,7 @@ def selection_error(
     cause: Cause, found: Mapping[Address, Exception | str | None], asked_for: str | None
 ) -> ServerSelectionTimeoutError:
     """The error of a selection that is given up: pymongo's own class, which says the cause, each
-    server and what to check. Its attribute ``hopeless`` is the cause in one word.
+    server and what to check. Its attribute ``terminal_cause`` is the cause in one word.
 
     ``found``: the servers and what they were found with, of one that is reached what it is;
     ``asked_for``: the replica set's name.
@@ -112,7 +112,8 @@ def selection_error(
     error = ServerSelectionTimeoutError(
         f"{_begins(cause, asked_for)}. Found on {servers}. Check {TABLE[cause].check}"
     )
-    vars(error)["hopeless"] = cause.value
+    # The former name ends with the next minor version.
+    vars(error).update(terminal_cause=cause.value, hopeless=cause.value)
     return error
 
 
@@ -138,7 +139,7 @@ def terminal_cause(error: BaseException) -> Cause | None:
     """Of an error that ``selection_error`` made."""
     if not isinstance(error, ServerSelectionTimeoutError):
         return None
-    said = vars(error).get("hopeless")
+    said = vars(error).get("terminal_cause")
     return next((cause for cause in Cause if cause.value == said), None)
 
 
