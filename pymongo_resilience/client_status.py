@@ -42,5 +42,8 @@ class ClientStatus:
     servers: tuple[ServerStatus, ...]
     retry_tokens: float | None
     """What its retries may still spend; None without a budget."""
+    dead_peer_s: int | None = None
+    """After how many seconds without a sign of life from a server a new connection to it is closed;
+    None where it is not: the option is off, or the system cannot do it."""
     config: Config | None = None
     """The configuration in force in the process; None while the library is off."""

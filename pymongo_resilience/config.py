@@ -183,6 +183,12 @@ class Config:
         several_of(RECOVERIES),
         "Ways to find a server again sooner than pymongo does that are not taken.",
     )
+    dead_peer_s: int = _option(
+        5,
+        integer(0, 3600),
+        "After how long without a sign of life from the server's kernel a connection is closed, "
+        "where the system can do that; 0 leaves it to pymongo.",
+    )
     traces: bool = _option(
         True, BOOLEAN, "Whether operations and commands are recorded as spans.", telemetry=True
     )

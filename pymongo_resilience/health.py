@@ -19,6 +19,7 @@ UNHEALTHY = frozenset(
         RetryReason.OVERLOADED,
         RetryReason.SOCKET_NOT_AVAILABLE,
         RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
+        RetryReason.DEAD_PEER,
         RetryReason.TEMPORARILY_UNAVAILABLE,
     }
 )

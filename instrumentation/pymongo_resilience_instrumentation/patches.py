@@ -31,7 +31,7 @@ from pymongo_resilience_instrumentation.interception.methods import (
 from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.public_api import construction, wrappers
-from pymongo_resilience_instrumentation.recovery import monitors
+from pymongo_resilience_instrumentation.recovery import dead_peers, monitors
 from pymongo_resilience_instrumentation.retries import (
     attempt_wrappers,
     deprioritized,
@@ -353,6 +353,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.INTERRUPTIONS,), _of_interruptions),
     ((Feature.COMMENTS,), _of_comments),
     ((Feature.RECOVERY,), monitors.wrapped),
+    ((Feature.DEAD_PEERS,), dead_peers.wrapped),
 )
 """What is wrapped where the installed pymongo can have all of the features."""
 _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (

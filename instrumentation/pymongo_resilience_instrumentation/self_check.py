@@ -42,6 +42,7 @@ class Feature(enum.Enum):
     EVENTS = "telling of commands and connections without an object for each, so it costs more"
     SINGLE_WRITES = "the transaction numbers of bulk writes to many documents that pin _id"
     RECOVERY = "checking a server at once after a network error, and often while one waits for it"
+    DEAD_PEERS = "closing connections whose server shows no sign of life"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 

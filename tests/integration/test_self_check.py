@@ -55,7 +55,12 @@ REMOVABLE = {
     "pymongo.asynchronous.mongo_client:AsyncMongoClient._end_sessions": {Feature.CLEANUP},
     "pymongo._csot.DEADLINE": {Feature.CLEANUP, Feature.TIMEOUT, Feature.WAITS},
     "pymongo.asynchronous.pool._async_cond_wait": {Feature.WAITS},
-    "pymongo.asynchronous.pool._configured_protocol_interface": {Feature.WAITS},
+    "pymongo.asynchronous.pool._configured_protocol_interface": {
+        Feature.DEAD_PEERS,
+        Feature.WAITS,
+    },
+    "pymongo.synchronous.monitor:Monitor.cancel_check": {Feature.FAST_FAIL, Feature.RECOVERY},
+    "pymongo.asynchronous.pool:AsyncConnection._raise_connection_failure": {Feature.DEAD_PEERS},
     "pymongo.asynchronous.mongo_client:AsyncMongoClient._clients": {Feature.EXISTING_CLIENTS},
     "pymongo.synchronous.topology:Topology.handle_error": {Feature.INTERRUPTIONS},
     "pymongo._csot.TIMEOUT": {Feature.TIMEOUT, Feature.TIME_LIMITS, Feature.WAITS},

@@ -44,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "circuit_breaker_minimum_calls": 20,
     "circuit_breaker_open_s": 5.0,
     "recovery_without": (),
+    "dead_peer_s": 5,
     "traces": True,
     "command_comment": False,
     "metrics": True,
@@ -84,6 +85,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("circuit_breaker_minimum_calls", str(number), number) for number in (1, 1_000_000)),
     *(("metrics", text, value)
       for text, value in (("all", "all"), ("ALL", "all"), ("1", True), ("off", False))),
+    *(("dead_peer_s", str(number), number) for number in (0, 1, 3600)),
     *(("recovery_without", text, names)
       for text, names in (("quick_checks", ("quick_checks",)),
                           ("WOKEN_CHECKS, quick_checks", ("woken_checks", "quick_checks")))),
@@ -117,6 +119,7 @@ BAD: list[tuple[str, str, str]] = [
     *(("circuit_breaker_minimum_calls", text, "an integer from 1 to 1000000")
       for text in ("0", "1000001", "1.5")),
     *(("metrics", text, "all or true, false, 1, 0, yes, no, on or off") for text in ("some", "2")),
+    *(("dead_peer_s", text, "an integer from 0 to 3600") for text in ("-1", "3601", "1.5", "5s")),
     *(("recovery_without", text, "any of " + ", ".join(RECOVERIES))
       for text in ("all", "true", "quick")),
     *(("disabled_metrics", text, "any of " + ", ".join(METRICS))
@@ -131,7 +134,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("timeout_mode", value) for value in (True, 1, "none", ["iteration"])),
     *((name, value)
       for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms",
-                   "circuit_breaker_minimum_calls")
+                   "circuit_breaker_minimum_calls", "dead_peer_s")
       for value in (None, True, 1.0, "1", -1)),
     *(("retry_budget", value) for value in (None, True, 1, ["off"])),
     *(("server_selection", value) for value in (None, True, 1, ["driver"])),

@@ -13,6 +13,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation.failures import classify, reasons
+from pymongo_resilience_instrumentation.failures.lost_connections import DeadPeerError
 from pymongo_resilience_instrumentation.selection.breaker_errors import CircuitBreakerOpenError
 from pymongo_resilience_instrumentation.selection.load_shedding import OverloadShedError
 
@@ -56,8 +57,8 @@ def test_labels_are_classified_as_the_table_has_them(row: reasons.Row) -> None:
         assert classify.describe(part, SENT).reason is RetryReason.UNKNOWN
 
 
-def _of_tls(cause: Exception) -> AutoReconnect:
-    error = AutoReconnect("SSL handshake failed")
+def _caused_by(cause: Exception) -> AutoReconnect:
+    error = AutoReconnect("of this cause")
     error.__cause__ = cause
     return error
 
@@ -69,7 +70,9 @@ CLASSES = [
     (NotPrimaryError("not primary"), True, reasons.NOT_PRIMARY),
     (AutoReconnect("refused"), False, reasons.SOCKET_NOT_AVAILABLE),
     (AutoReconnect("closed"), True, reasons.SOCKET_CLOSED_WHILE_IN_FLIGHT),
-    (_of_tls(UNTRUSTED), False, reasons.TLS_ERROR),
+    (_caused_by(DeadPeerError(5)), True, reasons.DEAD_PEER),
+    (_caused_by(DeadPeerError(5)), False, reasons.SOCKET_NOT_AVAILABLE),
+    (_caused_by(UNTRUSTED), False, reasons.TLS_ERROR),
     (CircuitBreakerOpenError("open"), False, reasons.CIRCUIT_BREAKER_OPEN),
     (OverloadShedError("refused"), False, reasons.LOAD_SHED),
 ]
@@ -95,7 +98,7 @@ def test_every_row_of_a_class_is_among_them() -> None:
 )  # fmt: skip
 def test_a_peer_that_hangs_up_is_not_about_tls(cause: Exception, sent: bool) -> None:
     attempt = SENT._replace(reached_connection=sent)
-    assert classify.describe(_of_tls(cause), attempt).reason is not RetryReason.TLS_ERROR
+    assert classify.describe(_caused_by(cause), attempt).reason is not RetryReason.TLS_ERROR
 
 
 def test_a_selection_that_fails_within_an_attempt_is_another_clients() -> None:

@@ -8,6 +8,7 @@ from pymongo_resilience_instrumentation.self_check import Feature, Part
 
 from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS
 from .commands import CONNECTIONS, OF_DELETES, OF_UPDATES, PASSED
+from .connections import FAILED
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .events import ARGUMENTS, ENABLED
 from .interruptions import SENDERS, SENDING
@@ -131,6 +132,9 @@ def _of_recovery(half: str, prefix: str) -> Iterator[Part]:
     yield Part(Feature.RECOVERY, f"pymongo.network_layer:{prefix}NetworkingInterface", ("conn",))
     yield Part(Feature.RECOVERY, "pymongo.network_layer:PyMongoProtocol", ("_closed", "transport"))
     yield Part(Feature.RECOVERY, "pymongo.errors", ("_OperationCancelled",))
+    connect = (SYNC_HALF if half == SYNC_HALF.name else ASYNC_HALF).connect
+    yield Part(Feature.DEAD_PEERS, f"pymongo.{half}.pool", (connect,))
+    yield Part(Feature.DEAD_PEERS, f"pymongo.{half}.pool:{prefix}Connection", (FAILED,))
 
 
 def parts_of_gridfs() -> Iterator[Part]:

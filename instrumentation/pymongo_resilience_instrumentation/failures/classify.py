@@ -46,6 +46,7 @@ from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience_instrumentation import driver
 
 from . import reasons, terminal_causes
+from .lost_connections import LostConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -301,6 +302,9 @@ def _reason(
         return RetryReason.NOT_PRIMARY
     if isinstance(error, ConnectionFailure):
         if attempt.reached_connection:
+            lost = error.__cause__
+            if isinstance(lost, LostConnectionError):
+                return lost.reason
             return RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
         if _refused_by_tls(error):
             return RetryReason.TLS_ERROR

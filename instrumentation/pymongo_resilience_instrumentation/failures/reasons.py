@@ -127,6 +127,13 @@ SOCKET_CLOSED_WHILE_IN_FLIGHT = Row(
     errors=(ConnectionFailure,),
     when="after the command had a connection",
 )
+DEAD_PEER = Row(
+    RetryReason.DEAD_PEER,
+    "`SOCKET_CLOSED_WHILE_IN_FLIGHT`: the same, and the kernel closed it",
+    errors=(ConnectionFailure,),
+    when="after the command had a connection, where the server's kernel acknowledged nothing for "
+    "`PYMONGO_RESILIENCE_DEAD_PEER_S`",
+)
 CIRCUIT_BREAKER_OPEN = Row(
     RetryReason.CIRCUIT_BREAKER_OPEN,
     "`CIRCUIT_BREAKER_OPEN`: not sent, on purpose",
@@ -168,6 +175,7 @@ ROWS = (
     WRITE_CONFLICT,
     LOCK_TIMEOUT,
     SOCKET_CLOSED_WHILE_IN_FLIGHT,
+    DEAD_PEER,
     CIRCUIT_BREAKER_OPEN,
     LOAD_SHED,
     AUTHENTICATION_ERROR,

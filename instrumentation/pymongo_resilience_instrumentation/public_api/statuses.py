@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience.breaker import Snapshot
+    from pymongo_resilience.config import Config
     from pymongo_resilience_instrumentation.runtime import Runtime
+
+
+def watched_for(config: Config) -> int | None:
+    """Seconds without a sign of life from a server; None where nothing is watched."""
+    return (config.dead_peer_s or None) if driver.connections.CAN_WATCH else None
 
 
 def status(client: Any, runtime: Runtime | None) -> ClientStatus:
@@ -52,6 +58,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
             )
             for at, each in zip(addresses, known.servers, strict=True)
         ),
+        dead_peer_s=None if runtime is None else watched_for(runtime.config),
         retry_tokens=None if budget is None else budget.tokens,
         config=None if runtime is None else runtime.config,
     )

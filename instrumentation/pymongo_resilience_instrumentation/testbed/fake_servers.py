@@ -71,13 +71,14 @@ def with_tls(server: tuple[str, int], context: ssl.SSLContext) -> Meet:
     def meet(peer: Peer, connection: socket.socket) -> None:
         client = peer.keep(context.wrap_socket(connection, server_side=True))
         behind = peer.keep(socket.create_connection(server))
-        threading.Thread(target=_pass_on, args=(behind, client), daemon=True).start()
-        _pass_on(client, behind)
+        threading.Thread(target=pass_on, args=(behind, client), daemon=True).start()
+        pass_on(client, behind)
 
     return meet
 
 
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
+def pass_on(source: socket.socket, target: socket.socket) -> None:
+    """Until ``source`` is closed; then ``target`` is."""
     with contextlib.suppress(OSError):
         while data := source.recv(CHUNK):
             target.sendall(data)

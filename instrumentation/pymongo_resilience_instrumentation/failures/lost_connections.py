@@ -1,0 +1,22 @@
+"""Connections that were ended on purpose, and why: the cause of the driver's AutoReconnect."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pymongo_resilience.failure import RetryReason
+
+
+class LostConnectionError(OSError):
+    """What pymongo takes for a network error. Without an errno: a timeout would be none to it."""
+
+    reason: ClassVar[RetryReason]
+
+
+class DeadPeerError(LostConnectionError):
+    """The peer's kernel acknowledged nothing for so long that the connection was given up."""
+
+    reason = RetryReason.DEAD_PEER
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(f"connection closed: no sign of life from the server for {seconds} s")

@@ -1,0 +1,131 @@
+"""Connections whose server shows no sign of life are closed by the kernel, and what waits goes on.
+
+What swallows packets is a path between two network namespaces, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
+from pymongo_resilience_instrumentation.testbed.severable_path import INSIDE, can_sever
+from support.child_programs import run
+from support.clients import Side
+from support.telemetry import Instrument
+
+import pymongo_resilience
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
+namespaces = pytest.mark.skipif(
+    not can_sever(), reason="needs unshare and ip, and leave to make network namespaces"
+)
+SOON = 10.0
+"""Seconds, of a deadline of twenty."""
+
+
+@namespaces
+@pytest.mark.oldest
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("case", ["insert", "waiting"])
+def test_a_request_into_a_dead_path_is_repeated_on_a_new_connection(kind: str, case: str) -> None:
+    answer, _ = run("dead_peer", kind, "1", case, prefix=INSIDE)
+    assert answer["seconds"] < SOON
+    assert answer["lost"] is None
+    assert answer["reasons"] == ["dead_peer"]
+    assert answer["documents"] == 2
+    assert answer["status"] == 1
+
+
+@namespaces
+@pytest.mark.thorough("seconds have to pass")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_one_that_may_not_be_repeated_ends_in_an_error_that_names_the_cause(kind: str) -> None:
+    answer, _ = run("dead_peer", kind, "1", "update_many", prefix=INSIDE)
+    assert answer["seconds"] < SOON
+    assert answer["lost"] is True
+    assert "connection closed: no sign of life from the server for 1 s" in answer["text"]
+    assert answer["reasons"] == ["dead_peer"]
+
+
+@namespaces
+@pytest.mark.thorough("seconds have to pass")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_slow_command_on_a_server_that_lives_is_never_touched(kind: str) -> None:
+    answer, _ = run("dead_peer", kind, "1", "slow", prefix=INSIDE)
+    assert answer["seconds"] >= 3
+    assert answer["lost"] is None
+    assert answer["reasons"] == []
+
+
+def sockets(client: Any) -> list[Any]:
+    """Of the application's and the monitors' connections."""
+    (server,) = client._topology._servers.values()
+    connections = [*server.pool.conns, *server._monitor._pool.conns]
+    return [each.conn.sock for each in connections]
+
+
+def user_timeout(sock: Any) -> int:
+    return int(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+
+@linux
+@pytest.mark.oldest
+@pytest.mark.parametrize(
+    ("options", "expected"), [({}, 5), ({"dead_peer_s": 30}, 30), ({"dead_peer_s": 0}, None)]
+)
+def test_every_connection_of_a_new_client_is_watched(
+    side: Side,
+    server: EmbeddedServer,
+    instrument: Instrument,
+    options: dict[str, Any],
+    expected: int | None,
+) -> None:
+    instrument(**options)
+    client = side.do(side.client, server.uri)
+    side.do(client.admin.command, "ping")
+    found = sockets(client)
+    assert len(found) >= 2
+    for each in found:
+        assert user_timeout(each) == (expected or 0) * 1000
+        idle = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+        assert (idle < expected) if expected else idle == 120
+        assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert pymongo_resilience.status(client).dead_peer_s == expected
+    pymongo_resilience.uninstrument()
+    assert pymongo_resilience.status(client).dead_peer_s is None
+
+
+@linux
+def test_connections_with_tls_are_watched(
+    side: Side, server: EmbeddedServer, instrument: Instrument, tmp_path: Path
+) -> None:
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    instrument()
+    with Peer(with_tls(server.address, context)) as peer:
+        client = side.do(side.client, peer.uri, tls=True, tlsCAFile=str(tmp_path / "authority.pem"))
+        side.do(client.admin.command, "ping")
+        assert {user_timeout(each) for each in sockets(client)} == {5000}
+        side.do(client.close)
+
+
+def test_where_the_system_cannot_do_it_the_status_says_so(
+    side: Side, server: EmbeddedServer, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver.connections, "CAN_WATCH", False)
+    instrument()
+    client = side.do(side.client, server.uri)
+    side.do(client.admin.command, "ping")
+    status = pymongo_resilience.status(client)
+    assert status.dead_peer_s is None
+    assert status.config is not None
+    assert status.config.dead_peer_s == 5
