@@ -96,7 +96,8 @@ class Call:
         """``target`` is None where it is found out of how the method was ``made``, if need be."""
         self.client = client
         self.operation = operation
-        self._target = target
+        self.known_target = target
+        """None where nobody has asked for ``target`` yet."""
         self.made = made
         """How a method of the public API was called, while it is in progress."""
         self.reads_inside = operation not in WRITES
@@ -142,16 +143,16 @@ class Call:
 
     @property
     def target(self) -> Target:
-        if self._target is None:
+        if self.known_target is None:
             if self.made is None:
                 return "", None
             operation, given, kwargs = self.made
-            self._target = operation.target(given[0], given[1:], kwargs)
-        return self._target
+            self.known_target = operation.target(given[0], given[1:], kwargs)
+        return self.known_target
 
     def note_target(self) -> None:
         """Find it out while what the method was called with is still there."""
-        self._target = self.target
+        self.known_target = self.target
 
     @property
     def method(self) -> str:

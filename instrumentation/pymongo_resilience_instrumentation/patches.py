@@ -199,8 +199,9 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
         originals = dict(vars(owner))
         for name, operation in table.items():
             original = originals.get(name)
+            made = wrappers.CursorMaker if operation.gives else wrappers.PublicMethod
             session_at, asynchronous = sessions.position(original), is_async(original)
-            public = wrappers.PublicMethod(runtime, owner, operation, asynchronous, session_at)
+            public = made(runtime, owner, operation, asynchronous, session_at)
             method = public.method(runtime.enabled_flag, asynchronous)
             if name != single_documents.BULK or Feature.SINGLE_WRITES not in without:
                 method = single_documents.around(

@@ -117,12 +117,7 @@ class Runtime:
     def start_span(self, call: Call, transaction: TransactionSpan | None = None) -> None:
         """Start the operation span of a call that was entered."""
         if self.operation_spans is not None:
-            calls.publish(
-                call,
-                self.operation_spans.start,
-                call,
-                None if transaction is None else transaction.span,
-            )
+            self.operation_spans.start(call, None if transaction is None else transaction.span)
 
     def end(self, call: Call, error: BaseException | None = None) -> BaseException | None:
         """Leave it: the spans end, the duration is recorded, whatever happened.
@@ -204,11 +199,6 @@ class Runtime:
     @property
     def shows_calls(self) -> bool:
         return self.operation_spans is not None or self.operation_metrics is not None
-
-    @property
-    def end_well(self) -> Callable[[Call], Any]:
-        """As ``end``, of a call without an error."""
-        return self.end if self.shows_calls else calls.leave
 
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
         judged: BaseException | None = error

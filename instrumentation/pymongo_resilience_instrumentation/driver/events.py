@@ -42,26 +42,27 @@ class CommandEvents:
     next operation says anew what it wants.
     """
 
-    __slots__ = ("_publisher", "wanted")
+    __slots__ = ("publisher", "wanted")
 
     def __init__(self, publisher: Any) -> None:
-        self._publisher = publisher
+        self.publisher = publisher
         self.wanted = True
 
-    def are_of(self, client: Any) -> bool:
-        """False once the client has made its listeners anew, as one of an SRV record does when it
-        connects (pymongo 4.20): those make events until they are told otherwise."""
-        return client._event_listeners is self._publisher
 
-    def want(self, wanted: bool) -> None:
-        self.wanted = wanted
-        vars(self._publisher)[ENABLED] = wanted
+def want_commands(client: Any, wanted: bool) -> bool:
+    """Whether the driver is to tell of commands, where it can do without.
 
-
-def command_events(client: Any) -> CommandEvents | None:
-    """None where they are told in any case."""
-    found: CommandEvents | None = getattr(client, "__dict__", {}).get(_KEPT)
-    return found
+    False once the client has made its listeners anew, as one of an SRV record does when it connects
+    (pymongo 4.20): those make events until they are told otherwise.
+    """
+    events: CommandEvents | None = vars(client).get(_KEPT)
+    if events is None:
+        return True
+    if client._event_listeners is not events.publisher:
+        return False
+    if events.wanted is not wanted:
+        events.wanted = vars(events.publisher)[ENABLED] = wanted
+    return True
 
 
 def listeners_of(client: Any) -> list[Any]:
@@ -79,7 +80,7 @@ def tell(
 ) -> None:
     """Have ``instead`` called, by the names in ``ARGUMENTS``, in place of making the events.
 
-    ``dispensable``: that they are told at all may be switched off, by ``command_events``.
+    ``dispensable``: that they are told at all may be switched off, by ``want_commands``.
 
     Nothing changes where somebody else listens to the same kind as well, or where pymongo's methods
     have other arguments than they are known to have. Those of ``instead`` must not raise.

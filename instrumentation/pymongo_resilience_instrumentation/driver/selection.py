@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pymongo.server_selectors import any_server_selector, writable_server_selector
@@ -90,9 +91,8 @@ SELECT = "_get_server"
 """The loop's method: a server for the attempt at hand."""
 
 
-def address(server: Any) -> Address:
-    found: Address = server.description.address
-    return found
+address: Callable[[Any], Address] = attrgetter("description.address")
+"""Of the driver's server."""
 
 
 def note_server(loop: Any, server: Any) -> None:

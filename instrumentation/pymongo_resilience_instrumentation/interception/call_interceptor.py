@@ -5,7 +5,10 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from opentelemetry.trace import INVALID_SPAN
+
 from pymongo_resilience import blocks
+from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
@@ -27,13 +30,11 @@ class Lifecycle(Protocol):
     light: bool
     no_configured_timeout: bool
     operation_spans: Any
+    operation_metrics: Any
 
     def start_span(self, call: Call, transaction: Any = None) -> None: ...
 
     def end(self, call: Call, error: BaseException | None = None) -> BaseException | None: ...
-
-    @property
-    def end_well(self) -> Callable[[Call], Any]: ...
 
 
 class CallInterceptor(Interceptor):
@@ -46,13 +47,31 @@ class CallInterceptor(Interceptor):
     def __init__(self, runtime: Lifecycle) -> None:
         self.runtime = runtime
         self.end = runtime.end
-        self.end_well = runtime.end_well
+        self._spans, self._metrics = runtime.operation_spans, runtime.operation_metrics
         self.begin_plain = _begin_plain(runtime)
 
     def succeeded(self, call: Call, result: Any) -> Any:
         if call.struck is not None:
             raise call.struck
-        self.end_well(call)
+        if call.waits or call.command_spans or call.ends is not None:
+            self.end(call)
+            return result
+        # As that does, of most calls.
+        call.reporting = call.ended = True
+        try:
+            if self._metrics is not None and call.public:
+                self._metrics.record(call, None, perf_counter() - call.started)
+        except Exception:
+            logger.exception(
+                "internal error in pymongo-resilience while recording %s", call.operation
+            )
+        try:
+            if call.span is not None and call.span is not INVALID_SPAN:
+                self._spans.end(call, None)
+        except Exception:
+            logger.exception("internal error in pymongo-resilience while ending %s", call.operation)
+        calls.leave(call)
+        call.reporting = False
         return result
 
     def failed(
@@ -67,6 +86,7 @@ class CallInterceptor(Interceptor):
         if call.reporting or call.client is None:
             # It was left already, or half-way.
             calls.leave(call)
+            call.reporting = False
             return error
         return self.end(call, error)
 
@@ -104,7 +124,7 @@ def _begin_plain(runtime: Lifecycle) -> Callable[[Call, Any], bool]:
         call.token = make_current(call)
         set_timeout(None)
         if spans is not None:
-            runtime.start_span(call, transaction)
+            spans.start(call, None if transaction is None else transaction.span)
         return True
 
     return begin

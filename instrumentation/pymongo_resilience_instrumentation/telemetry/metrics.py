@@ -24,7 +24,7 @@ from .sdk.histograms import Series
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from opentelemetry.metrics import CallbackOptions, Histogram, Meter
+    from opentelemetry.metrics import CallbackOptions, Meter
 
     from pymongo_resilience.events import Event
     from pymongo_resilience_instrumentation.addresses import Address
@@ -104,28 +104,25 @@ class OperationMetrics:
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
         if self._duration is not None:
-            self._series_of(self._duration, call, error).record(seconds)
+            database, collection = call.known_target or call.target
+            key = (
+                call.operation,
+                database or "admin",
+                collection if self._by_collection else None,
+                call.server if call.selected is None else driver.selection.address(call.selected),
+                None if error is None else error_type(error),
+            )
+            series = self._series.get(key)
+            if series is None:
+                series = Series(self._duration, _duration_attributes(*key))
+                if len(self._series) < semconv.KNOWN_NAMES:
+                    self._series[key] = series
+            series.record(seconds)
         if self._attempts is not None:
             outcome = outcome_of(call, error)
             self._attempts.record(
                 1 + len(call.reasons), _attempts_attributes(call.operation, outcome)
             )
-
-    def _series_of(self, duration: Histogram, call: Call, error: BaseException | None) -> Series:
-        database, collection = call.target
-        key = (
-            call.operation,
-            database or "admin",
-            collection if self._by_collection else None,
-            call.server if call.selected is None else driver.selection.address(call.selected),
-            None if error is None else error_type(error),
-        )
-        series = self._series.get(key)
-        if series is None:
-            series = Series(duration, _duration_attributes(*key))
-            if len(self._series) < semconv.KNOWN_NAMES:
-                self._series[key] = series
-        return series
 
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):

@@ -19,7 +19,7 @@ from .listeners import publish_without_events
 from .sampling import Sampling
 from .span_errors import end_span
 from .suppression import is_suppressed
-from .tracing import tracing_of
+from .tracing import KEPT, tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,18 +68,26 @@ class OperationSpans:
 
     def start(self, call: Call, transaction: Span | None = None) -> None:
         """``transaction``: the span of the one that it is in."""
-        if self._sampling.never() and not self._leads_from_server:
+        client, sampling = call.client, self._sampling
+        if getattr(self._tracer, "sampler", None) is not sampling.sampler:
+            calls.publish(call, sampling.look)
+        if sampling.never and not self._leads_from_server:
             # The caller's own span stays the current one: whoever draws inside goes by that.
             call.span = trace.INVALID_SPAN
-            _hear_commands(call.client, False)
+            if not driver.events.want_commands(client, False):
+                publish_without_events(client, dispensable=True)
             return
         outer = context.get_current()
-        if (outer and is_suppressed(outer)) or not tracing_of(call.client).enabled:
+        if (outer and is_suppressed(outer)) or (
+            KEPT in vars(client) and not tracing_of(client).enabled
+        ):
             return
-        database, collection = call.target
+        database, collection = call.known_target or call.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
-        span = self._tracer.start_span(
+        span = calls.publish(
+            call,
+            self._tracer.start_span,
             name,
             outer if transaction is None else trace.set_span_in_context(transaction, outer),
             kind=SpanKind.CLIENT,
@@ -87,7 +95,8 @@ class OperationSpans:
         )
         call.span = span
         invalid = span is trace.INVALID_SPAN
-        _hear_commands(call.client, not invalid)
+        if not driver.events.want_commands(client, not invalid):
+            publish_without_events(client, dispensable=True)
         if invalid:
             # Of an API without an SDK, and outside of any trace: nothing has to find it.
             return
@@ -135,17 +144,6 @@ class OperationSpans:
             call.span.add_event(
                 semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value}
             )
-
-
-def _hear_commands(client: Any, wanted: bool) -> None:
-    """``wanted``: spans may come of them."""
-    events = driver.events.command_events(client)
-    if events is None:
-        return
-    if not events.are_of(client):
-        publish_without_events(client, dispensable=True)
-    elif events.wanted is not wanted:
-        events.want(wanted)
 
 
 def _end_operation(

@@ -20,30 +20,27 @@ class Sampling:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._sampler: Any = None
-        self._never = self._never_below = False
-
-    def never(self) -> bool:
+        self.sampler: Any = None
+        """The one that was looked at last."""
+        self.never = False
         """Whether it draws no span at all."""
-        if getattr(self._tracer, "sampler", None) is not self._sampler:
-            self._look()
-        return self._never
+        self._never_below = False
 
     def never_below_undrawn(self) -> bool:
         """Whether it draws no span whose parent, of this process, it did not draw."""
-        if getattr(self._tracer, "sampler", None) is not self._sampler:
-            self._look()
+        if getattr(self._tracer, "sampler", None) is not self.sampler:
+            self.look()
         return self._never_below
 
-    def _look(self) -> None:
+    def look(self) -> None:
         # Read anew, so that whoever gives the tracer another one is heard.
         sampler = getattr(self._tracer, "sampler", None)
         described = ""
         if sampler is not None and type(sampler).__module__ == SDK:
             described = sampler.get_description()
-        self._never = described == OFF
-        self._never_below = self._never or (
+        self.never = described == OFF
+        self._never_below = self.never or (
             described.startswith("ParentBased{")
             and described.endswith(f"localParentNotSampled:{OFF}}}")
         )
-        self._sampler = sampler
+        self.sampler = sampler

@@ -28,7 +28,8 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 }
 _TRUE = frozenset({"1", "true", "yes"})
 _FALSE = frozenset({"0", "false", "no"})
-_CLIENTS = "_pymongo_resilience_tracing"
+KEPT = "_pymongo_resilience_tracing"
+"""Among a client's attributes, where it is not the default."""
 
 
 class Tracing(NamedTuple):
@@ -48,18 +49,18 @@ DEFAULT = Tracing()
 
 
 def tracing_of(client: Any) -> Tracing:
-    found: Tracing = getattr(client, "__dict__", {}).get(_CLIENTS, DEFAULT)
+    found: Tracing = getattr(client, "__dict__", {}).get(KEPT, DEFAULT)
     return found
 
 
 def keep(client: Any, tracing: Tracing) -> None:
     if tracing != DEFAULT:
-        vars(client)[_CLIENTS] = tracing
+        vars(client)[KEPT] = tracing
 
 
 def keep_for_existing(client: Any) -> None:
     """One that was made without the instrumentation goes by the variables as they are now."""
-    if _CLIENTS not in vars(client):
+    if KEPT not in vars(client):
         keep(client, settled(None))
 
 
