@@ -134,7 +134,7 @@ def test_each_cursor_has_a_count_of_its_own(
 
 
 @by_hand
-@pytest.mark.parametrize("before", range(1, 6))
+@pytest.mark.parametrize("before", range(1, 7))
 def test_what_close_left_behind_has_the_rest_of_its_six_attempts(
     before: int, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
 ) -> None:
@@ -153,6 +153,71 @@ def test_what_close_left_behind_has_the_rest_of_its_six_attempts(
         run_background(side, client)
     assert len(killed(sent)) == 6
     assert not client._kill_cursors_queue
+
+
+@by_hand
+@pytest.mark.parametrize("most", [0, 2])
+def test_with_fewer_retries_the_background_has_fewer(
+    most: int, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    """But after a network error alone one attempt, as in plain pymongo."""
+    instrument(base_backoff_ms=1, max_retries=most)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    cursor = half_read(side, client, documents)
+    if most:
+        proxy.inject(Overload("killCursors", times=most))
+    proxy.inject(CutBefore("killCursors"))
+    proxy.inject(Overload("killCursors", times=50))
+    side.do(cursor.close)
+    for _ in range(8):
+        run_background(side, client)
+    assert len(killed(sent)) == (3 if most else 2)
+    assert not client._kill_cursors_queue
+
+
+def _close(side: Side, client: Any, database: str) -> None:
+    side.do(half_read(side, client, database).close)
+
+
+def _collect(side: Side, client: Any, database: str) -> None:
+    dropped(side, client, database)
+
+
+def _close_change_stream(side: Side, client: Any, database: str) -> None:
+    stream = side.do(client[database].coll.watch, max_await_time_ms=1)
+    if side.name == "async":
+        side.do(stream.try_next)
+    side.do(stream.close)
+
+
+def _close_after_a_cut(side: Side, client: Any, database: str) -> None:
+    cursor = half_read(side, client, database)
+    with pymongo.timeout(0.001):
+        side.do(cursor.close)
+
+
+@by_hand
+@pytest.mark.parametrize("ticks", [0, 8])
+@pytest.mark.parametrize("way", [_close, _collect, _close_change_stream, _close_after_a_cut])
+def test_whoever_sends_it_a_command_is_sent_six_times_at_most(
+    way: Any, ticks: int, side: Side, proxy: ReplicaSet, documents: str, instrument: Instrument
+) -> None:
+    """By a close, by the background task, and when the client is closed."""
+    instrument(retry_budget="off", base_backoff_ms=1)
+    sent = SentCommands()
+    client = side.client(proxy.uri, event_listeners=[sent])
+    proxy.inject(Overload("killCursors", times=50))
+    proxy.inject(Overload("endSessions", times=50))
+    way(side, client, documents)
+    for _ in range(ticks):
+        run_background(side, client)
+    for _ in range(2):
+        side.do(client.close)
+    commands = [str(command["cursors"]) for command in sent.named("killCursors")]
+    assert 1 <= len(commands) <= 6
+    assert len(set(commands)) == 1
+    assert 1 <= len(sent.named("endSessions")) <= 6
 
 
 @by_hand

@@ -82,6 +82,7 @@ class CloseNow(Cleanup):
         self._cursor_address = address
         self._attempts = 0
         self._out_of_attempts = False
+        self._judged: Operation | None = None
         own = driver.clients.max_retries(call.client)
         self._most = min(MOST_REQUEUES, executor.retry_rules.max_retries if own is None else own)
 
@@ -98,9 +99,10 @@ class CloseNow(Cleanup):
         timeout, left = driver.deadline.timeout_in_force(), driver.deadline.remaining()
         if timeout is not None and left is not None:
             deadline = Deadline(clock, clock.now() + left, timeout)
-        return self._operation(
+        self._judged = self._operation(
             enabled=self._client.options.retry_reads, block=blocks.current(), deadline=deadline
         )
+        return self._judged
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
         self._out_of_attempts = rule is Rule.ATTEMPTS
@@ -114,12 +116,13 @@ class CloseNow(Cleanup):
         which would queue them as if they had never been sent.
 
         It has what is left of the attempts: of an overloaded command there are so many in all,
-        wherever it is sent from. After any other error, or when it was interrupted, one at least.
+        wherever it is sent from. Where none was rejected, one at least.
         """
         if isinstance(error, Exception) and not isinstance(error, PyMongoError):
             return False
         with shielded("after killCursors"):
-            if self._out_of_attempts:
+            rejected = self._judged is not None and self._judged.overloaded
+            if self._out_of_attempts or (rejected and self._attempts > self._most):
                 self._log_dropped(len(self._ids))
             else:
                 self._queue(self._ids, min(self._attempts, self._most))
