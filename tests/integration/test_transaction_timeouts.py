@@ -314,16 +314,21 @@ def test_with_the_drivers_own_loop_it_is_the_drivers_own(
     assert type(caught.value) is ExecutionTimeout
 
 
-@pytest.mark.parametrize("default_timeout_ms", [LONG, 0, None])
-def test_the_limit_of_120_s_is_for_those_without_a_deadline(
-    default_timeout_ms: int | None, side: Side, proxy: ReplicaSet, seeded: str, control: Any,
-    instrument: Instrument, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def end_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pymongo's own, of 120 s."""
     shared = getattr(pymongo, "client_session_shared", None)
     for module in [shared, pymongo.synchronous.client_session, pymongo.asynchronous.client_session]:
         limit = "_WITH_TRANSACTION_RETRY_TIME_LIMIT"
         if hasattr(module, limit):
             monkeypatch.setattr(module, limit, 0)
+
+
+@pytest.mark.parametrize("default_timeout_ms", [LONG, 0, None])
+def test_the_limit_of_120_s_is_for_those_without_a_deadline(
+    default_timeout_ms: int | None, side: Side, proxy: ReplicaSet, seeded: str, control: Any,
+    instrument: Instrument, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    end_the_limit(monkeypatch)
     instrument()
     client = side.client(proxy.uri)
     coll = client[seeded].coll
@@ -474,3 +479,81 @@ def test_without_a_deadline_all_is_as_the_driver_has_it(
     assert second is not None
     assert limits(sent, "commitTransaction") == [None]
     assert_gone(control, seeded, 1)
+
+
+LABELS = (
+    "TransientTransactionError",
+    "UnknownTransactionCommitResult",
+    "SystemOverloadedError",
+    "RetryableError",
+    "NoWritesPerformed",
+    "RetryableWriteError",
+)
+TRANSIENT_LABEL, UNKNOWN_RESULT, *OTHERS, _ = LABELS
+"""In a transaction no command but its end has the last one: pymongo takes it away."""
+
+
+class _TimePasses(pymongo.monitoring.CommandListener):
+    """All of it, when a command of that name has failed."""
+
+    def __init__(self, name: str, clock: DriversTime) -> None:
+        self._name, self._clock = name, clock
+
+    def started(self, event: Any) -> None:
+        """Nothing yet."""
+
+    def succeeded(self, event: Any) -> None:
+        """Nothing of that."""
+
+    def failed(self, event: Any) -> None:
+        if event.command_name == self._name:
+            self._clock.passed = LOW
+
+
+@pytest.mark.parametrize(
+    ("command", "labels"),
+    [
+        ("update", [TRANSIENT_LABEL]),
+        ("update", [TRANSIENT_LABEL, *OTHERS]),
+        ("commitTransaction", [TRANSIENT_LABEL]),
+        ("commitTransaction", [TRANSIENT_LABEL, "SystemOverloadedError", "RetryableError"]),
+        ("commitTransaction", [UNKNOWN_RESULT]),
+        ("commitTransaction", [UNKNOWN_RESULT, "RetryableWriteError"]),
+    ],
+)
+def test_its_timeout_has_all_labels_of_the_last_error(
+    command: str, labels: list[str], side: Side, proxy: ReplicaSet, seeded: str,
+    instrument: Instrument, drivers_time: DriversTime,
+) -> None:  # fmt: skip
+    """Convenient API for Transactions: the timeout error exposes the labels of what it wraps."""
+    instrument()
+    client = side.client(proxy.uri, event_listeners=[_TimePasses(command, drivers_time)])
+    coll = client[seeded].coll
+    side.do(coll.find_one)
+    code = 64 if UNKNOWN_RESULT in labels else 112
+    proxy.inject(Fail(command, times=100, code=code, labels=labels))
+    with session_of(side, client, default_timeout_ms=LOW) as session:
+        with pytest.raises(OperationTimeoutError) as caught:
+            run(side, session, update(coll))
+        proxy.clear()
+        drivers_time.passed = 0
+        if command == "commitTransaction":
+            side.do(session.commit_transaction)
+    error = caught.value
+    assert isinstance(error, PyMongoError)
+    assert {label for label in LABELS if error.has_error_label(label)} == set(labels)
+
+
+@pytest.mark.parametrize("labels", [[TRANSIENT_LABEL], [TRANSIENT_LABEL, "NoWritesPerformed"]])
+def test_without_a_deadline_its_limit_has_them_too(
+    labels: list[str], side: Side, proxy: ReplicaSet, seeded: str, instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    end_the_limit(monkeypatch)
+    instrument()
+    client = side.client(proxy.uri)
+    coll = client[seeded].coll
+    proxy.inject(Fail("update", code=112, labels=labels))
+    with session_of(side, client) as session, pytest.raises(NetworkTimeout) as caught:
+        run(side, session, update(coll))
+    assert {label for label in LABELS if caught.value.has_error_label(label)} == set(labels)
