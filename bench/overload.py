@@ -2,10 +2,10 @@
 
     python bench/overload.py [--seed N] [--json FILE] [--svg FILE] [--slower N] [--quick]
 
-Clients in two processes send more than a server can do, in an open loop; a rejection costs the
-server a tenth of a request. Then four bars: goodput at twice the capacity, the time to be normal
-after a pulse, attempts when everything is rejected, errors of a burst. Takes about ten minutes;
-``--quick`` only shows that everything runs. Needs the extra ``bench``, and Linux.
+Clients in two processes, async and sync, send as much as a server can do and more, in an open
+loop; a rejection costs the server a tenth of a request. Then the bars: goodput, load shedding,
+priorities, random rejections, the time to be normal after a pulse, errors of bursts. Takes about
+15 minutes; ``--quick`` only shows that everything runs. Needs the extra ``bench``, and Linux.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def table_of(points: list[Point]) -> Table:
     made = Table(title=f"a server under load, pymongo {pymongo.version}")
     made.add_column("load", justify="right")
     made.add_column("")
-    for heading in ("goodput", "attempts", "errors", "p99 ms", "tokens", "client CPU", "late ms"):
+    for heading in ("cold", "warm", "attempts", "errors", "p99 ms", "client CPU", "late ms"):
         made.add_column(heading, justify="right")
     for index, each in enumerate(points):
         made.add_row(
             f"{each.load:g}",
             each.side,
+            f"{each.cold:.1%}",
             f"{each.goodput:.1%}",
             f"{each.attempts:.2f}",
             f"{each.errors:.1%}",
             "-" if each.p99_ms is None else f"{each.p99_ms:.0f}",
-            "-" if each.tokens is None else f"{each.tokens:.1f}",
             f"{each.busy:.0%}",
             f"{each.late_ms:.0f}",
             end_section=index + 1 == len(points) or points[index + 1].load != each.load,
@@ -47,12 +47,15 @@ def table_of(points: list[Point]) -> Table:
     return made
 
 
+VERDICTS = {True: "met", False: "MISSED", None: ""}
+
+
 def table_of_bars(some: list[Bar]) -> Table:
     made = Table(title="bars", show_lines=True)
     for heading in ("", "bar", "measured", ""):
         made.add_column(heading)
     for each in some:
-        made.add_row(each.what, each.bar, each.measured, "met" if each.met else "MISSED")
+        made.add_row(each.what, each.bar, each.measured, VERDICTS[each.met])
     return made
 
 
@@ -88,10 +91,16 @@ def main() -> None:
             points.append(bars.point(sizes, load, side, asked.seed))
             console.print(f"{load:g} times the capacity, {side.name}: measured", style="dim")
     found = [
-        bars.goodput_at_twice(points, sizes),
+        *bars.goodput(points),
+        *bars.shedding(points),
+        *bars.priorities(sizes, asked.seed),
+        bars.random_rejections(sizes, asked.seed),
         bars.recovery(sizes, asked.seed),
         bars.attempts_when_rejected(sizes, asked.seed),
-        bars.errors_of_bursts(sizes, asked.seed),
+        *(
+            bars.errors_of_bursts(sizes, asked.seed, clients)
+            for clients in (sizes.burst_operations, sizes.processes * sizes.clients)
+        ),
     ]
     console.print(table_of(points))
     console.print(table_of_bars(found))

@@ -12,15 +12,18 @@ import logging
 import multiprocessing
 import random
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.errors import OperationFailure, PyMongoError
 
-from pymongo_resilience import Config, instrument, status
+from pymongo_resilience import Config, instrument, override
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
 OPTIONS = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 60_000, "maxPoolSize": 50}
@@ -28,16 +31,22 @@ OK, REJECTED = "ok", "rejected"
 """How an operation ended, unless it is the name of another error's class."""
 SOON_S = 0.3
 CLOSED_LOOP = 32
+THREADS = 1500
+"""Of a process with synchronous clients: as many as ever wait there at a time."""
+HIGH, LOW = "high", "low"
 
 
 @dataclass(frozen=True)
 class Side:
-    """How operations are repeated: by the library, by pymongo, or by a loop around the call."""
+    """How operations are repeated: by the library, by pymongo, or not at all."""
 
     name: str
     config: dict[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    attempts: int = 1
+    sync: bool = False
+    """With ``MongoClient``, and a thread for each operation in progress."""
+    high: float | None = None
+    """The part of the operations that has high priority, and the others low."""
 
 
 @dataclass
@@ -50,8 +59,6 @@ class Work:
     """When operations begin; the first client has the first, and so on in turn."""
     seed: int
     timeout_ms: int | None = None
-    look_at: float = 0.0
-    """When the tokens that are left are counted."""
     closed_loop_s: float = 0.0
     """Instead of what is due: for so long, as many operations as there can be."""
     uri: str = ""
@@ -65,6 +72,7 @@ class Operation:
     begun: float
     ended: float
     how: str
+    priority: str | None = None
 
 
 @dataclass
@@ -72,8 +80,6 @@ class Result:
     """What one process has seen."""
 
     operations: list[Operation]
-    tokens: list[float]
-    """What the clients with a budget had left."""
     busy: float
     """Part of a core."""
 
@@ -106,15 +112,29 @@ def _process(work: Work, control: Connection) -> None:
     random.seed(work.seed)
     if work.side.config is not None:
         instrument(Config(traces=False, metrics=False, **work.side.config))
-    control.send(asyncio.run(_work(work, control)))
+    control.send(_work_sync(work, control) if work.side.sync else asyncio.run(_work(work, control)))
+
+
+def _options(work: Work) -> dict[str, Any]:
+    timeout = {} if work.timeout_ms is None else {"timeoutMS": work.timeout_ms}
+    return OPTIONS | work.side.options | timeout
+
+
+def _priorities(side: Side) -> Iterator[str | None]:
+    while True:
+        if side.high is None:
+            yield None
+        else:
+            yield HIGH if random.random() < side.high else LOW  # noqa: S311 - no secrets
+
+
+def _block(priority: Any) -> AbstractContextManager[Any]:
+    return nullcontext() if priority is None else override(priority=priority)
 
 
 async def _work(work: Work, control: Connection) -> Result:
-    options = OPTIONS | work.side.options
-    if work.timeout_ms is not None:
-        options["timeoutMS"] = work.timeout_ms
     clients: list[Any] = [
-        pymongo.AsyncMongoClient(work.uri, **options) for _ in range(work.clients)
+        pymongo.AsyncMongoClient(work.uri, **_options(work)) for _ in range(work.clients)
     ]
     for client in clients:
         await client.admin.command("ping")
@@ -122,11 +142,6 @@ async def _work(work: Work, control: Connection) -> Result:
     start = control.recv()
     await asyncio.sleep(start - time.monotonic())
     cpu = time.process_time()
-    tokens: list[float] = []
-    # Without the library, to ask would import it in the middle of what is measured.
-    if work.side.config is not None:
-        loop = asyncio.get_running_loop()
-        loop.call_at(start + work.look_at, lambda: tokens.extend(_left(clients)))
     if work.closed_loop_s:
         operations = await _closed_loop(clients, start, work.closed_loop_s)
     else:
@@ -134,21 +149,52 @@ async def _work(work: Work, control: Connection) -> Result:
     busy = (time.process_time() - cpu) / (time.monotonic() - start)
     for client in clients:
         await client.close()
-    return Result(operations, tokens, busy)
+    return Result(operations, busy)
 
 
-def _left(clients: list[Any]) -> list[float]:
-    found = [status(client).retry_tokens for client in clients]
-    return [each for each in found if each is not None]
+def _work_sync(work: Work, control: Connection) -> Result:
+    clients: list[Any] = [
+        pymongo.MongoClient(work.uri, **_options(work)) for _ in range(work.clients)
+    ]
+    for client in clients:
+        client.admin.command("ping")
+    control.send("connected")
+    start = control.recv()
+    time.sleep(start - time.monotonic())
+    cpu = time.process_time()
+    running: list[Future[Operation]] = []
+    with ThreadPoolExecutor(THREADS) as threads:
+        for due, client, priority in zip(
+            work.due, itertools.cycle(clients), _priorities(work.side), strict=False
+        ):
+            time.sleep(max(0.0, start + due - time.monotonic()))
+            running.append(threads.submit(_operation_sync, client, start, due, priority))
+        operations = [each.result() for each in running]
+    busy = (time.process_time() - cpu) / (time.monotonic() - start)
+    for client in clients:
+        client.close()
+    return Result(operations, busy)
+
+
+def _operation_sync(client: Any, start: float, due: float, priority: str | None) -> Operation:
+    begun, how = time.monotonic() - start, OK
+    try:
+        with _block(priority):
+            client.bench.coll.find_one({"_id": 1})
+    except PyMongoError as error:
+        how = _name_of(error)
+    return Operation(due, begun, time.monotonic() - start, how, priority)
 
 
 async def _open_loop(work: Work, clients: list[Any], start: float) -> list[Operation]:
     running = []
-    for due, client in zip(work.due, itertools.cycle(clients), strict=False):
+    for due, client, priority in zip(
+        work.due, itertools.cycle(clients), _priorities(work.side), strict=False
+    ):
         ahead = start + due - time.monotonic()
         if ahead > 0:
             await asyncio.sleep(ahead)
-        operation = _operation(client, start, due, work.side.attempts)
+        operation = _operation(client, start, due, priority)
         running.append(asyncio.create_task(operation))
     return await asyncio.gather(*running)
 
@@ -157,7 +203,7 @@ async def _closed_loop(clients: list[Any], start: float, seconds: float) -> list
     async def one_after_the_other(client: Any) -> list[Operation]:
         done = []
         while (now := time.monotonic() - start) < seconds:
-            done.append(await _operation(client, start, now, 1))
+            done.append(await _operation(client, start, now))
         return done
 
     some = itertools.islice(itertools.cycle(clients), CLOSED_LOOP)
@@ -165,18 +211,17 @@ async def _closed_loop(clients: list[Any], start: float, seconds: float) -> list
     return [operation for each in done for operation in each]
 
 
-async def _operation(client: Any, start: float, due: float, attempts: int) -> Operation:
-    begun = time.monotonic() - start
-    for attempt in range(1, attempts + 1):
-        try:
+async def _operation(
+    client: Any, start: float, due: float, priority: str | None = None
+) -> Operation:
+    begun, how = time.monotonic() - start, OK
+    try:
+        with _block(priority):
             await client.bench.coll.find_one({"_id": 1})
-        except OperationFailure as error:
-            if error.has_error_label("RetryableError") and attempt < attempts:
-                continue
-            how = REJECTED
-        except PyMongoError as error:
-            how = type(error).__name__
-        else:
-            how = OK
-        break
-    return Operation(due, begun, time.monotonic() - start, how)
+    except PyMongoError as error:
+        how = _name_of(error)
+    return Operation(due, begun, time.monotonic() - start, how, priority)
+
+
+def _name_of(error: PyMongoError) -> str:
+    return REJECTED if isinstance(error, OperationFailure) else type(error).__name__

@@ -12,13 +12,13 @@ from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
 # Okabe and Ito's, which people tell apart who see few colours; and markers, for those who see none.
 STYLES = {
     "no retries": ("#000000", "o", "--"),
-    "immediate retries": ("#D55E00", "s", "-"),
     "plain pymongo": ("#E69F00", "^", "-"),
-    "this library": ("#56B4E9", "D", "-"),
-    "this library, adaptive": ("#009E73", "v", "-"),
+    "this library": ("#009E73", "v", "-"),
+    "this library, shedding": ("#D55E00", "P", "-"),
 }
+SYNC = ", sync"
 PANELS = (
-    ("goodput", "goodput, part of the capacity"),
+    ("cold", "goodput of the first seconds, part of the capacity"),
     ("attempts", "attempts of each operation"),
     ("errors", "operations that failed"),
     ("p99_ms", "p99 of those that succeeded, ms"),
@@ -35,7 +35,8 @@ def draw(points: list[dict[str, Any]], file: Path, mark: str = "") -> None:
     for place, (key, title) in enumerate(PANELS, 1):
         panel = figure.add_subplot(2, 2, place)
         for name in names:
-            colour, marker, line = STYLES[name]
+            colour, marker, line = STYLES[name.removesuffix(SYNC)]
+            line = ":" if name.endswith(SYNC) else line
             some = [point for point in points if point["side"] == name and point[key] is not None]
             panel.plot(
                 [point["load"] for point in some],
@@ -59,9 +60,11 @@ def draw(points: list[dict[str, Any]], file: Path, mark: str = "") -> None:
                 panel.yaxis.set_major_formatter(ScalarFormatter())
         else:
             panel.set_ylim(bottom=0)
-        if key in {"goodput", "errors"}:
+        if key in {"cold", "errors"}:
             panel.yaxis.set_major_formatter(PercentFormatter(1))
         panel.set_xlabel("operations offered, in times of the server's capacity", fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(names), fontsize=8)
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=(len(names) + 1) // 2, fontsize=8
+    )
     figure.savefig(file, format="svg", metadata={"Date": None, "Description": mark})

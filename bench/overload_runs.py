@@ -19,12 +19,16 @@ FEWEST = 100
 """Operations from which a 99th percentile is told."""
 WINDOW_S = 0.5
 LONGER_S = 0.1
-MOST_TRIES = 2
+MOST_TRIES = 4
 
 NO_RETRIES = Side("no retries", options=ONCE)
-IMMEDIATE = Side("immediate retries", options=ONCE, attempts=1 + RETRIES)
 PLAIN = Side("plain pymongo")
-LIBRARY = Side("this library", config={"retry_budget": "off"})
+LIBRARY = Side("this library", config={})
+SHEDDING = Side("this library, shedding", config={"load_shedding": True})
+SIDES = (NO_RETRIES, PLAIN, LIBRARY, SHEDDING)
+AT_RANDOM = 0.05
+HIGH = (0.4, 0.5)
+"""Parts of the operations that have high priority."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +36,18 @@ class Sizes:
     """How long and how large; seconds, and requests per second."""
 
     capacity: float = 100.0
-    loads: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+    loads: tuple[float, ...] = (1.0, 2.0, 5.0)
     processes: int = 2
     clients: int = 4
     """In each process."""
-    tokens: int = 1000
-    """Of all clients together."""
-    warm_up: float = 6.0
+    warm_up: float = 4.0
+    cold: float = 10.0
+    """The first seconds, for what is said of a cold start."""
     measured: float = 8.0
     pulse: tuple[float, float, float] = (4.0, 10.0, 6.0)
     """Before it, the pulse, and after it."""
     bursts: int = 5
-    burst_clients: int = 512
+    burst_operations: int = 512
     burst_s: float = 0.05
     burst_rate: float = 400.0
     burst_bucket: float = 100.0
@@ -61,12 +65,12 @@ QUICK = Sizes(
     loads=(2.0,),
     processes=1,
     clients=2,
-    tokens=20,
     warm_up=0.7,
+    cold=1.0,
     measured=0.5,
     pulse=(0.5, 0.5, 0.5),
     bursts=1,
-    burst_clients=32,
+    burst_operations=32,
     burst_bucket=6.0,
     slower=1.0,
     late=float("inf"),
@@ -81,8 +85,6 @@ class Run:
 
     operations: list[Operation]
     requests: list[Request]
-    tokens: float | None
-    """The most that any client had left when the warm-up was over; None without budgets."""
     busy: float
     """The part of a core that the busiest process of clients took."""
     late: float
@@ -91,10 +93,6 @@ class Run:
 
     def due(self, begin: float, end: float) -> list[Operation]:
         return [each for each in self.operations if begin <= each.due < end]
-
-    @property
-    def retries(self) -> int:
-        return len(self.requests) - len(self.operations)
 
     def attempts(self, begin: float, end: float) -> int:
         return sum(begin <= at < end for at, _ in self.requests)
@@ -112,16 +110,14 @@ def percentile(ordered: list[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
 
-def adaptive(sizes: Sizes) -> Side:
-    each = max(1, sizes.tokens // (sizes.processes * sizes.clients))
-    config = {"retry_budget": "tokens", "retry_token_capacity": each}
-    return Side("this library, adaptive", config=config)
+def in_threads(side: Side) -> Side:
+    return replace(side, name=f"{side.name}, sync", sync=True)
 
 
 def sides(sizes: Sizes) -> list[Side]:
     if not sizes.every_side:
-        return [NO_RETRIES, adaptive(sizes)]
-    return [NO_RETRIES, IMMEDIATE, PLAIN, LIBRARY, adaptive(sizes)]
+        return [NO_RETRIES, LIBRARY, in_threads(NO_RETRIES), in_threads(LIBRARY)]
+    return [*SIDES, *map(in_threads, SIDES)]
 
 
 def arrivals(phases: list[tuple[float, float]], dice: random.Random) -> list[float]:
@@ -153,12 +149,10 @@ def perform(capacity: Capacity, works: list[Work]) -> Run:
 
 def _run(start: float, results: list[Result], server: LimitedServer) -> Run:
     operations = [each for result in results for each in result.operations]
-    tokens = [each for result in results for each in result.tokens]
     begun = sorted(each.begun - each.due for each in operations)
     return Run(
         operations=operations,
         requests=[(at - start, admitted) for at, admitted in server.requests],
-        tokens=max(tokens, default=None),
         busy=max(result.busy for result in results),
         late=max(percentile(some, 0.99) for some in (begun, sorted(server.late))),
     )
@@ -167,12 +161,12 @@ def _run(start: float, results: list[Result], server: LimitedServer) -> Run:
 def under_load(
     sizes: Sizes, side: Side, phases: list[tuple[float, float]], seed: int, capacity: Capacity
 ) -> Run:
-    """Every side with the same arrivals. The budgets are looked at after the first phase."""
+    """Every side with the same arrivals."""
     works = []
     for index in range(sizes.processes):
         dice = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
         due = arrivals([(each, rate / sizes.processes) for each, rate in phases], dice)
-        works.append(Work(side, sizes.clients, due, seed + index, TIMEOUT_MS, phases[0][0]))
+        works.append(Work(side, sizes.clients, due, seed + index, TIMEOUT_MS))
     return undisturbed(sizes, capacity, works)
 
 
@@ -196,21 +190,34 @@ def pulse(sizes: Sizes, side: Side, seed: int) -> Run:
 def all_rejected(sizes: Sizes, seed: int) -> Run:
     phases = [(sizes.warm_up, sizes.capacity), (sizes.measured, sizes.capacity)]
     nothing = Capacity(sizes.capacity, burst=0)
-    return under_load(sizes, adaptive(sizes), phases, seed, nothing)
+    return under_load(sizes, LIBRARY, phases, seed, nothing)
 
 
-def burst(sizes: Sizes, side: Side, seed: int) -> Run:
-    """Each client has one operation; all of them begin within ``burst_s``."""
+def rejected_at_random(sizes: Sizes, side: Side, seed: int) -> Run:
+    """At half the capacity."""
+    phases = [(sizes.warm_up + sizes.measured, sizes.capacity / 2)]
+    return under_load(sizes, side, phases, seed, replace(limited(sizes), at_random=AT_RANDOM))
+
+
+def priorities(sizes: Sizes, high: float, seed: int, *, sync: bool) -> Run:
+    """At twice the capacity, with load shedding."""
+    side = replace(in_threads(SHEDDING) if sync else SHEDDING, high=high)
+    phases = [(sizes.cold, 2 * sizes.capacity)]
+    return under_load(sizes, side, phases, seed, limited(sizes))
+
+
+def burst(sizes: Sizes, side: Side, seed: int, clients: int) -> Run:
+    """All operations begin within ``burst_s``, in turn from each of the clients."""
     slower = sizes.slower
     if side.config is not None:
         waits = {"base_backoff_ms": round(100 * slower), "max_backoff_ms": round(10_000 * slower)}
         side = replace(side, config=side.config | waits)
     works = []
-    each = sizes.burst_clients // sizes.processes
+    each = sizes.burst_operations // sizes.processes
     for index in range(sizes.processes):
         dice = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
         due = sorted(dice.uniform(0, sizes.burst_s * slower) for _ in range(each))
-        works.append(Work(side, each, due, seed + index))
+        works.append(Work(side, clients // sizes.processes, due, seed + index))
     return undisturbed(sizes, Capacity(sizes.burst_rate / slower, sizes.burst_bucket), works)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import random
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo_resilience_instrumentation.testbed import wire
@@ -53,11 +54,14 @@ class Capacity:
     :param rate: requests per second.
     :param burst: how many may be waiting at once; 0 admits nothing at all.
     :param rejection: what a rejection costs, as a part of a request.
+    :param at_random: the part that is rejected whatever the load, at no cost.
     """
 
     rate: float
     burst: float
     rejection: float = 0.0
+    at_random: float = 0.0
+    _dice: random.Random = field(default_factory=lambda: random.Random(8))  # noqa: S311 - no secrets
     _busy_until: float = 0.0
     _front_until: float = 0.0
 
@@ -66,6 +70,8 @@ class Capacity:
 
         Rejections come before the requests that wait, and keep them waiting for longer.
         """
+        if self.at_random and self._dice.random() < self.at_random:
+            return False, now
         self._busy_until = max(self._busy_until, now)
         self._front_until = max(self._front_until, now)
         if (self._busy_until - now) * self.rate + 1 <= self.burst:

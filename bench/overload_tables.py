@@ -19,18 +19,18 @@ def run(report: Report) -> str:
 
 
 def points(report: Report) -> str:
-    headings = ["times the capacity", "", "goodput", "attempts", "errors", "p99 ms", "tokens"]
+    headings = ["times the capacity", "", "goodput, cold", "warm", "attempts", "errors", "p99 ms"]
     return table(
         [*headings, "client CPU", "late ms"],
         [
             [
                 f"{each['load']:g}",
                 each["side"],
+                f"{each['cold']:.1%}",
                 f"{each['goodput']:.1%}",
                 f"{each['attempts']:.2f}",
                 f"{each['errors']:.1%}",
                 "-" if each["p99_ms"] is None else f"{each['p99_ms']:.0f}",
-                "-" if each["tokens"] is None else f"{each['tokens']:.1f}",
                 f"{each['busy']:.0%}",
                 f"{each['late_ms']:.0f}",
             ]
@@ -39,11 +39,14 @@ def points(report: Report) -> str:
     )
 
 
+VERDICTS = {True: "met", False: "**missed**", None: ""}
+
+
 def bars(report: Report) -> str:
     return table(
         ["what", "bar", "measured", ""],
         [
-            [each["what"], each["bar"], each["measured"], "met" if each["met"] else "**missed**"]
+            [each["what"], each["bar"], each["measured"], VERDICTS[each["met"]]]
             for each in report["overload"]["bars"]
         ],
     )
