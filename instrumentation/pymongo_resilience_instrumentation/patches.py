@@ -265,7 +265,7 @@ def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:
 
 
 def _of_selection(_: Runtime) -> Iterator[Wrapped]:
-    yield driver.clients.topology_description(), "apply_selector", deprioritized.select
+    yield driver.clients.topology_description(), driver.clients.LOOK, deprioritized.select
 
 
 def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
@@ -302,7 +302,7 @@ def _of_fast_fail(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.commands.limited_connections():
-        yield owner, "apply_timeout", time_limits.limit(runtime.enabled_flag)
+        yield owner, driver.commands.LIMITED, time_limits.limit(runtime.enabled_flag)
 
 
 def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
@@ -315,7 +315,11 @@ def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.interruptions.topology_classes():
-        yield owner, "handle_error", interruptions.connection_error(runtime.enabled_flag)
+        yield (
+            owner,
+            driver.interruptions.HANDLED,
+            interruptions.connection_error(runtime.enabled_flag),
+        )
 
 
 def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:

@@ -17,6 +17,7 @@ from .events import listeners_of
 
 SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"
+LOOK = "apply_selector"
 RESOLVE = "_resolve_srv"
 """A client's method that asks for its SRV record, when it first connects."""
 
@@ -78,7 +79,7 @@ def _own_option(client: Any, *names: str) -> Any:
 
 
 def topology_description() -> type:
-    """The class whose ``apply_selector`` is the driver's every look at the servers."""
+    """The class whose ``LOOK`` is the driver's every look at the servers."""
     cls: type = importlib.import_module("pymongo.topology_description").TopologyDescription
     return cls
 

@@ -70,6 +70,8 @@ def for_one_document(model: UpdateMany | DeleteMany) -> Any:
 
 
 LIMIT = "maxTimeMS"
+LIMITED = "apply_timeout"
+"""A connection's method that gives a command its limit of time."""
 CONNECTIONS = ("pymongo.synchronous.pool:Connection", "pymongo.asynchronous.pool:AsyncConnection")
 
 
@@ -79,7 +81,7 @@ def limited_connections() -> set[type]:
     for place in CONNECTIONS:
         module, _, name = place.partition(":")
         cls = getattr(importlib.import_module(module), name)
-        found.add(next(each for each in cls.__mro__ if "apply_timeout" in vars(each)))
+        found.add(next(each for each in cls.__mro__ if LIMITED in vars(each)))
     return found
 
 

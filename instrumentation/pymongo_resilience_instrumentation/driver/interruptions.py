@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+HANDLED = "handle_error"
 SENDING = "_run_command"
 SENDERS = ("pymongo.synchronous.command_runner", "pymongo.asynchronous.command_runner")
 
 
 def topology_classes() -> tuple[type, ...]:
-    """Their ``handle_error`` is called for every error that leaves a connection in use, just before
+    """Their ``HANDLED`` is called for every error that leaves a connection in use, just before
     that is given back."""
     return tuple(
         importlib.import_module(f"pymongo.{half}.topology").Topology
@@ -24,7 +25,7 @@ def topology_classes() -> tuple[type, ...]:
 
 
 def handled_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException:
-    """What ``handle_error`` was called for, given its arguments."""
+    """What ``HANDLED`` was called for, given its arguments."""
     context = args[1] if len(args) > 1 else kwargs["err_ctx"]
     error: BaseException = context.error
     return error

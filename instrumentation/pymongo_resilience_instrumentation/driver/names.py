@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
-from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS
-from .commands import CONNECTIONS, OF_DELETES, OF_UPDATES, PASSED
+from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
+from .commands import CONNECTIONS, LIMITED, OF_DELETES, OF_UPDATES, PASSED
 from .connections import FAILED
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .events import ARGUMENTS, ENABLED
-from .interruptions import SENDERS, SENDING
+from .interruptions import HANDLED, SENDERS, SENDING
 from .monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .pools import IDLE, IN_USE, PLACES
 from .retry_loop import LOOP
@@ -77,7 +77,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.POOLS, f"{topology}:Topology", ("get_server_by_address",))
         yield Part(Feature.POOLS, f"pymongo.{half}.pool:Pool", (IDLE, IN_USE, *PLACES))
         yield Part(Feature.SELECTION, f"{client}:{LOOP}", (SELECT,))
-        yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", ("handle_error",))
+        yield Part(Feature.INTERRUPTIONS, f"{topology}:Topology", (HANDLED,))
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
     yield from (*_of_waits(), *_of_write_models())
     yield Part(Feature.CURSORS, "pymongo.message", ("_CursorAddress",))
@@ -102,7 +102,7 @@ def parts() -> Iterator[Part]:
     yield Part(
         Feature.RETARGETING,
         "pymongo.topology_description:TopologyDescription",
-        ("apply_selector", "known_servers"),
+        (LOOK, "known_servers"),
     )
     yield Part(Feature.RETARGETING, STALENESS, ("select",))
     yield Part(Feature.RETARGETING, PREFERENCES, ("make_read_preference",))
@@ -111,7 +111,7 @@ def parts() -> Iterator[Part]:
     )
     yield Part(Feature.TIME_LIMITS, "pymongo._csot", ("TIMEOUT", "get_timeout", "remaining"))
     for connection in CONNECTIONS:
-        yield Part(Feature.TIME_LIMITS, connection, ("apply_timeout", "set_conn_timeout"))
+        yield Part(Feature.TIME_LIMITS, connection, (LIMITED, "set_conn_timeout"))
         yield Part(Feature.COMMENTS, connection, (PASSED, "max_wire_version"))
 
 
@@ -181,7 +181,7 @@ def _of_breakers(loop: str, transaction: str) -> Iterator[Part]:
     yield Part(
         Feature.BREAKERS,
         "pymongo.topology_description:TopologyDescription",
-        ("apply_selector",),
+        (LOOK,),
     )
 
 
@@ -192,7 +192,7 @@ def _of_cursors(half: str, prefix: str) -> Iterator[Part]:
     yield Part(Feature.CURSORS, stream, _STREAM_NAMES)
     stream = f"{module}.change_stream:{prefix}ChangeStream"
     yield Part(Feature.CURSORS, stream, ("_cursor",), set_by="_initialize_cursor")
-    yield Part(Feature.CURSORS, f"{module}.pool:{prefix}Connection", ("apply_timeout",))
+    yield Part(Feature.CURSORS, f"{module}.pool:{prefix}Connection", (LIMITED,))
 
 
 def _of_failing_fast(half: str, topology: str) -> Iterator[Part]:

@@ -1,0 +1,57 @@
+"""The names of pymongo's private parts stand in ``driver/`` alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pymongo_resilience_instrumentation
+import pytest
+from pymongo_resilience_instrumentation import driver
+
+ROOT = Path(pymongo_resilience_instrumentation.__file__).parent
+APART = {"driver", "testbed", "demo", "dashboards"}
+MODULES = sorted(
+    str(path.relative_to(ROOT))
+    for path in ROOT.rglob("*.py")
+    if path.relative_to(ROOT).parts[0] not in APART
+)
+UNDOCUMENTED = {
+    driver.clients.LOOK, driver.commands.LIMITED, driver.commands.PASSED,
+    driver.interruptions.HANDLED, driver.waits.SELECTION_TIMEOUT,
+}  # fmt: skip
+PARTS = [*driver.names.parts(), *driver.names.parts_of_gridfs()]
+PRIVATE = UNDOCUMENTED | {
+    name
+    for part in PARTS
+    for name in part.names
+    if name.startswith("_") and not name.startswith("__")
+}
+
+
+def names_in(source: str) -> Iterator[str]:
+    """Strings, and attributes of others than ``self``; not what a class says of itself."""
+    tree = ast.parse(source)
+    own = {
+        id(each)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__"
+        for each in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in own and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in {"self", "cls"}:
+            yield node.attr
+
+
+def test_private_names_are_found() -> None:
+    source = "class A:\n    __slots__ = ('_server',)\nself._x\nloop._server\nvars(a)['_clone']\n"
+    assert [name for name in names_in(source) if name in PRIVATE] == ["_server", "_clone"]
+    assert {"_kill_cursors", "_run_operation", "_read", "apply_selector"} <= PRIVATE
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_outside_of_driver_names_one(module: str) -> None:
+    assert [name for name in names_in((ROOT / module).read_text()) if name in PRIVATE] == []
