@@ -47,6 +47,7 @@ SERVER_SELECTIONS = ("driver", "least_loaded")
 RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
 BREAKER_MODES = ("off", "on", "always")
 ALL = "all"
+ALWAYS, ON_RETRY, NEVER = COMMAND_SPANS = ("always", "on_retry", "never")
 WOKEN_CHECKS, QUICK_CHECKS = RECOVERIES = ("woken_checks", "quick_checks")
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
@@ -191,6 +192,13 @@ class Config:
     )
     traces: bool = _option(
         True, BOOLEAN, "Whether operations and commands are recorded as spans.", telemetry=True
+    )
+    command_spans: str = _option(
+        ALWAYS,
+        one_of(COMMAND_SPANS),
+        "Which commands have spans of their own: all; those of operations that send more than one, "
+        "or whose attempts fail; or none. What has none is shown on its operation's span.",
+        telemetry=True,
     )
     command_comment: bool = _option(
         False,

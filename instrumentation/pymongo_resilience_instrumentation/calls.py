@@ -87,6 +87,8 @@ class Call:
     selecting: Any = None
     """An AttemptCount (selection/), of the attempt whose server the driver is selecting, where
     operations are counted."""
+    has_command_spans = False
+    """Each of its commands has a span; see the option ``command_spans``."""
     backoff = 0.0
     declined_by: Rule | None = None
 
@@ -116,9 +118,11 @@ class Call:
         self.span: Span | None = None
         self.ends: Any = None
         """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
-        self.command_spans: dict[int, tuple[Span, int | None]] = {}
-        """Spans of commands in flight, by request id, each with the id of the cursor that it uses:
-        ended with the call at the latest."""
+        self.command_spans: dict[int, Any] = {}
+        """Each a SentCommand (telemetry/), in flight, by request id: ended with the call at the
+        latest."""
+        self.only_command: Any = None
+        """A SentCommand (telemetry/): the one that the operation's own span may show."""
         self.waits: list[Any] | None = None
         """Each a Wait (timeouts/), for a server or for a connection that it had to wait for."""
         self.terminal_detector: Any = None

@@ -350,7 +350,7 @@ def _runtime(
         tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
         operation_spans, command_spans = (
             OperationSpans(tracer, leads_from_server=config.command_comment),
-            CommandSpans(tracer, _hooks(settings)),
+            CommandSpans(tracer, _hooks(settings), config.command_spans),
         )
         transaction_spans = TransactionSpans(tracer)
         hearing.append(operation_spans)

@@ -137,7 +137,7 @@ def test_a_search_index_which_this_server_refuses(
         f"OperationFailure, code {code}" + (f" ({code_name})" if code_name else ""),
     )
     sent = command(name, database, "coll", server.address[1])
-    sent = failed(sent, *error, **{"db.response.status_code": str(code)})
+    sent = failed(sent, *error, **{"db.response.status_code": str(code), "error.type": str(code)})
     declined = {
         "pymongo_resilience.reason": "unknown",
         "pymongo_resilience.server": f"127.0.0.1:{server.address[1]}",

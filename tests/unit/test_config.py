@@ -46,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "recovery_without": (),
     "dead_peer_s": 5,
     "traces": True,
+    "command_spans": "always",
     "command_comment": False,
     "metrics": True,
     "metrics_by_collection": True,
@@ -83,6 +84,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *((f"circuit_breaker_{name}_s", text, float(text))
       for name in ("window", "open") for text in ("0.1", "30", "2.5", "3600")),
     *(("circuit_breaker_minimum_calls", str(number), number) for number in (1, 1_000_000)),
+    *(("command_spans", name, name) for name in ("always", "on_retry", "never")),
     *(("metrics", text, value)
       for text, value in (("all", "all"), ("ALL", "all"), ("1", True), ("off", False))),
     *(("dead_peer_s", str(number), number) for number in (0, 1, 3600)),
@@ -118,6 +120,7 @@ BAD: list[tuple[str, str, str]] = [
       for name in ("window", "open") for text in ("0", "3601", "10s", "nan", "inf", "-1")),
     *(("circuit_breaker_minimum_calls", text, "an integer from 1 to 1000000")
       for text in ("0", "1000001", "1.5")),
+    *(("command_spans", text, "one of always, on_retry, never") for text in ("retry", "true")),
     *(("metrics", text, "all or true, false, 1, 0, yes, no, on or off") for text in ("some", "2")),
     *(("dead_peer_s", text, "an integer from 0 to 3600") for text in ("-1", "3601", "1.5", "5s")),
     *(("recovery_without", text, "any of " + ", ".join(RECOVERIES))
@@ -139,6 +142,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("retry_budget", value) for value in (None, True, 1, ["off"])),
     *(("server_selection", value) for value in (None, True, 1, ["driver"])),
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
+    *(("command_spans", value) for value in (None, True, "some")),
     *(("metrics", value) for value in (None, 1, "some", "true", ["all"])),
     *(("recovery_without", value) for value in (None, True, "quick_checks", [1], ["all"])),
     *(("disabled_metrics", value) for value in (None, True, ATTEMPTS, [1], ["all"])),

@@ -1,27 +1,31 @@
-"""One span for each command sent, below the operation span of the call it belongs to."""
+"""One span for each command sent, below the operation span of the call it belongs to.
+
+With ``on_retry`` an operation that sends one command, and succeeds with it, shows on its own span
+what the command's would show; with ``never``, every operation does.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 import threading
-import uuid
+import time
 from typing import TYPE_CHECKING, Any
 
-from bson.binary import Binary
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import NonRecordingSpan, SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.config import ALWAYS, NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.addresses import namespace_text
+from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
 
-from . import semconv
+from . import command_attributes as shown, semconv
 from .query_text import text_of
 from .sampling import Sampling
-from .span_errors import end_span, record_error
+from .sdk.spans import UNSET, FinishedSpans
+from .span_errors import end_span, error_attributes
 from .span_hooks import NO_HOOKS
 from .suppression import is_suppressed
 from .tracing import DEFAULT
@@ -29,57 +33,70 @@ from .tracing import DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import Span, Tracer
     from pymongo.monitoring import CommandFailedEvent, CommandSucceededEvent
 
     from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.calls import Call
 
     from .span_hooks import SpanHooks
     from .tracing import Tracing
 
-SENSITIVE = frozenset({
-    "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
-    "copydbgetnonce", "copydbsaslstart", "copydb",
-})  # fmt: skip
-NAMING_A_COLLECTION = frozenset({
-    "aggregate", "analyze", "collMod", "collStats", "compact", "convertToCapped", "count", "create",
-    "createIndexes", "createSearchIndexes", "delete", "distinct", "drop", "dropIndexes",
-    "dropSearchIndex", "find", "findAndModify", "findandmodify", "insert", "killCursors",
-    "listIndexes", "mapReduce", "mapreduce", "planCacheClear", "reIndex", "update",
-    "updateSearchIndex", "validate",
-})  # fmt: skip
-"""Others begin with a value: ``usersInfo`` with a user's name."""
-InFlight = dict[int, tuple[Span, "int | None"]]
-"""By request id: the span, and the cursor that the command uses."""
-NOTHING = (None, None)
-AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
+OTHER = "_OTHER"
+"""As OpenTelemetry's conventions name an error of which nothing is known."""
 
 
-@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
-def _attributes(
-    command: str, database: str, collection: str | None, address: Address
-) -> Mapping[str, Any]:
-    """What never changes for the same command on the same collection and server."""
-    attributes: dict[str, Any] = {
-        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
-        semconv.DB_NAMESPACE: database,
-        semconv.DB_COMMAND_NAME: command,
-        semconv.DB_QUERY_SUMMARY: f"{command} {namespace_text(database, collection)}",
-        semconv.NETWORK_TRANSPORT: "unix" if address[1] is None else "tcp",
-        **semconv.address_attributes(address),
-    }
-    if collection is not None:
-        attributes[semconv.DB_COLLECTION_NAME] = collection
-    return attributes
+class SentCommand:
+    """One command, and what its span shows. It belongs to one thread or task."""
+
+    __slots__ = (
+        "_spans", "attributes", "cursor", "ended_ns", "name", "span", "started_ns", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self, spans: CommandSpans, name: str, attributes: Mapping[str, Any], cursor: int | None
+    ) -> None:
+        self._spans = spans
+        self.name = name
+        self.attributes = attributes
+        self.cursor = cursor
+        """The one that it uses."""
+        self.span: Span | None = None
+        """Where somebody may want to see it before it has ended."""
+        self.started_ns = time.time_ns()
+        self.ended_ns = 0
+        self.status = UNSET
+
+    def add(self, attributes: Mapping[str, Any]) -> None:
+        if self.span is None:
+            self.attributes = {**self.attributes, **attributes}
+        else:
+            self.span.set_attributes(attributes)
+
+    def interrupt(self, call: Call, error: BaseException | None, ended_ns: int | None) -> None:
+        """The operation has ended, and nobody has reported the command's end."""
+        self._spans.interrupt(self, call, error, ended_ns)
+
+    def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
+        """Of an operation that ends with this as the only command without a span: what its own span
+        shows of it, where the command gets none."""
+        return self._spans.settle(self, call, error)
+
+
+InFlight = dict[int, SentCommand]
+"""By request id."""
 
 
 class CommandSpans:
-    """Thread- and task-safe: a span in flight is kept on its call, or for its thread or task."""
+    """Thread- and task-safe: what is in flight is kept on its call, or for its thread or task."""
 
-    def __init__(self, tracer: Tracer, hooks: SpanHooks = NO_HOOKS) -> None:
+    def __init__(self, tracer: Tracer, hooks: SpanHooks = NO_HOOKS, mode: str = ALWAYS) -> None:
+        """``mode``: of the option ``command_spans``."""
         self._tracer = tracer
         self.hooks = hooks
+        self._mode = mode
         self._sampling = Sampling(tracer)
+        self._finished = FinishedSpans(tracer)
         self.without_call: dict[tuple[str, int], InFlight] = {}
 
     def start(  # noqa: PLR0917 - what an event of the driver's says, without the event
@@ -89,7 +106,7 @@ class CommandSpans:
         request_id: int,
         address: Address,
         server_connection_id: Any,
-        call: calls.Call | None,
+        call: Call | None,
         tracing: Tracing = DEFAULT,
         *,
         name: str | None = None,
@@ -97,49 +114,62 @@ class CommandSpans:
         """``call``: the one that it is sent in. ``tracing``: of the client that sends it.
         ``name``: where the command itself was emptied, since it carries credentials.
 
-        Answers with the span, None where none is drawn.
+        Answers with the span that shows it, the operation's where it has none of its own; None
+        where nothing does.
         """
         if name is None:
             name = next(iter(command), "")
-        if not command or name.lower() in SENSITIVE:
+        if not command or name.lower() in shown.SENSITIVE:
             if call is not None:
                 call.withholds = True
             return None
         around = None if call is None else call.span
         if not self._asks_tracer(around):
             return None
-        if name in AGAINST_ADMIN:
+        if name in shown.AGAINST_ADMIN:
             database = "admin"
-        attributes = _attributes(name, database, _collection(name, command, database), address)
-        recording = around is not None and around.is_recording()
-        if recording:
-            # Likely this one is, too, and to give them all at once takes less.
-            attributes = {**attributes, **_of_this_command(command, server_connection_id, call)}
+        attributes = shown.of_name(
+            name, database, shown.collection_of(name, command, database), address
+        )
+        sent = SentCommand(self, name, attributes, shown.used_cursor(name, command))
+        in_flight = self._of(call)
+        unfinished = in_flight.pop(request_id, None)
+        if unfinished is not None:
+            self.interrupt(unfinished, call, None, None)
+        recorded = call is not None and around is not None and around.is_recording()
+        if recorded or self._mode != NEVER:
+            span = self._shown_by(sent, call, around if recorded else None)
+            if sent.span is None and not recorded:
+                return span
+            in_flight[request_id] = sent
+            if recorded or (span is not None and span.is_recording()):
+                sent.add(shown.of_this_command(command, server_connection_id, call))
+                if tracing.quotes:
+                    sent.add(
+                        {semconv.DB_QUERY_TEXT: text_of(command, tracing.query_text_max_length)}
+                    )
+            return span
+        return None
+
+    def _shown_by(self, sent: SentCommand, call: Call | None, around: Span | None) -> Span | None:
+        """``around``: the operation's span, where it is recorded."""
+        if call is not None and around is not None:
+            if self._keeps(sent, call, around):
+                return around
+            if not self.hooks.any and self._finished.suits(around):
+                return None
         # A task started inside of a call that has ended still carries its span: not a parent.
         orphan = call is None and calls.inherited() is not None
-        span = calls.publish(
-            call,
-            self._tracer.start_span,
-            name,
-            context=Context() if orphan else None,
-            kind=SpanKind.CLIENT,
-            attributes=attributes,
-        )
-        unfinished = self._of(call).pop(request_id, None)
-        if unfinished is not None:
-            unfinished[0].end()
-        if type(span) is NonRecordingSpan:
-            # Nothing has to end it.
-            return span
-        self._of(call)[request_id] = span, _used_cursor(name, command)
-        if span.is_recording():
-            if not recording:
-                span.set_attributes(_of_this_command(command, server_connection_id, call))
-            if tracing.quotes:
-                span.set_attribute(
-                    semconv.DB_QUERY_TEXT, text_of(command, tracing.query_text_max_length)
-                )
+        span = calls.publish(call, self._live, sent, Context() if orphan else None)
+        if type(span) is not NonRecordingSpan:
+            # Else nothing has to end it.
+            sent.span = span
         return span
+
+    def _live(self, sent: SentCommand, around: Context | None) -> Span:
+        return self._tracer.start_span(
+            sent.name, context=around, kind=SpanKind.CLIENT, attributes=sent.attributes
+        )
 
     def _asks_tracer(self, around: Span | None) -> bool:
         """``around``: the operation's span, None where it has none. False where nothing but a span
@@ -154,20 +184,42 @@ class CommandSpans:
         below_undrawn = type(around) is NonRecordingSpan and trace.get_current_span() is around
         return not (below_undrawn and self._sampling.never_below_undrawn())
 
+    def _keeps(self, sent: SentCommand, call: Call, around: Span) -> bool:
+        """Whether it has no span until the operation ends."""
+        if self._mode != ON_RETRY:
+            return self._mode == NEVER
+        if call.has_command_spans:
+            return False
+        first = call.only_command
+        if first is None and not call.reasons:
+            call.only_command = sent
+            return True
+        call.has_command_spans = True
+        call.only_command = None
+        if first is not None and first.ended_ns:
+            calls.publish(call, self._record, first, around)
+        return False
+
     def succeed(
         self,
         request_id: int,
         reply: Any,
-        call: calls.Call | None,
+        call: Call | None,
         event: CommandSucceededEvent | None = None,
     ) -> None:
         """``event``: for the application's hook, where it has one."""
-        span, used_cursor = self._taken(request_id, call)
+        sent = self._taken(request_id, call)
+        if sent is None:
+            return
+        span = sent.span
+        cursor_id = shown.open_cursor(reply) or sent.cursor
         if span is None:
+            if cursor_id:
+                sent.add({semconv.CURSOR_ID: cursor_id})
+            self._end(sent, call, self.hooks.response, event)
             return
         try:
             if span.is_recording():
-                cursor_id = _open_cursor(reply) or used_cursor
                 if cursor_id:
                     span.set_attribute(semconv.CURSOR_ID, cursor_id)
                 if self.hooks.response is not None and event is not None:
@@ -179,16 +231,101 @@ class CommandSpans:
     def fail(self, event: CommandFailedEvent, tracing: Tracing = DEFAULT) -> None:
         """``tracing``: of the client that sent it."""
         call = calls.current()
-        span, _ = self._taken(event.request_id, call)
+        sent = self._taken(event.request_id, call)
+        if sent is None:
+            return
+        span = sent.span
         if span is None:
+            _fail(sent, *_of_failure(event, quotes=tracing.quotes))
+            self._end(sent, call, self.hooks.failed, event)
             return
         try:
             if span.is_recording():
-                _record_failure(span, event, quotes=tracing.quotes)
+                attributes, status = _of_failure(event, quotes=tracing.quotes)
+                span.set_attributes(attributes)
+                span.set_status(status)
                 if self.hooks.failed is not None:
                     self.hooks.failed(span, event)
         finally:
             calls.publish(call, span.end)
+
+    def interrupt(
+        self,
+        sent: SentCommand,
+        call: Call | None,
+        error: BaseException | None,
+        ended_ns: int | None,
+    ) -> None:
+        """It has ended, and nobody has reported its end. ``ended_ns``: None is now."""
+        if sent.span is not None:
+            if error is not None and sent.span.is_recording():
+                sent.span.set_attribute(semconv.ERROR_TYPE, qualified_name(error))
+            end_span(sent.span, error, ended_ns=ended_ns)
+            return
+        if error is not None:
+            _fail(sent, *_of_error(error))
+        self._end(sent, call, ended_ns=ended_ns)
+
+    def _end(
+        self,
+        sent: SentCommand,
+        call: Call | None,
+        hook: Any = None,
+        event: Any = None,
+        ended_ns: int | None = None,
+    ) -> None:
+        """Of one without a live span; an operation that is recorded is around it."""
+        sent.ended_ns = ended_ns or time.time_ns()
+        around = None if call is None else call.span
+        if call is None or around is None:
+            return
+        try:
+            if hook is not None and event is not None and around.is_recording():
+                hook(around, event)
+        finally:
+            if self._mode == NEVER:
+                call.only_command = sent
+            elif sent is not call.only_command:
+                calls.publish(call, self._record, sent, around)
+            elif sent.status is not UNSET:
+                call.has_command_spans = True
+                call.only_command = None
+                calls.publish(call, self._record, sent, around)
+
+    def settle(
+        self, sent: SentCommand, call: Call, error: BaseException | None
+    ) -> Mapping[str, Any]:
+        """See ``SentCommand.settle``."""
+        if self._mode == NEVER or (error is None and not call.reasons):
+            return {
+                name: each for name, each in sent.attributes.items() if name != semconv.ERROR_TYPE
+            }
+        if call.span is not None:
+            self._record(sent, call.span)
+        return {}
+
+    def _record(self, sent: SentCommand, around: Span) -> None:
+        """A span that begins and ends as the command did."""
+        if self._finished.suits(around):
+            self._finished.record(
+                sent.name,
+                around,
+                sent.attributes,
+                started_ns=sent.started_ns,
+                ended_ns=sent.ended_ns,
+                status=sent.status,
+            )
+            return
+        span = self._tracer.start_span(
+            sent.name,
+            trace.set_span_in_context(around, context.get_current()),
+            kind=SpanKind.CLIENT,
+            attributes=sent.attributes,
+            start_time=sent.started_ns,
+        )
+        if sent.status is not UNSET:
+            span.set_status(sent.status)
+        span.end(sent.ended_ns)
 
     def leave_connection(self) -> None:
         """The caller sends no more over its connection: without a call, this is what ends a
@@ -196,20 +333,21 @@ class CommandSpans:
         if not self.without_call or calls.current() is not None:
             return
         error = sys.exception()
-        for span, _ in self.without_call.pop(_thread_or_task(), {}).values():
-            end_span(span, error)
+        for sent in self.without_call.pop(_thread_or_task(), {}).values():
+            self.interrupt(sent, None, error, None)
 
     def reset_after_fork(self) -> None:
         """In a forked child: what is in flight without a call is the parent's, which ends it."""
         self.without_call.clear()
 
-    def _taken(self, request_id: int, call: calls.Call | None) -> tuple[Span | None, int | None]:
-        """The span of a command that ends, None for one whose start drew none; and its cursor."""
+    def _taken(self, request_id: int, call: Call | None) -> SentCommand | None:
+        """The command that ends, None for one that nothing shows."""
         if call is not None:
-            return call.command_spans.pop(request_id, NOTHING)
-        return self.without_call.get(_thread_or_task(), {}).pop(request_id, NOTHING)
+            found: SentCommand | None = call.command_spans.pop(request_id, None)
+            return found
+        return self.without_call.get(_thread_or_task(), {}).pop(request_id, None)
 
-    def _of(self, call: calls.Call | None) -> InFlight:
+    def _of(self, call: Call | None) -> InFlight:
         if call is not None:
             return call.command_spans
         return self.without_call.setdefault(_thread_or_task(), {})
@@ -223,78 +361,26 @@ def _thread_or_task() -> tuple[str, int]:
     return ("thread", threading.get_ident()) if task is None else ("task", id(task))
 
 
-def _collection(name: str, command: Mapping[str, Any], database: str) -> str | None:
-    if database == "admin":
-        return None
-    if name != "getMore" and name not in NAMING_A_COLLECTION:
-        return None
-    value = command.get("collection" if name == "getMore" else name)
-    # Plain: a bson.Code is a str that cannot be hashed.
-    return str(value) if isinstance(value, str) else None
+def _fail(sent: SentCommand, attributes: Mapping[str, Any], status: Status) -> None:
+    sent.add(attributes)
+    sent.status = status
 
 
-def _of_this_command(
-    command: Mapping[str, Any], server_connection_id: Any, call: calls.Call | None
-) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
-    # The server's word, as the cursor's id further down: what is no number is left out.
-    number = _number(server_connection_id)
-    if number is not None:
-        attributes[semconv.SERVER_CONNECTION_ID] = number
-    if call is not None and call.driver_connection_id is not None:
-        attributes[semconv.DRIVER_CONNECTION_ID] = call.driver_connection_id
-    session_id = _session_id(command.get("lsid"))
-    if session_id is not None:
-        attributes[semconv.LSID] = session_id
-    txn_number = _number(command.get("txnNumber"))
-    if txn_number is not None:
-        attributes[semconv.TXN_NUMBER] = txn_number
-    return attributes
-
-
-def _used_cursor(name: str, command: Mapping[str, Any]) -> int | None:
-    """The one cursor that it reads on or closes; an attribute once it has succeeded."""
-    if name == "getMore":
-        return _number(command.get("getMore"))
-    if name == "killCursors":
-        ids = command.get("cursors")
-        return _number(ids[0]) if isinstance(ids, list) and len(ids) == 1 else None
-    return None
-
-
-def _number(value: Any) -> int | None:
-    """A plain int, of an Int64 too."""
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _session_id(lsid: Any) -> str | None:
-    value = lsid.get("id") if hasattr(lsid, "get") else None
-    if isinstance(value, uuid.UUID):
-        return str(value)
-    if isinstance(value, Binary) and len(value) == 16:  # noqa: PLR2004 - the size of a UUID
-        return _uuid_text(bytes(value))
-    return None
-
-
-@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
-def _uuid_text(octets: bytes) -> str:
-    """Sessions are used again and again."""
-    return str(uuid.UUID(bytes=octets))
-
-
-def _open_cursor(reply: Any) -> int | None:
-    cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
-    return _number(cursor.get("id")) if hasattr(cursor, "get") else None
-
-
-def _record_failure(span: Span, event: CommandFailedEvent, *, quotes: bool) -> None:
+def _of_failure(event: CommandFailedEvent, *, quotes: bool) -> tuple[dict[str, Any], Status]:
     # The driver reports the failure while it handles the exception, and so do we an interruption.
     error = sys.exc_info()[1]
     is_an_interruption = not isinstance(error, Exception)
     if error is not None and (is_an_interruption or isinstance(error, PyMongoError | OSError)):
-        record_error(span, error, quotes=quotes)
+        attributes, status = _of_error(error, quotes=quotes)
     else:
-        span.set_status(Status(StatusCode.ERROR))
-    code = _number(event.failure.get("code")) if hasattr(event.failure, "get") else None
+        attributes, status = {semconv.ERROR_TYPE: OTHER}, Status(StatusCode.ERROR)
+    code = shown.number(event.failure.get("code")) if hasattr(event.failure, "get") else None
     if code is not None:
-        span.set_attribute(semconv.DB_RESPONSE_STATUS_CODE, str(code))
+        attributes[semconv.DB_RESPONSE_STATUS_CODE] = attributes[semconv.ERROR_TYPE] = str(code)
+    return attributes, status
+
+
+def _of_error(error: BaseException, *, quotes: bool = False) -> tuple[dict[str, Any], Status]:
+    attributes = error_attributes(error, quotes=quotes)
+    attributes[semconv.ERROR_TYPE] = qualified_name(error)
+    return attributes, Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE])

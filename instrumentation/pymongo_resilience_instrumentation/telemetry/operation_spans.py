@@ -17,6 +17,7 @@ from pymongo_resilience_instrumentation.timeouts.wait_times import For
 from . import semconv
 from .listeners import publish_without_events
 from .sampling import Sampling
+from .sdk.spans import write
 from .span_errors import end_span
 from .suppression import is_suppressed
 from .tracing import KEPT, tracing_of
@@ -108,8 +109,8 @@ class OperationSpans:
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
             if call.command_spans:
-                for command_span, _ in call.command_spans.values():
-                    end_span(command_span, error, ended_ns=ended_ns)
+                for sent in [*call.command_spans.values()]:
+                    sent.interrupt(call, error, ended_ns)
                 call.command_spans.clear()
         finally:
             if call.span is not None and call.span is not trace.INVALID_SPAN:
@@ -153,9 +154,10 @@ def _end_operation(
     quotes = shown and tracing_of(call.client).quotes
     try:
         if span.is_recording():
-            # One after the other: for so few, an SDK takes longer to take them together.
-            for name, value in _result_attributes(call, error).items():
-                span.set_attribute(name, value)
+            attributes = _result_attributes(call, error)
+            if call.only_command is not None:
+                attributes = {**call.only_command.settle(call, error), **attributes}
+            write(span, attributes)
     finally:
         end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 
@@ -166,7 +168,7 @@ def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any
         semconv.OUTCOME: outcome_of(call, error),
     }
     if call.reasons:
-        attributes[semconv.RETRY_REASONS] = [reason.value for reason in call.reasons]
+        attributes[semconv.RETRY_REASONS] = tuple(reason.value for reason in call.reasons)
         attributes[semconv.BACKOFF_TOTAL] = call.backoff
     if call.timeout:
         attributes[semconv.DEADLINE] = call.timeout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Status, StatusCode
 
@@ -16,23 +16,25 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> None:
+def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str, Any]:
     """The exception as attributes, and the frames without their source.
 
     The server's text carries document values, so it stays here, and class, code and code name go
     out. ``quotes``: the client shows the text of its commands, and of its errors as well.
     """
-    if not span.is_recording():
-        return
     message = _text(error) if quotes else safe_message(error)
-    span.set_attributes(
-        {
-            semconv.EXCEPTION_TYPE: qualified_name(error),
-            semconv.EXCEPTION_MESSAGE: message,
-            semconv.EXCEPTION_STACKTRACE: "".join([*stack(error), message]),
-        }
-    )
-    span.set_status(Status(StatusCode.ERROR, message))
+    return {
+        semconv.EXCEPTION_TYPE: qualified_name(error),
+        semconv.EXCEPTION_MESSAGE: message,
+        semconv.EXCEPTION_STACKTRACE: "".join([*stack(error), message]),
+    }
+
+
+def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> None:
+    if span.is_recording():
+        attributes = error_attributes(error, quotes=quotes)
+        span.set_attributes(attributes)
+        span.set_status(Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE]))
 
 
 def end_span(

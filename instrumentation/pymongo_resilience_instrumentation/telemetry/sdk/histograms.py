@@ -118,7 +118,7 @@ def is_known(histogram: Any) -> bool:
     return type(histogram._measurement_consumer).__name__ == CONSUMER and works()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def works() -> bool:
     """Whether the installed SDK collects what is recorded here as it does what it records."""
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - there need not be one

@@ -1,0 +1,115 @@
+"""What the span of a command shows: of the command itself, never of what it carries."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from bson.binary import Binary
+
+from pymongo_resilience_instrumentation.addresses import namespace_text
+
+from . import semconv
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.calls import Call
+
+SENSITIVE = frozenset({
+    "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
+    "copydbgetnonce", "copydbsaslstart", "copydb",
+})  # fmt: skip
+NAMING_A_COLLECTION = frozenset({
+    "aggregate", "analyze", "collMod", "collStats", "compact", "convertToCapped", "count", "create",
+    "createIndexes", "createSearchIndexes", "delete", "distinct", "drop", "dropIndexes",
+    "dropSearchIndex", "find", "findAndModify", "findandmodify", "insert", "killCursors",
+    "listIndexes", "mapReduce", "mapreduce", "planCacheClear", "reIndex", "update",
+    "updateSearchIndex", "validate",
+})  # fmt: skip
+"""Others begin with a value: ``usersInfo`` with a user's name."""
+AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"})
+
+
+@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
+def of_name(
+    command: str, database: str, collection: str | None, address: Address
+) -> Mapping[str, Any]:
+    """What never changes for the same command on the same collection and server."""
+    attributes: dict[str, Any] = {
+        semconv.DB_SYSTEM_NAME: semconv.MONGODB,
+        semconv.DB_NAMESPACE: database,
+        semconv.DB_COMMAND_NAME: command,
+        semconv.DB_QUERY_SUMMARY: f"{command} {namespace_text(database, collection)}",
+        semconv.NETWORK_TRANSPORT: "unix" if address[1] is None else "tcp",
+        **semconv.address_attributes(address),
+    }
+    if collection is not None:
+        attributes[semconv.DB_COLLECTION_NAME] = collection
+    return attributes
+
+
+def collection_of(name: str, command: Mapping[str, Any], database: str) -> str | None:
+    if database == "admin":
+        return None
+    if name != "getMore" and name not in NAMING_A_COLLECTION:
+        return None
+    value = command.get("collection" if name == "getMore" else name)
+    # Plain: a bson.Code is a str that cannot be hashed.
+    return str(value) if isinstance(value, str) else None
+
+
+def of_this_command(
+    command: Mapping[str, Any], server_connection_id: Any, call: Call | None
+) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    # The server's word, as the cursor's id further down: what is no number is left out.
+    connection = number(server_connection_id)
+    if connection is not None:
+        attributes[semconv.SERVER_CONNECTION_ID] = connection
+    if call is not None and call.driver_connection_id is not None:
+        attributes[semconv.DRIVER_CONNECTION_ID] = call.driver_connection_id
+    session_id = _session_id(command.get("lsid"))
+    if session_id is not None:
+        attributes[semconv.LSID] = session_id
+    txn_number = number(command.get("txnNumber"))
+    if txn_number is not None:
+        attributes[semconv.TXN_NUMBER] = txn_number
+    return attributes
+
+
+def used_cursor(name: str, command: Mapping[str, Any]) -> int | None:
+    """The one cursor that it reads on or closes; an attribute once it has succeeded."""
+    if name == "getMore":
+        return number(command.get("getMore"))
+    if name == "killCursors":
+        ids = command.get("cursors")
+        return number(ids[0]) if isinstance(ids, list) and len(ids) == 1 else None
+    return None
+
+
+def number(value: Any) -> int | None:
+    """A plain int, of an Int64 too."""
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _session_id(lsid: Any) -> str | None:
+    value = lsid.get("id") if hasattr(lsid, "get") else None
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, Binary) and len(value) == 16:  # noqa: PLR2004 - the size of a UUID
+        return _uuid_text(bytes(value))
+    return None
+
+
+@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
+def _uuid_text(octets: bytes) -> str:
+    """Sessions are used again and again."""
+    return str(uuid.UUID(bytes=octets))
+
+
+def open_cursor(reply: Any) -> int | None:
+    cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
+    return number(cursor.get("id")) if hasattr(cursor, "get") else None
