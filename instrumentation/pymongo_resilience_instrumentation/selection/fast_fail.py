@@ -18,7 +18,7 @@ from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.methods import Function, Wrapper
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.interception.methods import Wrapper
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
@@ -122,9 +123,12 @@ class TerminalDetector:
         return kind not in (PRIMARY, ARBITER)
 
 
-class RefusedLogins:
-    """How many logins in a row each pool saw refused. Thread-safe: each change is one dictionary
-    operation; of two concurrent refusals at least one counts."""
+class RefusedLogins(Interceptor):
+    """How many logins in a row each pool saw refused: around where it makes a connection.
+
+    Thread-safe: each change is one dictionary operation; of two concurrent refusals at least one
+    counts.
+    """
 
     def __init__(self) -> None:
         self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -133,13 +137,20 @@ class RefusedLogins:
         pool = driver.pools.pool_of(client, address)
         return 0 if pool is None else self._refused.get(pool, 0)
 
-    def failed(self, pool: Any, error: OperationFailure) -> None:
-        if terminal_causes.cause_of(error) is Cause.PASSWORD:
-            self._refused[pool] = self._refused.get(pool, 0) + 1
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(given[0])
 
-    def succeeded(self, pool: Any) -> None:
+    def succeeded(self, entered: Entered, result: Any) -> Any:
         if self._refused:
-            self._refused.pop(pool, None)
+            self._refused.pop(entered.instance, None)
+        return result
+
+    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
+        if entered is None or not isinstance(error, OperationFailure):
+            return error
+        if terminal_causes.cause_of(error) is Cause.PASSWORD:
+            self._refused[entered.instance] = self._refused.get(entered.instance, 0) + 1
+        return error
 
 
 class PasswordProbe:
@@ -172,45 +183,12 @@ class PasswordProbe:
         return begun is not None and now < begun + PROBE_EVERY
 
 
-def wrapped(
-    enabled_flag: EnabledFlag, rules: NamespaceRules
-) -> Iterator[tuple[Any, str, Wrapper | Method]]:
+def wrapped(enabled_flag: EnabledFlag, rules: NamespaceRules) -> Iterator[Wrapped]:
     """A module or class, the name of its function or method, and what runs in its place."""
     logins = RefusedLogins()
     for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
         yield half.module("topology"), half.wait, wait(enabled_flag, rules, logins)
-        making = connect(logins, asynchronous=half is driver.waits.ASYNC_HALF)
-        yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
-
-
-def connect(logins: RefusedLogins, *, asynchronous: bool) -> Method:
-    """Where a pool makes a connection, its login included."""
-
-    def of_sync(original: Function) -> Function:
-        def connecting(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                made = original(pool, *args, **kwargs)
-            except OperationFailure as error:
-                logins.failed(pool, error)
-                raise
-            logins.succeeded(pool)
-            return made
-
-        return connecting
-
-    def of_async(original: Function) -> Function:
-        async def connecting(pool: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                made = await original(pool, *args, **kwargs)
-            except OperationFailure as error:
-                logins.failed(pool, error)
-                raise
-            logins.succeeded(pool)
-            return made
-
-        return connecting
-
-    return Method(of_async if asynchronous else of_sync)
+        yield half.module("pool").Pool, driver.waits.HANDSHAKE, logins
 
 
 def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins) -> Wrapper:
@@ -271,8 +249,7 @@ def _verdict(
         if cause is Cause.PASSWORD
         else terminal_causes.selection_error(
             cause,
-            found_on(topology)
-            or dict.fromkeys(driver.waits.seeds(driver.checks.topology_of(client))),
+            found_on(topology) or dict.fromkeys(_seeds(client)),
             topology.replica_set_name,
         )
     )

@@ -15,14 +15,13 @@ from pymongo.errors import ServerSelectionTimeoutError, WaitQueueTimeoutError
 
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.shield import shielded
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.methods import Function
 
     Waiting = MutableMapping["Wait", weakref.ref[Any]]
     """Who waits for a connection, and the driver's place to wait in, or the pool that makes one."""
@@ -97,72 +96,48 @@ def _in_progress(call: Call, what: For) -> Wait:
     return wait
 
 
-def timed(
-    enabled_flag: EnabledFlag,
-    waiting: Waiting,
-    method: Method,
-    what: For,
-    asynchronous: bool,
-    *,
-    connects: bool = False,
-) -> Method:
-    """Around ``method``, which runs in place of the driver's wait for a server or for a place in
-    the pool, or where it makes a connection (``connects``). The sync wait runs under the topology's
-    or the pool's lock."""
-    add = Wait.add_connecting if connects else Wait.add
+class _Timed(Entered):
+    __slots__ = ("began", "wait")
 
-    def begin(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Wait | None:
+    def __init__(self, place: Any, wait: Wait) -> None:
+        super().__init__(place)
+        self.wait = wait
+        self.began = time.perf_counter()
+
+
+class TimedWait(Interceptor):
+    """Around the driver's wait for a server or for a place in the pool, or where it makes
+    a connection (``connects``). The sync wait runs under the topology's or the pool's lock."""
+
+    def __init__(self, waiting: Waiting, what: For, *, connects: bool = False) -> None:
+        self._waiting = waiting
+        self._what = what
+        self._connects = connects
+        self._add = Wait.add_connecting if connects else Wait.add
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Timed | None:
         """``given``: at first whose method it is, or the condition that is waited for."""
-        try:
-            call = calls.current() if enabled_flag.acts() else None
-            if call is None:
-                return None
-            if connects and not driver.waits.connects_for_an_operation(given[1:], kwargs):
-                return None
-            place = given[0] if given else kwargs["condition"]
-            wait = _in_progress(call, what)
-            if what is For.CONNECTION:
-                waiting[wait] = weakref.ref(place)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience before a wait")
+        call = calls.current()
+        if call is None:
             return None
-        return wait
+        if self._connects and not driver.waits.connects_for_an_operation(given[1:], kwargs):
+            return None
+        place = given[0] if given else kwargs["condition"]
+        wait = _in_progress(call, self._what)
+        if self._what is For.CONNECTION:
+            self._waiting[wait] = weakref.ref(place)
+        return _Timed(place, wait)
 
-    def end(wait: Wait, began: float) -> None:
-        try:
-            waiting.pop(wait, None)
-            add(wait, time.perf_counter() - began)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience after a wait")
+    def succeeded(self, timed: _Timed, result: Any) -> Any:
+        self._end(timed)
+        return result
 
-    def of_sync(original: Function) -> Function:
-        run = method.around(original)
+    def failed(self, timed: _Timed | None, error: BaseException, *_: Any) -> BaseException:
+        if timed is not None:
+            self._end(timed)
+        return error
 
-        def waits(*given: Any, **kwargs: Any) -> Any:
-            wait = begin(given, kwargs)
-            if wait is None:
-                return run(*given, **kwargs)
-            began = time.perf_counter()
-            try:
-                return run(*given, **kwargs)
-            finally:
-                end(wait, began)
-
-        return waits
-
-    def of_async(original: Function) -> Function:
-        run = method.around(original)
-
-        async def waits(*given: Any, **kwargs: Any) -> Any:
-            wait = begin(given, kwargs)
-            if wait is None:
-                return await run(*given, **kwargs)
-            began = time.perf_counter()
-            try:
-                return await run(*given, **kwargs)
-            finally:
-                end(wait, began)
-
-        return waits
-
-    return Method(of_async if asynchronous else of_sync)
+    def _end(self, timed: _Timed) -> None:
+        with shielded("after a wait"):
+            self._waiting.pop(timed.wait, None)
+            self._add(timed.wait, time.perf_counter() - timed.began)

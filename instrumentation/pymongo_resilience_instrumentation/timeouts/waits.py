@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.interception.within import Within
 
-from .wait_times import For, timed
+from .wait_times import For, TimedWait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
-    from pymongo_resilience_instrumentation.interception.methods import Function, Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function
 
     from .wait_times import Waiting
 
@@ -38,22 +39,26 @@ RESOLUTION = 0.001
 
 def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Wrapped]:
     """``waiting``: where waits for a connection are noted; None times no wait."""
+
+    def timed(method: Method, what: For, asynchronous: bool, *, connects: bool = False) -> Method:
+        if waiting is None:
+            return method
+        around = TimedWait(waiting, what, connects=connects).method(enabled_flag, asynchronous)
+        return Method(lambda original: around.around(method.around(original)))
+
+    for owner in driver.waits.selection_timeout_owners():
+        yield owner, driver.waits.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
     for half, connecting in (
-        (driver.waits.SYNC_HALF, connect(enabled_flag)),
-        (driver.waits.ASYNC_HALF, connect_async(enabled_flag)),
+        (driver.waits.SYNC_HALF, Connect()),
+        (driver.waits.ASYNC_HALF, ConnectAsync()),
     ):
         asynchronous = half is driver.waits.ASYNC_HALF
-        making = handshake(enabled_flag, asynchronous=asynchronous)
         for module, what in (("topology", For.SERVER), ("pool", For.CONNECTION)):
             bounded = wait(enabled_flag, of_pool=what is For.CONNECTION)
-            if waiting is not None:
-                bounded = timed(enabled_flag, waiting, bounded, what, asynchronous)
-            yield half.module(module), half.wait, bounded
+            yield half.module(module), half.wait, timed(bounded, what, asynchronous)
         yield half.module("pool"), half.connect, connecting
-        if waiting is not None:
-            making = timed(
-                enabled_flag, waiting, making, For.CONNECTION, asynchronous, connects=True
-            )
+        making = handshake(enabled_flag, asynchronous=asynchronous)
+        making = timed(making, For.CONNECTION, asynchronous, connects=True)
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
 
 
@@ -160,18 +165,6 @@ def wait(enabled_flag: EnabledFlag, *, of_pool: bool) -> Method:
     return Method(around)
 
 
-def _within(
-    seconds: Callable[..., float | None], enabled_flag: EnabledFlag, *args: Any
-) -> float | None:
-    if not enabled_flag.on:
-        return None
-    try:
-        return seconds(*args)
-    except Exception:
-        logger.exception("internal error in pymongo-resilience before a connection was made")
-        return None
-
-
 def handshake(enabled_flag: EnabledFlag, *, asynchronous: bool) -> Method:
     """A connection until it is ready, hello and authentication included: what selecting a server
     has left of ``min(serverSelectionTimeoutMS, remaining)``."""
@@ -183,50 +176,33 @@ def handshake(enabled_flag: EnabledFlag, *, asynchronous: bool) -> Method:
     return Within(begin).method(enabled_flag, asynchronous)
 
 
-def connect(enabled_flag: EnabledFlag) -> Wrapper:
+class _Connecting(Entered):
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(None, within_wait(seconds))
+        self.seconds = seconds
+
+
+class Connect(Interceptor):
     """``min(connectTimeoutMS, remaining)`` until the socket is there."""
 
-    def wrapper(
-        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Connecting | None:
+        seconds = time_to_connect(given, kwargs)
+        return None if seconds is None else _Connecting(seconds)
+
+
+class ConnectAsync(Connect):
+    """The TLS handshake, which pymongo leaves to asyncio and its 60 s, ends in time as well."""
+
+    async def send(
+        self, connecting: _Connecting, original: Function, *given: Any, **kwargs: Any
     ) -> Any:
-        seconds = _within(time_to_connect, enabled_flag, args, kwargs)
-        if seconds is None:
-            return wrapped(*args, **kwargs)
-        within = within_wait(seconds)
+        if not driver.waits.connects_with_tls(given, kwargs):
+            return await original(*given, **kwargs)
         try:
-            with within:
-                return wrapped(*args, **kwargs)
-        except BaseException as error:
-            # Once more: an exception of a signal handler may have struck while it was left.
-            within.__exit__(None, error, None)
-            raise
-
-    return wrapper
-
-
-def connect_async(enabled_flag: EnabledFlag) -> Wrapper:
-    """As ``connect``. The TLS handshake, which pymongo leaves to asyncio and its 60 s, ends in time
-    as well."""
-
-    async def wrapper(
-        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        seconds = _within(time_to_connect, enabled_flag, args, kwargs)
-        if seconds is None:
-            return await wrapped(*args, **kwargs)
-        within = within_wait(seconds)
-        try:
-            with within:
-                if not driver.waits.connects_with_tls(args, kwargs):
-                    return await wrapped(*args, **kwargs)
-                try:
-                    async with asyncio.timeout(seconds + GRACE):
-                        return await wrapped(*args, **kwargs)
-                except TimeoutError as error:
-                    # asyncio's own has no text, and the driver's message would be without a reason.
-                    raise TimeoutError("timed out") from error
-        except BaseException as error:
-            within.__exit__(None, error, None)
-            raise
-
-    return wrapper
+            async with asyncio.timeout(connecting.seconds + GRACE):
+                return await original(*given, **kwargs)
+        except TimeoutError as error:
+            # asyncio's own has no text, and the driver's message would be without a reason.
+            raise TimeoutError("timed out") from error
