@@ -137,7 +137,7 @@ def side(request: pytest.FixtureRequest) -> Iterator[str]:
     logging.getLogger("pymongo_resilience.retry").disabled = True
     if request.param == "ours":
         # Telemetry has tests of its own, and pymongo is slow to close clients with its listeners.
-        instrument(Config(timeout_ms=20_000, traces=False, metrics=False))
+        instrument(Config(timeout_ms=20_000, base_backoff_ms=5, traces=False, metrics=False))
     yield request.param
     uninstrument()
     logging.getLogger("pymongo_resilience.retry").disabled = False

@@ -102,7 +102,7 @@ def test_retries_and_attempts_are_counted_by_reason_and_outcome(
 def test_the_server_of_an_attempt_that_came_to_send_nothing_is_told(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument()
+    telemetry = instrument(base_backoff_ms=1)
     coll = side.do(side.client, proxy.uri)[database].coll
     proxy.inject(CutAtHandshake(times=1000))
     with pytest.raises(pymongo.errors.AutoReconnect):
