@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import engine
 from support.examples import scaled
 
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("unit", deadline=None, database=None, max_examples=scaled(200))
     settings.load_profile("unit")
+    # Or a property that fails may be shrunk until its process ends as one that hangs.
+    engine.MAX_SHRINKING_SECONDS = 60

@@ -143,7 +143,7 @@ class Client(RuleBasedStateMachine):
         called = self.one_of(self.attempting(), which)
         if called.failed and fault.next_command:
             self.returned(1 + TENTH)
-        elif called.failed and not overloads(fault):
+        elif called.failed and not overloads(fault) and fault.reason is not RetryReason.LOAD_SHED:
             self.returned(Fraction(1))
         called.run.fail(fault)
         called.failed_with(fault, self.clock.now())
