@@ -9,11 +9,19 @@ import pytest
 from support.gathered import Gathering, gather
 from support.parts import Parts
 
+LONGEST = 60
+"""Characters of a text in the name of a test."""
+
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--cases", help="write the named cases that ran to this file, as JSON")
     for hooks in (Gathering(), Parts()):
         pluginmanager.register(hooks)
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """The name of a test fits a line."""
+    return f"{val[:LONGEST]}..." if isinstance(val, str) and len(val) > LONGEST else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -201,7 +201,7 @@ def test_only_an_overloaded_server_is_avoided(
         ({}, False, []),
         (ON, False, []),
     ],
-    ids=str,
+    ids=lambda each: str(each)[:40],
 )
 @pytest.mark.parametrize("preference", PREFERRED + OTHERS, ids=lambda each: type(each).__name__)
 def test_who_is_moved_off_an_overloaded_server(
@@ -229,7 +229,7 @@ def test_who_is_moved_off_an_overloaded_server(
     [("primaryPreferred", {}), ("nearest", {}),
      ("primaryPreferred", {"enableOverloadRetargeting": True}),
      ("secondaryPreferred", {"enableOverloadRetargeting": True})],
-    ids=str,
+    ids=lambda each: str(each)[:40],
 )  # fmt: skip
 @pytest.mark.parametrize("looks", [0, 1])
 @pytest.mark.parametrize("fault", [unreachable, Overload])

@@ -234,12 +234,12 @@ NO_EXPIRIES = [
 ]
 
 
-@pytest.mark.parametrize("error", EXPIRIES, ids=repr)
+@pytest.mark.parametrize("error", EXPIRIES, ids=lambda each: repr(each)[:80])
 def test_what_is_an_expiry(error: Exception) -> None:
     assert classify.expired(error)
 
 
-@pytest.mark.parametrize("error", NO_EXPIRIES, ids=repr)
+@pytest.mark.parametrize("error", NO_EXPIRIES, ids=lambda each: repr(each)[:80])
 def test_no_name_and_no_text_makes_an_expiry(error: Exception) -> None:
     """Nor does a ``wtimeout`` that the server has by default: "check that the code is 50"."""
     assert not classify.expired(error)
