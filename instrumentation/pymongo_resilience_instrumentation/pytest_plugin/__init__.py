@@ -89,7 +89,9 @@ def _inject(item: pytest.Item, *faults: Any, on: Any = "all", seed: int | None =
     item.add_report_section("call", MARKER, f"{', '.join(map(str, shuffled))}, seed {seed}")
     for fault in shuffled:
         if isinstance(fault, str):
-            deployment.drill(fault)
+            from pymongo_resilience_instrumentation.testbed.drills import drill  # noqa: PLC0415 - an extra
+
+            deployment.play(drill(fault, deployment))
         elif callable(fault):
             strike = fault(dice)
             deployment.inject(strike.fault(), strike.on)

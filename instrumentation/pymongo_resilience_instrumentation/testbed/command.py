@@ -73,7 +73,7 @@ def run(options: Options) -> None:
             _say(f"control: {control.url}")
         if options.drill is not None:
             _say(f"drill {options.drill}:\n{drill(options.drill, deployment)}")
-            deployment.drill(options.drill)
+            deployment.play(drill(options.drill, deployment))
         if options.chaos:
             _play(deployment, seed, stop)
         stop.wait()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from . import faults
-from .drills import DRILLS
+from .drills import DRILLS, drill
 from .fault import refused, whole
 from .running import Running
 from .server import TestbedError
@@ -100,7 +100,7 @@ class Control(Running):
             case "DELETE", "/faults":
                 return self._clear(strict=parse_qs(parts.query).get("strict") == ["true"])
             case "POST", "/drills":
-                self._deployment.drill(body.get("drill"))
+                self._deployment.play(drill(body.get("drill"), self._deployment))
                 return HTTPStatus.CREATED, body
             case _:
                 return HTTPStatus.NOT_FOUND, {"error": f"no {method} {parts.path}"}

@@ -113,12 +113,6 @@ class Deployment(Running):
         """
         return self._call(self._play(scenario))
 
-    def drill(self, name: str) -> Future[None]:
-        """Begin one of ``testbed.drills``, as ``play`` does."""
-        from pymongo_resilience_instrumentation.testbed.drills import drill  # noqa: PLC0415 - a circle
-
-        return self.play(drill(name, self))
-
     def clear(self, *, strict: bool = False) -> None:
         """End all faults, and scenarios that would bring more, and mend what they did.
 
