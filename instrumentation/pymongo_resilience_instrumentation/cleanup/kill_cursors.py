@@ -32,13 +32,11 @@ from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import tra
 from .commands import Cleanup, CleanupCall, CleanupInterceptor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.failure import Failure
-    from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.operation import Operation
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -62,29 +60,28 @@ class RequeuedId(Int64):
         return made
 
 
-class CloseNow(Cleanup):
-    """The killCursors of a cursor's ``close()``."""
+def _requeues(cursor_id: int) -> int:
+    return cursor_id.requeues if isinstance(cursor_id, RequeuedId) else 0
 
-    def __init__(
-        self,
-        call: CleanupCall,
-        executor: Any,
-        rules: NamespaceRules,
-        budget: RetryBudget | None,
-        *,
-        ids: Sequence[int],
-        address: Any,
-    ) -> None:
-        super().__init__(call, executor, rules, budget)
-        call.address = tuple(address)
-        self._client = call.client
+
+class KillWork(Cleanup):
+    """One killCursors. ``in_background``: the rules judge the cursor that was put back least often,
+    and each one has a count of its own."""
+
+    def __init__(self, *facts: Any, ids: Sequence[int], address: Any, in_background: bool) -> None:
+        super().__init__(*facts)
+        self.call.address = tuple(address)
+        self._client = self.call.client
         self._ids = ids
         self._cursor_address = address
+        self._in_background = in_background
+        self._fewest = min(map(_requeues, ids)) if in_background else 0
         self._attempts = 0
-        self._out_of_attempts = False
+        self._used_up = False
         self._judged: Operation | None = None
-        own = driver.clients.max_retries(call.client)
-        self._most = min(MOST_REQUEUES, executor.retry_rules.max_retries if own is None else own)
+        own = driver.clients.max_retries(self._client)
+        most = self.executor.retry_rules.max_retries if own is None else own
+        self._most = min(MOST_REQUEUES, most)
 
     @property
     def deadline(self) -> AbstractContextManager[None]:
@@ -95,99 +92,68 @@ class CloseNow(Cleanup):
         return self.send()
 
     def operation(self) -> Operation:
-        clock, deadline = self.executor.clock, None
-        timeout, left = driver.deadline.timeout_in_force(), driver.deadline.remaining()
-        if timeout is not None and left is not None:
-            deadline = Deadline(clock, clock.now() + left, timeout)
-        self._judged = self._operation(
-            enabled=self._client.options.retry_reads, block=blocks.current(), deadline=deadline
-        )
+        facts: dict[str, Any] = {"enabled": self._client.options.retry_reads}
+        if self._in_background:
+            # The task of an async client inherits the policy of whoever used the client first.
+            facts |= {"attempts": self._fewest, "max_retries": self._most}
+        else:
+            clock, facts["block"] = self.executor.clock, blocks.current()
+            timeout, left = driver.deadline.timeout_in_force(), driver.deadline.remaining()
+            if timeout is not None and left is not None:
+                facts["deadline"] = Deadline(clock, clock.now() + left, timeout)
+        self._judged = self._operation(**facts)
         return self._judged
 
-    def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
-        self._out_of_attempts = rule is Rule.ATTEMPTS
-        return super().final_error(failure, rule, operation)
+    def describe(self, error: Exception, operation: Operation) -> Failure:
+        failure = super().describe(error, operation)
+        # The next run comes when it comes, whatever the server would like.
+        return replace(failure, base_backoff=None) if self._in_background else failure
+
+    def prepare(self, failure: Failure, operation: Operation) -> None:  # noqa: ARG002 - the protocol's shape, as below
+        if self._in_background:
+            self._queue({each: _requeues(each) + 1 for each in self._ids})
+
+    def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:  # noqa: ARG002
+        self._used_up = rule is Rule.ATTEMPTS
+        return failure.error
 
     def succeeded(self) -> None:
-        """The cursors are gone."""
+        # What the repetition cost; the executor took it for a first attempt.
+        if self.budget is not None and self._fewest:
+            self.budget.never_repeated(overloaded=True)
 
     def failed(self, error: BaseException) -> bool:
-        """Whether the background task has the cursors now, and the error is no more the driver's,
-        which would queue them as if they had never been sent.
+        """Whether the error is no more the driver's, which would queue the cursors as if they had
+        never been sent.
 
-        It has what is left of the attempts: of an overloaded command there are so many in all,
-        wherever it is sent from. Where none was rejected, one at least.
+        The background task has what is left of the attempts: of an overloaded command there are so
+        many in all, wherever it is sent from. Where none was rejected, one at least.
         """
         if isinstance(error, Exception) and not isinstance(error, PyMongoError):
             return False
         with shielded("after killCursors"):
+            interrupted = not isinstance(error, Exception)
             rejected = self._judged is not None and self._judged.overloaded
-            if self._out_of_attempts or (rejected and self._attempts > self._most):
+            dropped = self._used_up or (rejected and self._attempts > self._most)
+            if dropped:
                 self._log_dropped(len(self._ids))
-            else:
-                self._queue(self._ids, min(self._attempts, self._most))
-            return isinstance(error, Exception)
+            elif interrupted or not self._in_background:
+                self._queue({each: min(self._attempts, self._most) for each in self._ids})
+            return not interrupted and (dropped or not self._in_background)
         return False
 
-    def _queue(self, ids: Sequence[int], requeues: int) -> None:
-        for cursor_id in ids:
-            again = RequeuedId(cursor_id, requeues)
-            driver.clients.kill_later(self._client, again, self._cursor_address)
-
-    def _log_dropped(self, count: int) -> None:
-        logger.debug("%s %s: %d dropped", self.call.operation, self.call.namespace, count)
-
-
-class CloseInBackground(CloseNow):
-    """The killCursors of the background task: the rules judge the cursor that was put back least
-    often; each one has a count of its own."""
-
-    def operation(self) -> Operation:
-        # The task of an async client inherits the policy of whoever used the client first.
-        return self._operation(
-            enabled=self._client.options.retry_reads,
-            attempts=self._fewest_requeues(),
-            max_retries=self._most,
-        )
-
-    def succeeded(self) -> None:
-        """Gives back what the repetition cost; the executor took it for a first attempt."""
-        if self.budget is not None and self._fewest_requeues():
-            self.budget.never_repeated(overloaded=True)
-
-    def failed(self, error: BaseException) -> bool:
-        if not isinstance(error, Exception):
-            super().failed(error)
-        return isinstance(error, Dropped)
-
-    def describe(self, error: Exception, operation: Operation) -> Failure:
-        # The next run comes when it comes, whatever the server would like.
-        return replace(super().describe(error, operation), base_backoff=None)
-
-    def prepare(self, failure: Failure, operation: Operation) -> None:  # noqa: ARG002 - the protocol's shape
-        for cursor_id in self._ids:
-            requeues = _requeues(cursor_id) + 1
+    def _queue(self, cursors: Mapping[int, int]) -> None:
+        """By id, how often each was sent."""
+        for cursor_id, requeues in cursors.items():
             if requeues <= self._most:
-                self._queue([cursor_id], requeues)
+                again = RequeuedId(cursor_id, requeues)
+                driver.clients.kill_later(self._client, again, self._cursor_address)
             else:
                 self._log_dropped(1)
 
-    def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:  # noqa: ARG002
-        if rule is not Rule.ATTEMPTS:
-            return failure.error
-        self._log_dropped(len(self._ids))
-        return Dropped()
-
-    def _fewest_requeues(self) -> int:
-        return min(map(_requeues, self._ids))
-
-
-def _requeues(cursor_id: int) -> int:
-    return cursor_id.requeues if isinstance(cursor_id, RequeuedId) else 0
-
-
-class Dropped(Exception):  # noqa: N818 - a signal
-    """The background task gives the cursors up: the server ends them when they time out."""
+    def _log_dropped(self, count: int) -> None:
+        """The server ends them, when they time out."""
+        logger.debug("%s %s: %d dropped", self.call.operation, self.call.namespace, count)
 
 
 class NeverWaits:
@@ -226,31 +192,27 @@ class KillCursors(CleanupInterceptor):
             now.listener,
         )
 
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> CloseNow | None:
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> KillWork | None:
         ids, address, session = driver.clients.kill_arguments(given, kwargs, self._session_at)
         client, outer = given[0], calls.current()
         if outer is not None and outer.client is not client:
             outer = None
         background = isinstance(outer, BackgroundCall)
-        if calls.reporting() or address is None:
-            return None
-        if isinstance(outer, BackgroundCall) and outer.is_last:
-            return None
-        if isinstance(outer, CleanupCall) and not background:
+        alone = (
+            outer.is_last if isinstance(outer, BackgroundCall) else isinstance(outer, CleanupCall)
+        )
+        if alone or address is None or calls.reporting():
             return None
         runtime = self.runtime
         call = CleanupCall(client, KILL_CURSORS, *driver.clients.cursor_namespace(address))
-        kind, executor = CloseNow, self.executor
-        if background:
-            kind, executor = CloseInBackground, self._in_background
-        budget = runtime.budgets.of(client)
-        work = kind(call, executor, runtime.rules, budget, ids=ids, address=address)
+        executor = self._in_background if background else self.executor
+        facts = (call, executor, runtime.rules, runtime.budgets.of(client))
+        work = KillWork(*facts, ids=ids, address=address, in_background=background)
         # CSOT, "Cursor close() methods refresh timeoutMS". What a call closes by itself, or a
         # stream of GridFS, is within that one's own time; with the session of with_transaction, in
         # what is left of that.
         call.transaction = transaction_of(session)
-        alone = outer is None and call.transaction is None
-        refreshed = alone and not driver.deadline.runs_already()
+        refreshed = outer is call.transaction is None and not driver.deadline.runs_already()
         runtime.enter(call, anew=refreshed)
         if not refreshed and call.transaction is None:
             call.deadline = NO_DEADLINE
@@ -259,16 +221,16 @@ class KillCursors(CleanupInterceptor):
             runtime.start_span(call, parent)
         return work
 
-    def succeeded(self, work: CloseNow, result: Any) -> None:  # noqa: ARG002 - it has none
+    def succeeded(self, work: KillWork, result: Any) -> None:  # noqa: ARG002 - it has none
         work.succeeded()
         self.runtime.end(work.call)
 
-    def failed(self, work: CloseNow | None, error: BaseException, *_: Any) -> BaseException | None:
+    def failed(self, work: KillWork | None, error: BaseException, *_: Any) -> BaseException | None:
         # Where the call is over, what struck is a signal handler's.
         if work is None or work.call.client is None:
             return error
         over = isinstance(error, Postponed) or work.failed(error)
-        self.runtime.end(work.call, None if isinstance(error, (Postponed, Dropped)) else error)
+        self.runtime.end(work.call, None if isinstance(error, Postponed) else error)
         return None if over else error
 
 
