@@ -1,24 +1,23 @@
-"""Attempt, decide, wait, again: two short loops over one set of rules.
-
-They differ only in what they await. The first attempt costs one try/except; everything else
-exists from the first failure on.
+"""Attempt, decide, wait, again: one generator of steps, and two drivers, which differ only in what
+they await.
 """
 
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.faults import deliver, logger
+from pymongo_resilience.faults import deliver, logger, raise_alone
 from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, RetryRules
 from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import RetryAction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable
 
     from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.clock import Clock
@@ -50,6 +49,10 @@ class Work(Protocol):
     def final_error(self, failure: Failure, rule: Rule, operation: Operation, /) -> Exception:
         """What the application gets once no attempt follows."""
 
+    def unjudged(self, error: Exception, /) -> Callable[[], Any] | None:
+        """A fault of ours kept ``error`` from being judged: what does without us, awaited where
+        attempts are. None to raise it."""
+
 
 class SyncWork(Work, Protocol[T_co]):
     """Work whose attempts block."""
@@ -73,26 +76,29 @@ class AsyncWork(Work, Protocol[T_co]):
 T = TypeVar("T")
 
 
-@contextmanager
-def _fault_of_ours(error: Exception) -> Iterator[None]:
-    """A fault while judging must not replace the error being judged: that one is raised."""
-    try:
-        yield
-    except Exception:
-        logger.exception(
-            "internal error in pymongo-resilience while classifying %s", type(error).__name__
-        )
-        raise error from error.__cause__
-
-
 def _close_unawaited(answer: object) -> None:
     """Python warns of a coroutine that is never awaited, long after and far from its making."""
     if inspect.iscoroutine(answer) and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED:
         answer.close()
 
 
-class _Loop:
-    """What both loops share: every decision. Thread- and task-safe: but for names that are only
+class _Outcome(NamedTuple):
+    result: Any
+    error: Any
+
+
+Steps = Generator["Callable[[], Any] | _Outcome", tuple[Any, Any], T]
+
+
+def _done(step: Callable[[], Any]) -> Steps[Any]:
+    result, error = yield step
+    if error is not None:
+        raise error
+    return result
+
+
+class _Decisions:
+    """What both executors share: every decision. Thread- and task-safe: but for names that are only
     ever added to a set, nothing changes."""
 
     __slots__ = ("clock", "listener", "retry_rules", "warned")
@@ -104,9 +110,76 @@ class _Loop:
         self.warned: set[str] = set()
         """Strategies that were logged once and are not to be logged again."""
 
-    def _check_rules(self, operation: Operation, failure: Failure) -> Verdict | NeedsStrategy:
+    def _steps(
+        self, work: Any, error: Exception | None, ask: Callable[..., Any], sleep: Callable[..., Any]
+    ) -> Steps[None]:
+        """Each step is to be called, and awaited by the executor of tasks; it is sent the result or
+        the error. It ends with an outcome, or is closed where anything else is raised.
+
+        ``error``: of a first attempt that was made already.
+        """
+        operation: Operation | None = None
+        failure = end = None
+        try:
+            while True:
+                result = None
+                if error is None:
+                    result, error = yield work.attempt
+                if error is None:
+                    if work.budget is not None:
+                        work.budget.succeeded(retried=operation is not None)
+                    yield _Outcome(result, None)
+                    return
+                deliver(error)
+                try:
+                    operation = operation or work.operation()
+                    failure = work.describe(error, operation)
+                    end = yield from self._judged(work, operation, failure, ask)
+                except Exception:
+                    logger.exception(
+                        "internal error in pymongo-resilience while classifying %s",
+                        type(error).__name__,
+                    )
+                    break
+                if isinstance(end, Exception):
+                    yield _Outcome(None, end)
+                    return
+                yield from self._waited(operation, failure, end, sleep)
+                error = None
+            without_us = work.unjudged(error)
+            yield _Outcome(None, error) if without_us is None else _Outcome(*(yield without_us))
+        finally:
+            # The frames of errors hold this one.
+            del error, failure, end
+
+    def _judged(
+        self, work: Any, operation: Operation, failure: Failure, ask: Callable[..., Any]
+    ) -> Steps[Exception | float]:
+        """The error to raise, or the seconds to wait before the next attempt."""
+        release = work.leave(failure)
+        if release is not None:
+            yield from _done(release)
         operation.record(failure)
-        return self.retry_rules.check_rules(operation, failure)
+        verdict = self.retry_rules.check_rules(operation, failure)
+        if isinstance(verdict, NeedsStrategy):
+            answer = yield from _done(partial(ask, operation, failure))
+            verdict = self.retry_rules.apply_strategy(operation, failure, answer)
+        return self._conclude(work, operation, failure, verdict)
+
+    def _waited(
+        self, operation: Operation, failure: Failure, seconds: float, sleep: Callable[..., Any]
+    ) -> Steps[None]:
+        if seconds > 0:
+            try:
+                _, cut = yield partial(sleep, seconds)
+            except GeneratorExit:
+                operation.never_repeated(failure)
+                raise
+            if cut is not None:
+                if not isinstance(cut, Postponed):
+                    operation.never_repeated(failure)
+                yield _Outcome(None, cut)
+        operation.waited(seconds, self.clock.now())
 
     def _conclude(
         self, work: Work, operation: Operation, failure: Failure, verdict: Verdict
@@ -141,64 +214,13 @@ class _Loop:
         return RetryAction(answer.delay)
 
     def _no_answer(self, operation: Operation, error: Exception) -> None:
+        deliver(error)
         logger.error(
             "the retry strategy %s raised on %s: not retried",
             type(operation.strategy).__name__,
             operation.name,
             exc_info=error,
         )
-
-
-class Executor(_Loop):
-    """Runs work in the calling thread."""
-
-    def run(self, work: SyncWork[T]) -> T:
-        """The first successful attempt's result, or ``work.final_error()`` raised."""
-        try:
-            result = work.attempt()
-        except Exception as error:  # noqa: BLE001 - every failure is judged, unknown ones give up
-            failed = error
-        else:
-            if work.budget is not None:
-                work.budget.succeeded(retried=False)
-            return result
-        return self.recover(work, failed)
-
-    def recover(self, work: SyncWork[T], error: Exception) -> T:
-        """As ``run``, for work whose first attempt was made by the caller and raised ``error``."""
-        operation = None
-        while True:
-            deliver(error)
-            with _fault_of_ours(error):
-                operation = operation or work.operation()
-                failure = work.describe(error, operation)
-                release = work.leave(failure)
-                if release is not None:
-                    release()
-                verdict = self._check_rules(operation, failure)
-                if isinstance(verdict, NeedsStrategy):
-                    answer = self._ask(operation, failure)
-                    verdict = self.retry_rules.apply_strategy(operation, failure, answer)
-                end = self._conclude(work, operation, failure, verdict)
-            if isinstance(end, Exception):
-                raise end
-            try:
-                if end > 0:
-                    self.clock.sleep(end)
-            except Postponed:
-                raise
-            except BaseException:
-                operation.never_repeated(failure)
-                raise
-            operation.waited(end, self.clock.now())
-            try:
-                result = work.attempt()
-            except Exception as again:  # noqa: BLE001 - as above
-                error = again
-            else:
-                if work.budget is not None:
-                    work.budget.succeeded(retried=True)
-                return result
 
     def _not_awaited(self, operation: Operation) -> None:
         name = type(operation.strategy).__name__
@@ -211,6 +233,35 @@ class Executor(_Loop):
                 operation.name,
             )
 
+
+class Executor(_Decisions):
+    """Runs work in the calling thread."""
+
+    def run(self, work: SyncWork[T], error: Exception | None = None) -> T:
+        """The first successful attempt's result, or ``work.final_error()`` raised.
+
+        ``error``: what a first attempt that the caller made has raised.
+        """
+        steps = self._steps(work, error, self._ask, self.clock.sleep)
+        step: Any = None
+        sent: Any = None
+        try:
+            step = next(steps)
+            while not isinstance(step, _Outcome):
+                try:
+                    sent = step(), None
+                except (Exception, Postponed) as raised:  # noqa: BLE001 - every failure is judged
+                    sent = None, raised
+                step = steps.send(sent)
+            if step.error is not None:
+                raise_alone(step.error)
+            result: T = step.result
+            return result
+        finally:
+            steps.close()
+            # The frames of errors hold this one.
+            del error, sent, step
+
     def _ask(self, operation: Operation, failure: Failure) -> Answer:
         answer: Any = None
         try:
@@ -220,63 +271,35 @@ class Executor(_Loop):
                 return None
             return self._checked(answer)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
-            deliver(error)
             self._no_answer(operation, error)
             return None
         finally:
             _close_unawaited(answer)
 
 
-class AsyncExecutor(_Loop):
+class AsyncExecutor(_Decisions):
     """Runs work in the calling task."""
 
-    async def run(self, work: AsyncWork[T]) -> T:
-        """The first successful attempt's result, or ``work.final_error()`` raised."""
+    async def run(self, work: AsyncWork[T], error: Exception | None = None) -> T:
+        """As that of Executor."""
+        steps = self._steps(work, error, self._ask, self.clock.sleep_async)
+        step: Any = None
+        sent: Any = None
         try:
-            result = await work.attempt()
-        except Exception as error:  # noqa: BLE001 - every failure is judged, unknown ones give up
-            failed = error
-        else:
-            if work.budget is not None:
-                work.budget.succeeded(retried=False)
+            step = next(steps)
+            while not isinstance(step, _Outcome):
+                try:
+                    sent = await step(), None
+                except (Exception, Postponed) as raised:  # noqa: BLE001 - as above
+                    sent = None, raised
+                step = steps.send(sent)
+            if step.error is not None:
+                raise_alone(step.error)
+            result: T = step.result
             return result
-        return await self.recover(work, failed)
-
-    async def recover(self, work: AsyncWork[T], error: Exception) -> T:
-        """As ``run``, for work whose first attempt was made by the caller and raised ``error``."""
-        operation = None
-        while True:
-            deliver(error)
-            with _fault_of_ours(error):
-                operation = operation or work.operation()
-                failure = work.describe(error, operation)
-                release = work.leave(failure)
-                if release is not None:
-                    await release()
-                verdict = self._check_rules(operation, failure)
-                if isinstance(verdict, NeedsStrategy):
-                    answer = await self._ask(operation, failure)
-                    verdict = self.retry_rules.apply_strategy(operation, failure, answer)
-                end = self._conclude(work, operation, failure, verdict)
-            if isinstance(end, Exception):
-                raise end
-            try:
-                if end > 0:
-                    await self.clock.sleep_async(end)
-            except Postponed:
-                raise
-            except BaseException:
-                operation.never_repeated(failure)
-                raise
-            operation.waited(end, self.clock.now())
-            try:
-                result = await work.attempt()
-            except Exception as again:  # noqa: BLE001 - as above
-                error = again
-            else:
-                if work.budget is not None:
-                    work.budget.succeeded(retried=True)
-                return result
+        finally:
+            steps.close()
+            del error, sent, step
 
     async def _ask(self, operation: Operation, failure: Failure) -> Answer:
         answer: Any = None
@@ -286,7 +309,6 @@ class AsyncExecutor(_Loop):
                 answer = await answer
             return self._checked(answer)
         except Exception as error:  # noqa: BLE001 - a broken strategy means no retry
-            deliver(error)
             self._no_answer(operation, error)
             return None
         finally:

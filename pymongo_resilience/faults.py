@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pymongo_resilience.unfinished import closes_a_coroutine
 
@@ -57,6 +57,17 @@ def deliver(error: Exception) -> None:
         finally:
             # The traceback holds this frame: without this, frame and error keep each other alive.
             del error
+
+
+def raise_alone(error: BaseException) -> NoReturn:
+    """An exception that the application is handling right now is not the context of this one."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+        # As above.
+        del error
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:

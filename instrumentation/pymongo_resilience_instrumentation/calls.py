@@ -107,8 +107,6 @@ class Call:
         their own."""
         self.public = True
         """False for what reached the driver's loop without a wrapper around it: no telemetry."""
-        self.light = False
-        """The driver's loop runs as it is until an attempt fails."""
         self.ended = False
         self.started = 0.0
         self.timeout: float | None = None
@@ -139,8 +137,6 @@ class Call:
         """What the rules let through as it is: if it is a timeout, then not the deadline's."""
         self.struck: BaseException | None = None
         """A signal handler's exception that struck where it could not be raised."""
-        self.loop: Any = None
-        """The driver's loop that runs as it is, until its first attempt fails."""
         self.token: Token[Call | None] | None = None
         self.outer_context: Context | None = None
         """OpenTelemetry's context around the call."""
@@ -343,7 +339,7 @@ def detach_in_child() -> None:
     if call is None:
         return
     call.ended = True
-    call.public = call.light = call.reads_inside = False
+    call.public = call.reads_inside = False
     call.span = None
     call.command_spans.clear()
 

@@ -410,7 +410,6 @@ def _runtime(
         tracers=OtherTracers(),
         operation_metrics=operation_metrics,
         driver_metrics=driver_metrics,
-        light=breakers is None and selectors is None and shedding is None,
         no_configured_timeout=config.timeout_ms is None and not rules.have_timeouts,
         closings=closings,
         unreported=Unreported(),

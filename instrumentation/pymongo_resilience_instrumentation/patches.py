@@ -20,11 +20,16 @@ from pymongo_resilience_instrumentation.cursors import (
     wrappers as cursor_wrappers,
 )
 from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
-from pymongo_resilience_instrumentation.interception.interceptor import Interceptor, Owner, Wrapped
+from pymongo_resilience_instrumentation.interception.interceptor import (
+    Interceptor,
+    Owner,
+    Replacement,
+    Wrapped,
+)
 from pymongo_resilience_instrumentation.interception.methods import (
     Method,
     Need,
-    Wrapper,
+    Subclass,
     by_position,
     is_async,
 )
@@ -32,12 +37,7 @@ from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.public_api import construction, wrappers
 from pymongo_resilience_instrumentation.recovery import dead_peers, monitors
-from pymongo_resilience_instrumentation.retries import (
-    attempt_wrappers,
-    deprioritized,
-    loop_wrappers,
-    selected_servers,
-)
+from pymongo_resilience_instrumentation.retries import deprioritized, retry_loop
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
@@ -80,7 +80,7 @@ class Patch(NamedTuple):
     name: str
     original: Any
     wrapper: Any
-    around: Wrapper | Method | Interceptor
+    around: Replacement
     """What ``wrapper`` was made of."""
 
 
@@ -162,7 +162,7 @@ class Patches:
                 ", ".join(f"{patch.owner.__name__}.{patch.name}" for patch in covered),
             )
 
-    def _wrap(self, owner: Owner, name: str, around: Wrapper | Method | Interceptor) -> None:
+    def _wrap(self, owner: Owner, name: str, around: Replacement) -> None:
         patch = self._prepare(owner, name, around)
         if patch is not None:
             self._put(patch)
@@ -171,9 +171,7 @@ class Patches:
         setattr(patch.owner, patch.name, patch.wrapper)
         self.applied.append(patch)
 
-    def _prepare(
-        self, owner: Owner, name: str, around: Wrapper | Method | Interceptor
-    ) -> Patch | None:
+    def _prepare(self, owner: Owner, name: str, around: Replacement) -> Patch | None:
         # The attribute itself, without the descriptor's binding; a newer pymongo may lack one.
         original = vars(owner).get(name)
         if original is None:
@@ -182,7 +180,7 @@ class Patches:
         method: Any = around
         if isinstance(around, Interceptor):
             method = around.method(self._flag, is_async(original))
-        if isinstance(method, Method):
+        if isinstance(method, (Method, Subclass)):
             made = method.in_place_of(original)
         else:
             wrapper = by_position(original, method) if _is_private(name) else method
@@ -268,16 +266,6 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
     yield driver.clients.topology_description(), driver.clients.LOOK, deprioritized.select
 
 
-def _of_selected_servers(runtime: Runtime) -> Iterator[Wrapped]:
-    if runtime.selectors is not None or runtime.shedding is not None:
-        for loop, asynchronous in driver.retry_loop.loop_classes():
-            yield (
-                loop,
-                driver.selection.SELECT,
-                selected_servers.get_server(runtime, asynchronous),
-            )
-
-
 def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.waits.topology_owners(driver.selection.ERROR_MESSAGE):
         yield (
@@ -337,11 +325,8 @@ def _of_ended_sessions(runtime: Runtime) -> Iterator[Wrapped]:
 
 
 def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
-    for loop, asynchronous in driver.retry_loop.loop_classes():
-        yield loop, "run", loop_wrappers.run(runtime, asynchronous)
-        read, write = driver.retry_loop.ATTEMPTS
-        yield loop, read, attempt_wrappers.read(runtime, asynchronous)
-        yield loop, write, attempt_wrappers.write(runtime, asynchronous)
+    for module, asynchronous in driver.retry_loop.loop_modules():
+        yield module, driver.retry_loop.LOOP, retry_loop.subclass(runtime, asynchronous)
 
 
 _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
@@ -349,7 +334,6 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.CURSORS,), _of_change_streams),
     ((Feature.RETRIES,), _of_the_loops),
     ((Feature.RETRIES, Feature.FAST_FAIL), _of_closed_clients),
-    ((Feature.RETRIES,), _of_selected_servers),
     ((Feature.WHY_NOT,), _of_failed_selections),
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.WAITS,), _of_waits),

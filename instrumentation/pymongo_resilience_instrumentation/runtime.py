@@ -82,8 +82,6 @@ class Runtime:
     tracers: OtherTracers
     operation_metrics: OperationMetrics | None
     driver_metrics: DriverMetrics | None
-    light: bool
-    """No check before an attempt: no breakers, no counts in flight and no load shedding."""
     no_configured_timeout: bool
     """No configured timeout; a block or a binding may still set one."""
     closings: Closings
@@ -233,6 +231,11 @@ class Runtime:
             )
 
     @property
+    def admits(self) -> bool:
+        """Whether attempts are counted, or may be refused, once their server is selected."""
+        return self.selectors is not None or self.shedding is not None
+
+    @property
     def counts_in_flight(self) -> bool:
         """Whether new clients' servers are chosen by load."""
         return self.selectors is not None and self.selectors.counting
@@ -260,5 +263,4 @@ class Runtime:
             call.deadline = driver.deadline.Timeout.anew(call.timeout).resume()
         if call.timeout is not None:
             self.need("timeout")
-        call.light = self.light and call.public and call.timeout is None and not call.only_reads
         calls.enter(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymongo
@@ -103,4 +104,5 @@ def _has(place: Any, name: str, set_by: str) -> bool:
 
 
 def _code(function: Any) -> Any:
-    return getattr(function, "__code__", None)
+    """Of what a decorator of the driver's may be around."""
+    return getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)

@@ -15,7 +15,7 @@ from pymongo import monitoring
 from pymongo_resilience_instrumentation import driver, patches
 from pymongo_resilience_instrumentation.telemetry.listeners import OurListener
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from support.clients import SentCommands, Side, fail_command, wait_until
+from support.clients import SentCommands, Side, fail_command, retry_loops, wait_until
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -25,7 +25,7 @@ from pymongo_resilience.testing import set_active
 def _patched_places() -> dict[str, dict[str, Any]]:
     """``vars()`` of every class we patch and of every module these live in."""
     classes = {owner for owner, _ in patches.PUBLIC} | set(patches.CLIENTS)
-    classes |= {loop for loop, _ in driver.retry_loop.loop_classes()}
+    classes |= set(retry_loops())
     classes |= {*driver.waits.selection_timeout_owners()}
     modules = {name: vars(__import__(name, fromlist=["_"])) for name in _modules_of(classes)}
     return {str(cls): dict(vars(cls)) for cls in classes} | {
@@ -293,10 +293,10 @@ def test_the_driver_strategy_leaves_the_loop_alone_and_watches(
     control: pymongo.MongoClient[Any],
     instrument: Instrument,
 ) -> None:
-    before = {str(loop): dict(vars(loop)) for loop, _ in driver.retry_loop.loop_classes()}
+    before = retry_loops()
     telemetry = instrument(config_strategy="driver")
-    after = {str(loop): dict(vars(loop)) for loop, _ in driver.retry_loop.loop_classes()}
-    assert _differences(before, after) == set()
+    after = retry_loops()
+    assert after == before
     coll = side.client(server.uri)[database].coll
     with fail_command(control, "find", closeConnection=True, times=1):
         assert side.do(coll.find_one) is None

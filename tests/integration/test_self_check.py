@@ -11,7 +11,7 @@ import pytest
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.self_check import Feature, Part, missing
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from support.clients import Side, fail_command
+from support.clients import Side, fail_command, retry_loops
 from support.telemetry import Instrument
 
 from pymongo_resilience import OperationTimeoutError
@@ -132,7 +132,7 @@ def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    before = [dict(vars(loop)) for loop, _ in driver.retry_loop.loop_classes()]
+    before = retry_loops()
     name = remove(monkeypatch)
     caplog.clear()
     telemetry = instrument(timeout_ms=5000)
@@ -143,7 +143,7 @@ def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
     assert name in line
     assert Feature.RETRIES.value in line
     monkeypatch.undo()
-    assert [dict(vars(loop)) for loop, _ in driver.retry_loop.loop_classes()] == before
+    assert retry_loops() == before
 
     client = side.do(side.client, server.uri)
     with fail_command(control, "find", closeConnection=True, times=1):

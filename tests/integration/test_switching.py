@@ -7,12 +7,11 @@ import time
 from typing import Any
 
 import pytest
-import wrapt
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import driver, instrumentor, patches, self_check
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from support.clients import Side, fail_command
+from support.clients import Side, fail_command, retry_loops
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -25,7 +24,7 @@ SECONDS = 0.5
 
 def attributes() -> dict[str, Any]:
     owners = {owner for owner, _ in patches.PUBLIC} | {
-        loop for loop, _ in driver.retry_loop.loop_classes()
+        module for module, _ in driver.retry_loop.loop_modules()
     }
     return {f"{owner}.{name}": it for owner in owners for name, it in vars(owner).items()}
 
@@ -117,36 +116,60 @@ def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(
     assert attributes() == before
 
 
-@pytest.mark.parametrize("attempt", driver.retry_loop.ATTEMPTS)
 def test_a_layer_that_others_keep_in_place_repeats_nothing_of_a_later_one(
-    attempt: str,
     side: Side,
     proxy: ReplicaSet,
     database: str,
     control: MongoClient[Any],
     instrument: Instrument,
 ) -> None:
-    owners = [loop for loop, _ in driver.retry_loop.loop_classes()]
-    originals = [vars(owner)[attempt] for owner in owners]
-
-    def passing(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        return wrapped(*args, **kwargs)
-
+    originals = retry_loops()
+    places = [module for module, _ in driver.retry_loop.loop_modules()]
     instrument(timeout_ms=5000)
-    for owner in owners:
-        setattr(owner, attempt, wrapt.FunctionWrapper(vars(owner)[attempt], passing))
+    for place, ours in zip(places, retry_loops(), strict=True):
+        setattr(place, driver.retry_loop.LOOP, type(driver.retry_loop.LOOP, (ours,), {}))
+    theirs = retry_loops()
     pymongo_resilience.uninstrument()
     try:
-        telemetry = instrument(timeout_ms=5000)
+        assert retry_loops() == theirs
         coll = side.client(proxy.uri)[database].coll
         side.do(coll.insert_one, {})
-        with fail_command(control, "find", "update", errorCode=2):
-            for call, args in ((coll.find_one, ({},)), (coll.update_one, ({}, {"$inc": {"a": 1}}))):
-                telemetry.clear()
-                with pytest.raises(OperationFailure):
-                    side.do(call, *args)
-                assert len(telemetry.decisions.events) == 1
+        for on in (False, True, False):
+            telemetry = instrument(timeout_ms=5000) if on else None
+            assert all(map(issubclass, retry_loops(), theirs))
+            with fail_command(control, "find", "update", errorCode=2):
+                for call, args in (
+                    (coll.find_one, ({},)),
+                    (coll.update_one, ({}, {"$inc": {"a": 1}})),
+                ):
+                    if telemetry is not None:
+                        telemetry.clear()
+                    with pytest.raises(OperationFailure):
+                        side.do(call, *args)
+                    if telemetry is not None:
+                        assert len(telemetry.decisions.events) == 1
+            if on:
+                pymongo_resilience.uninstrument()
+        assert retry_loops() == theirs
     finally:
-        pymongo_resilience.uninstrument()
-        for owner, original in zip(owners, originals, strict=True):
-            setattr(owner, attempt, original)
+        if pymongo_resilience.is_instrumented():
+            pymongo_resilience.uninstrument()
+        for place, original in zip(places, originals, strict=True):
+            setattr(place, driver.retry_loop.LOOP, original)
+
+
+def test_a_client_that_exists_is_covered_and_left_again(
+    side: Side, proxy: ReplicaSet, database: str, control: MongoClient[Any], instrument: Instrument
+) -> None:
+    before = retry_loops()
+    coll = side.client(proxy.uri)[database].coll
+    side.do(coll.insert_one, {})
+    telemetry = instrument(timeout_ms=5000)
+    with fail_command(control, "find", errorCode=91, times=3):
+        side.do(coll.find_one, {})
+    assert len(telemetry.decisions.events) == 3
+    pymongo_resilience.uninstrument()
+    assert retry_loops() == before
+    with fail_command(control, "find", errorCode=91, times=3), pytest.raises(AutoReconnect):
+        side.do(coll.find_one, {})
+    assert len(telemetry.decisions.events) == 3

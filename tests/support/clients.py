@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pymongo
+from pymongo_resilience_instrumentation.driver import retry_loop
 
 from pymongo_resilience.testing import set_active
 
 APP = "under-test"
 POLLING = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 500, "appname": APP}
 """Failpoints with not-primary codes leave a server unknown until its next heartbeat."""
+
+
+def retry_loops() -> list[type]:
+    """What pymongo runs as its retry loop at the moment: the sync one, then the async one."""
+    return [getattr(module, retry_loop.LOOP) for module, _ in retry_loop.loop_modules()]
 
 
 @dataclass

@@ -87,6 +87,9 @@ class Cleanup:
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:  # noqa: ARG002
         return failure.error
 
+    def unjudged(self, error: Exception) -> None:
+        """It is raised."""
+
     def _operation(self, *, enabled: bool, block: Policy = NOTHING, **more: Any) -> Operation:
         call = self.call
         policy = block.over(self._rules.policy_of(call.database, call.collection))

@@ -12,7 +12,6 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.operations.changes import END_SESSIONS
 
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.methods import Function
+
+CLOSED = "Cannot use MongoClient after close"
+"""As the driver puts it."""
 
 
 class Closing:

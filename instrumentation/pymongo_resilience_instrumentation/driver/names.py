@@ -14,7 +14,7 @@ from .events import ARGUMENTS, ENABLED
 from .interruptions import HANDLED, SENDERS, SENDING
 from .monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .pools import IDLE, IN_USE, PLACES
-from .retry_loop import LOOP
+from .retry_loop import LOOKING_UP, LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
 from .sessions import END_SESSION, WITHIN_TIME_LIMIT
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTING, SELECTION_TIMEOUT, SYNC_HALF
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 _LOOP_NAMES = (
     "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
     "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
-    "_last_error", "_operation", "_retryable", "_retrying", "_server", "_server_selector",
-    "_session",
+    "_is_session_state_retryable", "_last_error", "_operation", "_retryable", "_retrying",
+    "_server", "_server_selector", "_session",
 )  # fmt: skip
-_BULK_NAMES = ("current_run", "retrying")
+_BULK_NAMES = ("current_run", "retrying", "started_retryable_write")
+_SESSION_NAMES = ("_start_retryable_write", "_transaction", "_unpin")
 _CLEANUP_NAMES = (*KILLS, BACKGROUND, END_SESSIONS, CONNECTION_FOR_SESSIONS, "_close_cursor_soon")
 _CURSOR_NAMES = (CLONE, "_query_flags", "_max_await_time_ms")
 _STREAM_NAMES = (AGGREGATE, "_timeout", "_target", "_client")
@@ -42,13 +43,9 @@ def parts() -> Iterator[Part]:
     for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
         client = f"pymongo.{half}.mongo_client"
         session = f"pymongo.{half}.client_session"
-        yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
+        yield from _of_the_loop(half, prefix)
         yield from _of_breakers(f"{client}:{LOOP}", f"{session}:_Transaction")
         yield Part(Feature.BREAKERS, f"{client}:{prefix}MongoClient", ("_closed",))
-        yield from _of_connections(f"pymongo.{half}.pool:{prefix}Connection")
-        yield Part(Feature.RETRIES, f"pymongo.{half}.bulk:_{prefix}Bulk", _BULK_NAMES)
-        yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", ("_transaction", "_unpin"))
-        yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
         yield Part(Feature.CURSORS, f"{client}:{prefix}MongoClient", (RUN_OPERATION,))
         yield from _of_cursors(half, prefix)
         yield Part(
@@ -115,6 +112,19 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.COMMENTS, connection, (PASSED, "max_wire_version"))
 
 
+def _of_the_loop(half: str, prefix: str) -> Iterator[Part]:
+    client, session = f"pymongo.{half}.mongo_client", f"pymongo.{half}.client_session"
+    yield Part(Feature.RETRIES, f"{client}:{LOOP}", _LOOP_NAMES)
+    # The client must look the loop up in its module, each time.
+    yield Part(Feature.RETRIES, f"{client}:{prefix}MongoClient", (LOOP,), LOOKING_UP)
+    yield Part(Feature.RETRIES, f"pymongo.{half}.bulk:_{prefix}Bulk", _BULK_NAMES)
+    yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", _SESSION_NAMES)
+    yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
+    connection = f"pymongo.{half}.pool:{prefix}Connection"
+    yield Part(Feature.RETRIES, connection, ("supports_sessions",))
+    yield Part(Feature.RETRIES, connection, ("is_standalone",), set_by="_hello")
+
+
 def _of_why_not(half: str, prefix: str) -> Iterator[Part]:
     names = (ERROR_MESSAGE, "_servers", "_settings")
     yield Part(Feature.WHY_NOT, f"pymongo.{half}.topology:Topology", names)
@@ -168,11 +178,6 @@ def _of_waits() -> Iterator[Part]:
         "pymongo._csot",
         ("DEADLINE", "TIMEOUT", "get_deadline", "get_timeout", "remaining"),
     )
-
-
-def _of_connections(connection: str) -> Iterator[Part]:
-    yield Part(Feature.RETRIES, connection, ("supports_sessions",))
-    yield Part(Feature.RETRIES, connection, ("is_standalone",), set_by="_hello")
 
 
 def _of_breakers(loop: str, transaction: str) -> Iterator[Part]:

@@ -66,10 +66,9 @@ def retry_once_at_most(loop: Any) -> None:
         loop._max_retries = 1
 
 
-def prepare_retry(loop: Any, failure: Failure, attempts: int, error: Exception) -> None:
+def prepare_retry(loop: Any, failure: Failure, attempts: int) -> None:
     """Bring the loop's state to what its own code has before it repeats an attempt."""
     loop._attempt_number = attempts
-    loop._last_error = error
     # Without it, the loop raises the last error again where it does not count the attempt as
     # retryable itself, inside of the checkout: which clears the pool, for everybody.
     loop._always_retryable = True

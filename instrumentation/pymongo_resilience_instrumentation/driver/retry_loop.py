@@ -1,14 +1,15 @@
-"""pymongo's retry loop, ``_ClientConnectionRetryable``, which runs whatever may be repeated.
+"""pymongo's retry loop, ``_ClientConnectionRetryable``, and the subclass that takes its place.
 
-Measured on 4.17 to 4.20: its ``run`` allocates the txnNumber once, its ``_read`` and ``_write`` are
-one attempt each. Here is what it can be asked; ``repetition`` is what it must be told.
+Measured on 4.17 to 4.20: a client looks the class up in its module for each operation. Its ``run``
+allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each. ``repetition`` is
+what they need before an attempt is repeated.
 """
 
 from __future__ import annotations
 
 import importlib
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
 
@@ -17,48 +18,115 @@ from pymongo_resilience_instrumentation.addresses import address_text
 
 from .clients import ASYNC, SYNC
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
 LOOP = "_ClientConnectionRetryable"
-ATTEMPTS = ("_read", "_write")
-"""The loop's methods that make one."""
-BEFORE_A_CONNECTION = frozenset({
-    "_get_server", "_conn_from_server", "_checkout", "__enter__", "__aenter__",
-})  # fmt: skip
-"""What an attempt calls itself until it has one."""
+LOOKING_UP = "_retry_internal"
+"""The client's method that does."""
 
 
-def loop_classes() -> tuple[tuple[type, bool], ...]:
-    """The driver's retry loops, each with whether it is the async one."""
-    return (
-        (getattr(importlib.import_module(SYNC), LOOP), False),
-        (getattr(importlib.import_module(ASYNC), LOOP), True),
-    )
+def loop_modules() -> tuple[tuple[ModuleType, bool], ...]:
+    """Where the driver looks its retry loops up, each with whether it is the async one."""
+    return (importlib.import_module(SYNC), False), (importlib.import_module(ASYNC), True)
 
 
-func = attrgetter("_func")
-"""What a loop calls once it has a connection. As the next two, on the way of every operation."""
+class DriverLoop:
+    """What a subclass of the driver's loop has. ``first_write`` and ``again`` return a coroutine in
+    async clients."""
+
+    driver_func: Callable[..., Any]
+    """What the driver calls with a connection."""
+    was_retryable: bool | None
+    """Whether the first attempt is a retryable write, or a read that may be repeated; None where
+    all further attempts pass ``checked``."""
+    reached_connection: bool
+    """Whether the last attempt had one: a command may have been sent."""
+    _bulk: Any
+    _is_read: bool
+    _is_session_state_retryable: Callable[[], bool]
+    _last_error: Exception | None
+    _read: Callable[[], Any]
+    _retryable: bool
+    _session: Any
+    _write: Callable[[], Any]
+
+    def first_write(self) -> Any:
+        """The first attempt of a write, with what the driver's ``run`` does before it, once."""
+        if self._retryable and self._is_session_state_retryable():
+            self._session._start_retryable_write()
+            if self._bulk:
+                self._bulk.started_retryable_write = True
+        return self._write()
+
+    def again(self) -> Any:
+        self.reached_connection = False
+        return self._read() if self._is_read else self._write()
+
+    def check_repeated(self) -> None:
+        """After the first failure: further attempts of a write that is to have a transaction number
+        pass ``checked``. The end of a transaction has the transaction's."""
+        if self.was_retryable and not self._is_read and not in_transaction(self):
+            self.was_retryable = None
+
+    def note_completed(self) -> None:
+        """As the driver's ``run`` does after an attempt in a transaction that succeeded."""
+        self._session._transaction.has_completed_command = True
+
+    def leave_to_driver(self, error: Exception | None = None) -> None:
+        """Its own ``run`` is to do it all; with an ``error`` as if its own attempt had just raised
+        that. The transaction number is the one that was allocated."""
+        self.was_retryable = self._retryable
+        if error is None:
+            return
+
+        def raise_it() -> Any:
+            del vars(self)[attempt]
+            raise error
+
+        attempt = "_read" if self._is_read else "_write"
+        self._last_error = error
+        vars(self).update({attempt: raise_it, "_is_session_state_retryable": bool})
+
+    def checked(self, *args: Any) -> Any:
+        """In place of what the driver calls with a connection, where a write may lack its
+        transaction number."""
+        raise NotImplementedError
+
+
+def subclass(
+    base: type, methods: type[DriverLoop], slots: tuple[str, ...], more: dict[str, Any]
+) -> type:
+    """A subclass of the driver's loop. The driver reads ``_func`` of a loop exactly when an attempt
+    has its connection: that is how it is known that a command may have been sent.
+
+    ``slots``: what every operation sets.
+    """
+    names = ("was_retryable", "reached_connection", "driver_func", *slots)
+    with_slots: Any = type(LOOP, (base,), {"__slots__": names, "__module__": base.__module__})
+
+    def to_be_called(loop: Any) -> Any:
+        if loop._retryable is loop.was_retryable:
+            loop.reached_connection = True
+            return loop.driver_func
+        return loop.checked
+
+    func = property(to_be_called, with_slots.driver_func.__set__)
+    # Another library's may have been derived from one of ours, which is switched off.
+    bases = (with_slots,) if issubclass(base, methods) else (methods, with_slots)
+    return type(LOOP, bases, {"__module__": base.__module__, "_func": func, **more})
+
+
 client = attrgetter("_client")
+"""As the next one, on the way of every operation."""
 server = attrgetter("_server")
 """The one that is selected; None before."""
 
 
-is_retryable = attrgetter("_retryable")
-"""Whether the attempt to be made is a retryable write, or a read that may be repeated."""
-
-
-def reached_connection(error: BaseException) -> bool:
-    """Whether an attempt may have sent something before it raised ``error``: it may, but where the
-    traceback shows that it had no connection yet."""
-    entry = error.__traceback__
-    while entry is not None:
-        if entry.tb_frame.f_code.co_name in ATTEMPTS:
-            inner = entry.tb_next
-            return inner is None or inner.tb_frame.f_code.co_name not in BEFORE_A_CONNECTION
-        entry = entry.tb_next
-    return True
-
-
-def replace_func(loop: Any, func: Any) -> None:
-    loop._func = func
+def is_retryable(loop: Any) -> bool:
+    """Whether the attempt to be made is a retryable write, or a read that may be repeated."""
+    return bool(loop._retryable)
 
 
 def operation_name(loop: Any) -> str:

@@ -27,7 +27,6 @@ class Lifecycle(Protocol):
     """What begins and ends calls: the Runtime."""
 
     client_timeouts: dict[int, float | None]
-    light: bool
     no_configured_timeout: bool
     operation_spans: Any
     operation_metrics: Any
@@ -103,7 +102,7 @@ def _begin_plain(runtime: Lifecycle) -> Callable[[Call, Any], bool]:
     found, around = calls.found, blocks.innermost
     timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
     own_timeouts = runtime.client_timeouts
-    make_current, light, spans = calls.make_current, runtime.light, runtime.operation_spans
+    make_current, spans = calls.make_current, runtime.operation_spans
     # Of a variable that is not set, its default is looked for anew each time: as long as for three
     # that are set, and the driver asks for this one sixteen times.
     set_timeout = driver.deadline.TIMEOUT.set
@@ -120,7 +119,6 @@ def _begin_plain(runtime: Lifecycle) -> Callable[[Call, Any], bool]:
         if pending:
             run_deferred()
         call.started = perf_counter()
-        call.light = light
         call.token = make_current(call)
         set_timeout(None)
         if spans is not None:

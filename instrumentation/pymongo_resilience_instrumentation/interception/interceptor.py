@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.faults import from_outside, logger
+from pymongo_resilience.faults import from_outside, logger, raise_alone
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE
-from pymongo_resilience_instrumentation.failures.errors_raised import raise_alone
 
-from .methods import Method, Wrapper
+from .methods import Method, Subclass, Wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +87,8 @@ class Interceptor:
 
 
 Owner = type | ModuleType
-Wrapped = tuple[Owner, str, Wrapper | Method | Interceptor]
+Replacement = Wrapper | Method | Subclass | Interceptor
+Wrapped = tuple[Owner, str, Replacement]
 """Whose attribute, its name, and what runs in its place."""
 
 

@@ -69,6 +69,16 @@ def _by_name(
     return function(instance, **dict(zip(names, args, strict=True)), **more)
 
 
+class Subclass(NamedTuple):
+    """What takes the place of a class, wherever it is looked up."""
+
+    derive: Callable[[type], type]
+
+    def in_place_of(self, original: Any) -> type | None:
+        """None where another library has put something there that is no class."""
+        return self.derive(original) if type(original) is type else None
+
+
 def by_position(original: Any, wrapper: Wrapper) -> Wrapper:
     """The wrapper, which is given by position whatever was given by name as far as it can be."""
     parameters = list(inspect.signature(original).parameters.values())

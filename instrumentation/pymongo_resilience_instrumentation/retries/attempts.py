@@ -1,14 +1,13 @@
-"""One run of the driver's loop as the engine's work: each attempt is one ``_read`` or ``_write``.
+"""One run of the driver's retry loop as the engine's work: the loop itself keeps its state.
 
-The work stands in for the function that the loop calls once it has a connection. That it was
-called is how we know that a command may have been sent, whether or not anybody listens.
+What a healthy operation does not need is an attribute of the class until it is set.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import (
     AutoReconnect,
@@ -33,9 +32,9 @@ from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import MongoDBSpecification
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify as failures
-from pymongo_resilience_instrumentation.failures.errors_raised import CLOSED
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
@@ -58,12 +57,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
 
 
-class GaveUp(Exception):  # noqa: N818 - a signal through the driver's loop, never seen outside
-    """Ends the driver's loop, which repeats only what is a PyMongoError."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
+NOT_OURS: Any = None
+"""In place of a call: the driver's own ``run`` does it all."""
 
 
 class TxnNumberLostError(PyMongoError):
@@ -83,130 +78,150 @@ def _method(call: Call, kind: Kind) -> str:
     return f"{call.method}/getMore" if inside else call.method
 
 
-class Attempts:
-    """Work for both executors; lives as long as one run of the loop, in one thread or task."""
+class Attempts(driver.retry_loop.DriverLoop):
+    """Work for both executors, in one thread or task; mixed into the driver's loop."""
 
-    send: Callable[[Any], Any]
-    """The ``_read`` or ``_write`` of the driver's loop, which takes the loop."""
+    runtime: Runtime
+    drivers_run: Callable[[], Any]
+    call: Call
     budget: RetryBudget | None = None
-    """Known once an attempt has failed, and before where successes fill it."""
+    """Known once an attempt has failed."""
     breakers: ClientBreakers | None = None
     shedders: ClientShedders | None = None
     count: AttemptCount | None = None
-    _last: Failure | None = None
     permit: Permit | None = None
     """The breaker's, until it has heard what came of the attempt."""
-    _avoided: tuple[Address, ...] | None = None
+    last: Failure | None = None
+    avoided: tuple[Address, ...] | None = None
     """What the operation around this one avoids, where this one avoids something else."""
-    _avoiding: deprioritized.Mark | None = None
-    _bound_to_txn_number: Failure | None = None
+    avoiding: deprioritized.Mark | None = None
+    bound_to_txn_number: Failure | None = None
     """After it, no attempt may be sent without the transaction number."""
-    _only_reads = False
-    _progress: tuple[Any, int] | None = None
-    reached_connection = False
-    """Whether the last attempt had one: a command may have been sent."""
+    only_reads = False
+    progress: tuple[Any, int] | None = None
 
-    def __init__(self, loop: Any, call: Call, owns_call: bool, runtime: Runtime) -> None:
-        self._loop = loop
-        self.call = call
-        self.owns_call = owns_call
-        self.runtime = runtime
-        if call.only_reads:
-            # The runner's own command comes first; what others run inside of the call comes later.
-            self._only_reads, call.only_reads = True, False
-        self.wants_txn_number = driver.retry_loop.carries_txn_number(loop)
-        self._func = driver.retry_loop.func(loop)
+    def begin(self) -> bool:
+        """Before the first attempt, where that needs more than most operations. False where a fault
+        of ours leaves it all to the driver."""
+        call, runtime = self.call, self.runtime
+        try:
+            if call.only_reads:
+                # The runner's own command comes first; what others run inside comes later.
+                self.only_reads, call.only_reads = True, False
+            avoided = deprioritized.avoided()
+            if avoided:
+                self.avoided = avoided
+                self.avoiding = deprioritized.begin()
+            if runtime.admits:
+                if runtime.breakers is not None:
+                    self.breakers = runtime.breakers.of(call.client)
+                if runtime.shedding is not None:
+                    self.shedders = runtime.shedding.of(call.client)
+                counts = runtime.counts_of(call.client)
+                if counts is not None:
+                    self.count = counts.of_attempt()
+        except Exception:
+            logger.exception("internal error in pymongo-resilience before the driver's loop")
+            self.release(None)
+            self.leave_to_driver()
+            return False
+        return True
 
-    def begin(self) -> None:
-        """From now on ``release`` is needed, which may be called more than once."""
-        avoided = deprioritized.avoided()
-        if avoided:
-            self._avoided = avoided
-            self._avoiding = deprioritized.begin()
-        driver.retry_loop.replace_func(self._loop, self)
+    def leave_to_driver(self, error: Exception | None = None) -> None:
+        self.call = NOT_OURS
+        super().leave_to_driver(error)
+
+    def unjudged(self, error: Exception) -> Callable[[], Any]:
+        self.release(error)
+        self.leave_to_driver(error)
+        return self.drivers_run
 
     def release(self, error: BaseException | None) -> None:
-        """Give the loop its function back: nothing may keep the two alive together.
+        """The run is over. Once more, it changes nothing.
 
         ``error``: what the run ends with, None where its last attempt succeeded.
         """
+        call = self.call
+        if call is NOT_OURS:
+            return
         unfinished = error is not None and closes_a_coroutine(error)
         if self.count is not None:
-            try:
-                if unfinished:
-                    defer(self.count.release)
-                else:
-                    self.count.release()
-            except Exception:
-                logger.exception("internal error in pymongo-resilience after an attempt")
+            self._uncount(unfinished)
         if self.permit is not None:
             # Of an unacknowledged write nobody knows; of a failed attempt, it was told before.
-            unheard = error is not None or (self.call.public and not self.call.acknowledged)
+            unheard = error is not None or (call.public and not call.acknowledged)
             if unfinished:
                 defer(partial(self.permit.report, Evidence.NONE))
             else:
                 self._report_to_breaker(Evidence.NONE if unheard else Evidence.HEALTHY)
-        if self._avoided is not None:
+        if self.avoided is not None:
             if not unfinished:
-                deprioritized.end(self._avoiding, self._avoided)
-            self._avoided = None
-        if self.call.waits:
-            wait_times.over(self.call, None if self.reached_connection else error)
-        if not self.call.ended:
-            self.call.selected = driver.retry_loop.server(self._loop)
-        driver.retry_loop.replace_func(self._loop, self._func)
+                deprioritized.end(self.avoiding, self.avoided)
+            self.avoided = None
+        if self.last is not None:
+            # Its error's frames hold the loop: nothing may keep the two alive together.
+            self.last = self.bound_to_txn_number = None
+        if call.waits:
+            wait_times.over(call, None if self.reached_connection else error)
+        if not call.ended:
+            call.selected = driver.retry_loop.server(self)
 
-    def __enter__(self) -> Self:
-        return self
+    def _uncount(self, unfinished: bool) -> None:
+        try:
+            if self.count is not None:
+                if unfinished:
+                    defer(self.count.release)
+                else:
+                    self.count.release()
+        except Exception:
+            logger.exception("internal error in pymongo-resilience after an attempt")
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.release(error)
-
-    def __call__(self, *args: Any) -> Any:
-        if self.wants_txn_number:
-            session, connection, retryable = args
-            if self._last is not None:
-                args = session, connection, self._takes_txn_number(connection)
-            elif not retryable:
-                refuse_lost_txn_number(self._loop, connection)
+    def checked(self, *args: Any) -> Any:
+        if self.call is NOT_OURS:
+            return self.driver_func(*args)
+        session, connection, retryable = args
+        if self.was_retryable is None:
+            retryable = self._takes_txn_number(connection)
+        elif not retryable:
+            refuse_lost_txn_number(self, connection)
         self.reached_connection = True
-        return self._func(*args)
+        return self.driver_func(session, connection, retryable)
 
     def _takes_txn_number(self, connection: Any) -> bool:
         """Whether a repeated attempt is sent as a retryable write; of the first, the driver says.
 
         Raises TxnNumberLostError where it must not be sent.
         """
-        loop = self._loop
         try:
-            supported = driver.retry_loop.supports_txn_number(loop, connection)
+            supported = driver.retry_loop.supports_txn_number(self, connection)
         except Exception:
             logger.exception("internal error in pymongo-resilience before a write was sent")
-            return bool(driver.retry_loop.is_retryable(loop))
+            return driver.retry_loop.is_retryable(self)
         if not supported:
-            refuse_lost_txn_number(loop, connection)
-            if self._bound_to_txn_number is not None:
+            refuse_lost_txn_number(self, connection)
+            if self.bound_to_txn_number is not None:
                 raise TxnNumberUnsupportedError("the server supports no retryable writes any more")
-        driver.retry_loop.set_retryable(loop, supported)
+        driver.retry_loop.set_retryable(self, supported)
         return supported
 
-    def ask_breaker(self, server: Any) -> None:
+    def selected(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.
 
         Raises CircuitBreakerOpenError or OverloadShedError, both also pymongo's AutoReconnect.
         """
         try:
+            address = driver.retry_loop.address_of(server)
+            if self.count is not None and address is not None:
+                self.count.take(address)
             if self.shedders is not None:
-                self.shedders.admit(self._loop, server, self.call)
+                self.shedders.admit(self, server, self.call)
             if self.breakers is not None:
-                self.permit = self.breakers.admit(self._loop, server, self)
+                self.permit = self.breakers.admit(self, server, self)
         except (CircuitBreakerOpenError, OverloadShedError):
-            driver.selection.note_server(self._loop, server)
+            driver.selection.note_server(self, server)
             raise
         except Exception:
-            logger.exception(
-                "internal error in pymongo-resilience before a connection was checked out"
-            )
+            logger.exception("internal error in pymongo-resilience after a server was selected")
 
     def _report_to_breaker(self, what: Evidence) -> None:
         permit = self.permit
@@ -222,16 +237,15 @@ class Attempts:
             logger.exception("internal error in pymongo-resilience after an attempt")
 
     def attempt(self) -> Any:
-        self.reached_connection = False
         self.call.terminal_detector = None
-        return self.send(self._loop)
+        return self.again()
 
     def operation(self) -> Operation:
-        loop = self._loop
+        self.check_repeated()
         call = self.call
         rules = self.runtime.rules
         said = call.policy(rules)
-        kind = Kind.READ if self._only_reads else driver.retry_loop.kind(loop)
+        kind = Kind.READ if self.only_reads else driver.retry_loop.kind(self)
         deadline, window = self._deadlines()
         self.budget = self.runtime.budgets.of(call.client)
         return Operation(
@@ -239,13 +253,13 @@ class Attempts:
             namespace=call.namespace,
             kind=kind,
             strategy=rules.strategy if said.strategy is None else said.strategy,
-            retries_enabled=driver.retry_loop.retries_enabled(loop, kind),
-            in_transaction=driver.retry_loop.in_transaction(loop),
+            retries_enabled=driver.retry_loop.retries_enabled(self, kind),
+            in_transaction=driver.retry_loop.in_transaction(self),
             acknowledged=call.acknowledged,
             declared_idempotent=bool(said.idempotent),
             deadline=deadline,
             retry_window=window,
-            max_retries=driver.clients.max_retries(driver.retry_loop.client(loop)),
+            max_retries=driver.clients.max_retries(driver.retry_loop.client(self)),
             budget=self.budget,
             shedders=self.shedders,
             method=_method(call, kind),
@@ -258,22 +272,23 @@ class Attempts:
             return None, None
         left = driver.deadline.remaining()
         if left is None:
-            window = driver.retry_loop.server_selection_timeout(self._loop)
+            window = driver.retry_loop.server_selection_timeout(self)
             return None, Deadline.after(clock, window)
         # Of two that are in force, the driver keeps the earlier end, but only the inner length.
         given = shorter(timeout, self.call.timeout or 0)
         return Deadline(clock, clock.now() + left, given), None
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
+        self._uncount(unfinished=False)
         if self.call.waits:
             wait_times.over(self.call, None if self.reached_connection else error)
-        progress = driver.retry_loop.bulk_progress(self._loop)
-        if self._progress is not None and progress != self._progress:
+        progress = driver.retry_loop.bulk_progress(self)
+        if self.progress is not None and progress != self.progress:
             operation.next_command()
-            self._bound_to_txn_number = None
-        self._progress = progress
+            self.bound_to_txn_number = None
+        self.progress = progress
         if isinstance(error, TxnNumberLostError):
-            before = self._bound_to_txn_number
+            before = self.bound_to_txn_number
             if isinstance(error, TxnNumberUnsupportedError) and before is not None:
                 self._report_to_breaker(Evidence.NONE)
                 return replace(before, carried_txn_number=False)
@@ -287,9 +302,9 @@ class Attempts:
             error,
             failures.Attempt(
                 reached_connection=self.reached_connection,
-                carried_txn_number=driver.retry_loop.carries_txn_number(self._loop),
+                carried_txn_number=driver.retry_loop.carries_txn_number(self),
                 # The loop still has that of the attempt before.
-                server=None if unselected else driver.retry_loop.server_address(self._loop),
+                server=None if unselected else driver.retry_loop.server_address(self),
                 min_rtt=driver.deadline.min_rtt(),
             ),
         )
@@ -298,49 +313,47 @@ class Attempts:
         return failure
 
     def leave(self, failure: Failure) -> Callable[[], Any] | None:
-        return driver.repetition.needed_unpin(self._loop, failure)
+        return driver.repetition.needed_unpin(self, failure)
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
-        if self._last is None or not (failure.no_writes_performed or _refused(failure)):
-            self._last = failure
-        driver.repetition.prepare_retry(self._loop, failure, operation.attempts, self._last.error)
+        if self.last is None or not (failure.no_writes_performed or _refused(failure)):
+            self.last = failure
+        driver.repetition.prepare_retry(self, failure, operation.attempts)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
         if not (failure.retryable_overload or operation.declared_idempotent) and (
             failure.stage is not Stage.NOT_SENT
-            or (follows_texts and self._bound_to_txn_number is None)
+            or (follows_texts and self.bound_to_txn_number is None)
         ):
             # Retryable Writes: where the server of the retry does not support it, the original
             # error is raised. By our own rules, what was never sent is sent without a number.
-            self._bound_to_txn_number = failure
-        if driver.repetition.stays_pinned(self._loop, failure):
-            driver.repetition.pin_again(self._loop)
+            self.bound_to_txn_number = failure
+        if driver.repetition.stays_pinned(self, failure):
+            driver.repetition.pin_again(self)
         elif (
-            driver.retry_loop.is_sharded(self._loop)
+            driver.retry_loop.is_sharded(self)
             or failure.elsewhere
             or (failure.overloaded and self._avoids_overloaded())
         ):
-            if self._avoided is None:
-                self._avoided = deprioritized.avoided()
+            if self.avoided is None:
+                self.avoided = deprioritized.avoided()
             self.runtime.need("avoided server")
-            self._avoiding = deprioritized.avoid(
-                driver.repetition.deprioritize(self._loop), self._avoiding
-            )
+            self.avoiding = deprioritized.avoid(driver.repetition.deprioritize(self), self.avoiding)
 
     def _avoids_overloaded(self) -> bool:
         """Unless asked to, a read that prefers the primary or secondaries is not moved to the
         other kind of member: it would read older data, or overload the primary."""
-        asked = driver.clients.retargets_on_overload(driver.retry_loop.client(self._loop))
+        asked = driver.clients.retargets_on_overload(driver.retry_loop.client(self))
         if asked is None:
             asked = self.runtime.config.overload_retargeting
-        return not driver.retry_loop.prefers_members(self._loop) if asked is None else asked
+        return not driver.retry_loop.prefers_members(self) if asked is None else asked
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
         if failure.stage is Stage.NOT_SENT and self.runtime.closings.closed(self.call.client):
-            return GaveUp(_closed(failure.error))
+            return _closed(failure.error)
         raised = self._chosen(failure)
         error = raised.error
         if not isinstance(error, PyMongoError):
-            return GaveUp(error)
+            return error
         attempts = len(operation.reasons)
         deadline = operation.deadline
         if rule is not Rule.DEADLINE or deadline is None:
@@ -353,25 +366,23 @@ class Attempts:
                 why=why_not_repeated(rule, operation, failure),
             )
             self.call.judged = error
-            return GaveUp(error)
-        return GaveUp(
-            timed_out(
-                error,
-                timeout_s=deadline.timeout,
-                elapsed_s=elapsed(self.call),
-                attempts=attempts,
-                name=operation.method or operation.name,
-                reasons=operation.reasons[:-1],
-                server=raised.server,
-                stage=raised.stage,
-                advice=cursor_timeouts.advice(self.call),
-            )
+            return error
+        return timed_out(
+            error,
+            timeout_s=deadline.timeout,
+            elapsed_s=elapsed(self.call),
+            attempts=attempts,
+            name=operation.method or operation.name,
+            reasons=operation.reasons[:-1],
+            server=raised.server,
+            stage=raised.stage,
+            advice=cursor_timeouts.advice(self.call),
         )
 
     def _chosen(self, failure: Failure) -> Failure:
         """Whose error is raised. Retryable Reads and Writes: the newer, but for those that say less
         than the earlier one."""
-        before = self._last
+        before = self.last
         if before is None or before.error is failure.error:
             return failure
         if failure.repeats_transaction and not before.repeats_transaction:

@@ -150,6 +150,9 @@ class FakeWork:
     def final_error(self, failure: Failure, rule: Rule, operation: Operation, /) -> Exception:
         return Final(failure, rule)
 
+    def unjudged(self, error: Exception, /) -> None:
+        """It is raised."""
+
 
 class BlockingWork(FakeWork):
     def attempt(self) -> str:

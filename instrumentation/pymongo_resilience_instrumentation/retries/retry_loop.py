@@ -1,0 +1,214 @@
+"""The subclass that runs in place of the driver's retry loop, for every operation of every client.
+
+The first attempt is the driver's own. Once it has failed, the engine's executor decides, and makes
+the next ones. What is no part of a call yet, such as a commit or a method that was bound before
+``instrument()``, gets a call of its own that keeps its deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from sys import exception
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
+from pymongo_resilience_instrumentation.interception.methods import Subclass
+from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
+
+from . import deprioritized
+from .attempts import NOT_OURS, Attempts
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+Run = Callable[[Any], Any]
+"""A method of the loop that takes nothing else."""
+
+
+def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
+    run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
+    around = OwnCall(runtime).method(runtime.enabled_flag, asynchronous).around
+    select = driver.selection.SELECT
+
+    def derive(drivers: Any) -> type:
+        more = {"runtime": runtime, "drivers_run": drivers.run}
+        more["run"] = run(runtime, drivers.run, around)
+        if runtime.admits:
+            more[select] = get_server(runtime, getattr(drivers, select))
+        return driver.retry_loop.subclass(drivers, Attempts, ("call",), more)
+
+    return Subclass(derive)
+
+
+class OwnCall(CallInterceptor):
+    """For a loop that is no part of a call yet."""
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:  # noqa: ARG002 - none
+        (loop,) = given
+        around = calls.found()
+        if around is not None and around.reporting:
+            self.runtime.unreported.note()
+            driver.repetition.retry_once_at_most(loop)
+            return None
+        client = driver.retry_loop.client(loop)
+        name, target = driver.retry_loop.operation_name(loop), driver.retry_loop.namespace(loop)
+        call = Call(client, name, target)
+        call.public, call.unknown_concern = False, True
+        call.transaction = transaction_of(driver.retry_loop.session(loop))
+        self.runtime.enter(call)
+        return call
+
+
+def _inside(loop: Any) -> bool:
+    """Whether the loop is part of a call, and may be ours."""
+    call = calls.current()
+    return (
+        call is not None
+        and call.client is driver.retry_loop.client(loop)
+        and loop.runtime.enabled_flag.acts()
+    )
+
+
+def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
+    enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.executor
+    found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
+
+    def run(self: Any) -> Any:
+        call = found()
+        if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
+            return outside(self)
+        self.call, failed = call, None
+        prepared = admits or call.only_reads or avoided()
+        try:
+            try:
+                if prepared and not self.begin():
+                    return drivers(self)
+                call.terminal_detector = None
+                self.reached_connection, self.was_retryable = False, self._retryable
+                try:
+                    result = self._read() if self._is_read else self.first_write()
+                except Exception as error:  # noqa: BLE001 - every failure is judged
+                    failed = error
+                if failed is not None:
+                    prepared, result = True, executor.run(self, failed)
+                elif budgets.incomplete:
+                    budgets.succeeded(call.client)
+                session = self._session
+                if session is not None and session.in_transaction:
+                    self.note_completed()
+                if prepared or call.waits:
+                    self.release(None)
+                elif not call.ended:
+                    call.selected = self._server
+                return result  # noqa: TRY300 - a signal handler's may strike here, too
+            except BaseException as error:
+                self.release(error)
+                raise
+        except BaseException as error:
+            # Again: a signal handler's may have struck in there.
+            self.release(error)
+            raise
+        finally:
+            del failed
+
+    def passed(loop: Any) -> Any:
+        if _inside(loop):
+            return run(loop)
+        loop.leave_to_driver()
+        return drivers(loop)
+
+    outside = around(passed)
+    return run
+
+
+def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
+    enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.async_executor
+    found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
+
+    async def run(self: Any) -> Any:
+        call = found()
+        if (
+            call is None
+            or call.ended
+            or not enabled_flag.on
+            or call.client is not self._client
+            or (exception() is not None and not enabled_flag.acts())
+        ):
+            return await outside(self)
+        self.call, failed = call, None
+        prepared = admits or call.only_reads or avoided()
+        try:
+            try:
+                if prepared and not self.begin():
+                    return await drivers(self)
+                call.terminal_detector = None
+                self.reached_connection, self.was_retryable = False, self._retryable
+                try:
+                    result = await (self._read() if self._is_read else self.first_write())
+                except Exception as error:  # noqa: BLE001 - every failure is judged
+                    failed = error
+                if failed is not None:
+                    prepared, result = True, await executor.run(self, failed)
+                elif budgets.incomplete:
+                    budgets.succeeded(call.client)
+                session = self._session
+                if session is not None and session.in_transaction:
+                    self.note_completed()
+                if prepared or call.waits:
+                    self.release(None)
+                elif not call.ended:
+                    call.selected = self._server
+                return result  # noqa: TRY300 - a signal handler's may strike here, too
+            except BaseException as error:
+                self.release(error)
+                raise
+        except BaseException as error:
+            # Again: a signal handler's may have struck in there.
+            self.release(error)
+            raise
+        finally:
+            del failed
+
+    async def passed(loop: Any) -> Any:
+        if _inside(loop):
+            return await run(loop)
+        loop.leave_to_driver()
+        return await drivers(loop)
+
+    outside = around(passed)
+    return run
+
+
+def _get_server(runtime: Runtime, drivers: Run) -> Run:
+    """What the driver's selection ends with is what counts: where there is one address only or the
+    operation is bound to one, the selector is never called."""
+
+    def get_server(loop: Any) -> Any:
+        if loop.call is NOT_OURS or loop.runtime is not runtime:
+            return drivers(loop)
+        loop.call.selecting = loop.count
+        try:
+            server = drivers(loop)
+        finally:
+            loop.call.selecting = None
+        loop.selected(server)
+        return server
+
+    return get_server
+
+
+def _async_get_server(runtime: Runtime, drivers: Run) -> Run:
+    async def get_server(loop: Any) -> Any:
+        if loop.call is NOT_OURS or loop.runtime is not runtime:
+            return await drivers(loop)
+        loop.call.selecting = loop.count
+        try:
+            server = await drivers(loop)
+        finally:
+            loop.call.selecting = None
+        loop.selected(server)
+        return server
+
+    return get_server
