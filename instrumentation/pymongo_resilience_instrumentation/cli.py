@@ -18,6 +18,7 @@ from pymongo_resilience.strategy import NAMED
 
 from . import dashboards
 from .doctor import command as doctor
+from .report import command as report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.policy import Policy
 
 PROGRAM: Final = "pymongo-resilience"
+TOOLS: Final = {"doctor": doctor.run, "report": report.run}
 FAILURE: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
@@ -60,8 +62,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "config":
         return _config()
-    if options.command == "doctor":
-        return doctor.run(options)
+    if options.command in TOOLS:
+        return TOOLS[options.command](options)
     if options.command == "testbed":
         return _testbed(options)
     if options.command == "dashboards":
@@ -92,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
     demo.add_argument("--json", type=_file, metavar="FILE", help="write the numbers here")
     demo.add_argument("--svg", type=_file, metavar="FILE", help="draw the report here")
+    demo.add_argument(
+        "--record", type=_file, metavar="FILE", help="write every operation, for `report`"
+    )
     demo.add_argument(
         "--otlp",
         type=_endpoint,
@@ -147,7 +152,11 @@ def _parser() -> argparse.ArgumentParser:
         help="play a scenario: rolling-maintenance, regional-black-hole, overload-pulse or "
         "flapping-member",
     )
+    testbed.add_argument(
+        "--record", type=_file, metavar="FILE", help="write every fault, for `report`"
+    )
     doctor.add_parser(commands)
+    report.add_parser(commands)
     files = commands.add_parser(
         "dashboards",
         help="write a Grafana dashboard and Prometheus rules into a directory",
@@ -203,6 +212,7 @@ def _demo(options: argparse.Namespace) -> int:
         otlp=options.otlp,
         json=options.json,
         svg=options.svg,
+        record=options.record,
     )
     try:
         return run(wanted)
@@ -228,6 +238,7 @@ def _testbed(options: argparse.Namespace) -> int:
         seed=options.seed,
         control=options.control,
         drill=options.drill,
+        record=options.record,
     )
     try:
         command.run(wanted)

@@ -41,7 +41,10 @@ def test_the_driver_is_imported_no_further(by_default: set[str]) -> None:
 
 
 def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) -> None:
-    tools = {f"{OTHER_HALF}.{name}" for name in ("cli", "dashboards", "demo", "doctor", "testbed")}
+    tools = {
+        f"{OTHER_HALF}.{name}"
+        for name in ("cli", "dashboards", "demo", "doctor", "pytest_plugin", "report", "testbed")
+    }
     questions = {f"{ENGINE}.{name}" for name in ("client_status", "eligibility", "explanation")}
     of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs.wrappers", "driver.gridfs")}
     of_a_file = {f"{ENGINE}.policy_file"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo import MongoClient
 from rich.console import Console
 
+from pymongo_resilience_instrumentation.report import Recorder
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 
 from .contenders import Side
@@ -39,6 +40,7 @@ class Options:
     otlp: str | None = None
     json: Path | None = None
     svg: Path | None = None
+    record: Path | None = None
 
 
 def run(options: Options, console: Console | None = None) -> int:
@@ -74,21 +76,28 @@ def play(options: Options, console: Console) -> Result:
             Settings(side, replica_sets[side].uri, options.otlp, _TRACED_PHASE) for side in Side
         ]
         process_pool = stack.enter_context(ProcessPool(settings))
-        runner = Runner(process_pool, replica_sets, tally)
+        recorder = None
+        if options.record is not None:
+            recorder = stack.enter_context(Recorder(options.record))
+            replica_sets[Side.OURS].observer = recorder.fault
+        runner = Runner(process_pool, replica_sets, tally, recorder)
         started = time.monotonic()
         with shown(tally, options.seconds, console) as display:
             runner.run(options.seconds, options.seed, display)
         duration = time.monotonic() - started
         tally.phase = ""
+        balances = {
+            side: ledger.balance(direct[side.database]) for side, ledger in runner.ledgers.items()
+        }
+        for side, balance in balances.items():
+            if recorder is not None:
+                recorder.balance(balance.lost, balance.duplicated, side=side.value)
         return Result(
             seed=options.seed,
             seconds=options.seconds,
             duration=duration,
             tally=tally,
             farewells=process_pool.farewell(),
-            balances={
-                side: ledger.balance(direct[side.database])
-                for side, ledger in runner.ledgers.items()
-            },
+            balances=balances,
             faults=runner.faults,
         )

@@ -12,9 +12,11 @@ from .timeline import TIMELINE, Scene
 from .workload import Step
 
 if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.report import Recorder
     from pymongo_resilience_instrumentation.testbed import ReplicaSet
 
     from .live_view import Display
+    from .messages import Outcome
     from .process_pool import ProcessPool
     from .tally import Tally
 
@@ -25,13 +27,18 @@ class Runner:
     """Runs the timeline once. Not thread-safe."""
 
     def __init__(
-        self, process_pool: ProcessPool, replica_sets: dict[Side, ReplicaSet], tally: Tally
+        self,
+        process_pool: ProcessPool,
+        replica_sets: dict[Side, ReplicaSet],
+        tally: Tally,
+        recorder: Recorder | None = None,
     ) -> None:
         self.ledgers = {side: Ledger() for side in Side}
         self.faults: dict[Side, Counter[str]] = {side: Counter() for side in Side}
         self._company = process_pool
         self._replica_sets = replica_sets
         self._tally = tally
+        self._recorder = recorder
         self._steps = 0
 
     def run(self, seconds: float, seed: int, display: Display) -> None:
@@ -57,7 +64,9 @@ class Runner:
         for side, faults in injected.items():
             for fault in faults:
                 self._replica_sets[side].inject(fault)
+        began = time.time()
         outcomes = self._company.step(step)
+        self._record(step, outcomes, began)
         for side, faults in injected.items():
             self._replica_sets[side].clear()
             for fault in faults:
@@ -65,3 +74,17 @@ class Runner:
         self._tally.add(phase, outcomes)
         for side, outcome in outcomes.items():
             self.ledgers[side].record(step, acknowledged=outcome.error is None)
+
+    def _record(self, step: Step, outcomes: dict[Side, Outcome], began: float) -> None:
+        if self._recorder is None:
+            return
+        for side, outcome in outcomes.items():
+            self._recorder.operation(
+                step.kind.value,
+                outcome.seconds,
+                error=outcome.error,
+                server=self._replica_sets[side].members[0].host_and_port,
+                repeated=outcome.repeated,
+                side=side.value,
+                at=began,
+            )

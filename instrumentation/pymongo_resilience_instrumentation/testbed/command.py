@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from pymongo_resilience_instrumentation.report import Recorder
+
 from .control import Control
 from .deployments.replica_set import ReplicaSet
 from .deployments.sharded_cluster import ShardedCluster
@@ -22,6 +24,7 @@ from .scenario import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .deployments.deployment import Deployment
     from .scenario import Strike
@@ -51,6 +54,8 @@ class Options:
     control: int | None = None
     """The port of the HTTP control, 0 for a free one."""
     drill: str | None = None
+    record: Path | None = None
+    """Where to write the faults, for ``pymongo-resilience report``."""
 
 
 def run(options: Options) -> None:
@@ -65,7 +70,11 @@ def run(options: Options) -> None:
         named(options.drill)
     deployment = _deployment(options)
     control = None if options.control is None else Control(deployment, options.control)
-    with _stop_requested() as stop, deployment, control or contextlib.nullcontext():
+    recorder = None if options.record is None else Recorder(options.record)
+    if recorder is not None:
+        deployment.observer = recorder.fault
+    nothing = contextlib.nullcontext()
+    with _stop_requested() as stop, recorder or nothing, deployment, control or nothing:
         sys.stdout.write(f"{deployment.uri}\n")
         sys.stdout.flush()
         _say("Ctrl-C ends it; the data is gone then")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 import pymongo
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from pymongo_resilience_instrumentation.report import Recorder
 from pymongo_resilience_instrumentation.testbed import (
     EmbeddedServer,
     ReplicaSet,
@@ -122,7 +126,7 @@ class Outcomes(SpanProcessor):
 
 
 @contextlib.contextmanager
-def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
+def side_in_force(side: Side, recorder: Recorder | None = None) -> Iterator[dict[str, Any]]:
     """Instrument, or leave it; gives the client's options, with the same deadline for both."""
     if side is Side.PLAIN:
         yield {**CLIENT, "timeoutMS": int(DEADLINE * 1000)}
@@ -132,6 +136,7 @@ def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
     tracer_provider.add_span_processor(OPEN_SPANS)
     pymongo_resilience.instrument(
         Config(timeout_ms=int(DEADLINE * 1000)),
+        listeners=[] if recorder is None else [recorder],
         tracer_provider=tracer_provider,
         meter_provider=MeterProvider(shutdown_on_exit=False),
     )
@@ -139,6 +144,15 @@ def side_in_force(side: Side) -> Iterator[dict[str, Any]]:
         yield dict(CLIENT)
     finally:
         pymongo_resilience.uninstrument()
+
+
+def recorder_of(name: str, side: Side) -> Recorder | None:
+    """Where CHAOS_RECORD names a folder: a file of this run, for ``pymongo-resilience report``."""
+    folder = os.environ.get("CHAOS_RECORD")
+    if not folder or name.startswith(","):
+        return None
+    file = re.sub(r"\W+", "-", name.lower())
+    return Recorder(Path(folder) / f"{file}.jsonl", side=side.value)
 
 
 def run(
@@ -155,9 +169,11 @@ def run(
     """Play the scenario while the workload writes, then compare; on a server of its own."""
     name, count = ("thread", THREADS) if api is Api.THREADS else ("task", TASKS)
     authors = [Author(f"{name}-{number}", seed, topology.kinds) for number in range(count)]
-    journal = Journal()
-    with EmbeddedServer() as server:
-        with topology.on(server) as servers, side_in_force(side) as options:
+    recorder = recorder_of(f"{title}, {api}, {side}", side)
+    journal = Journal(recorder=recorder)
+    with EmbeddedServer() as server, recorder or contextlib.nullcontext():
+        with topology.on(server) as servers, side_in_force(side, recorder) as options:
+            servers.observer = None if recorder is None else recorder.fault
             options.update(client_options or {})
             played = servers.play(scenario)
             if api is Api.THREADS:
@@ -173,6 +189,9 @@ def run(
         # Past the members, and after their end: nothing that was held back arrives any more.
         with pymongo.MongoClient[Any](server.uri) as direct:
             balance = journal.ledger.balance(found_in(direct[DATABASE]))
+        if recorder is not None:
+            recorder.balance(len(balance.lost), len(balance.doubled))
+            journal.recorder = None
     return Result(
         title=title,
         side=side,

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pymongo
 from pymongo import InsertOne, ReturnDocument, UpdateOne
+from pymongo_resilience_instrumentation.report import Recorder
 from support.chaos.ledger import ACCOUNTS, DOCUMENTS, Kind, Ledger, Operation
 
 DATABASE: Final = "chaos"
@@ -43,6 +44,8 @@ class Journal:
     """Operations that were acknowledged with a result that they cannot have had."""
     samples: list[str] = field(default_factory=list)
     """The texts of the first few errors."""
+    recorder: Recorder | None = None
+    """Has each operation, for ``pymongo-resilience report``."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -52,7 +55,7 @@ class Journal:
 
     def done(self, operation: Operation, started: float) -> None:
         """The operation was acknowledged."""
-        self.spans.append((started, time.monotonic()))
+        self._ended(operation, started, time.monotonic())
         self.ledger.acknowledged.append(operation)
 
     def failed(self, operation: Operation, started: float, error: Exception) -> None:
@@ -62,12 +65,19 @@ class Journal:
             self.done(operation, started)
             return
         ended = time.monotonic()
-        self.spans.append((started, ended))
+        self._ended(operation, started, ended, _name(error))
         self.ledger.raised.append(operation)
         with self._lock:
             self.errors[f"{_outcome(error, ended - started)}: {_name(error)}"] += 1
             if len(self.samples) < 20:
                 self.samples.append(f"{operation.name} ({operation.kind}): {error!r}"[:600])
+
+    def _ended(
+        self, operation: Operation, started: float, ended: float, error: str | None = None
+    ) -> None:
+        self.spans.append((started, ended))
+        if self.recorder is not None:
+            self.recorder.operation(operation.kind.value, ended - started, error=error)
 
 
 def _name(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from abc import abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -16,7 +17,7 @@ from pymongo_resilience_instrumentation.testbed.running import Running
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer, TestbedError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from concurrent.futures import Future
 
     from pymongo_resilience_instrumentation.testbed.scenario import Scenario
@@ -61,6 +62,8 @@ class Deployment(Running):
         self._address = server
         self._embedded = EmbeddedServer() if server is None else None
         self._members: tuple[Member, ...] = ()
+        self.observer: Callable[[Fault, Target, float], None] | None = None
+        """Called in the deployment's thread when a fault is over, with the seconds it lasted."""
         self._struck: list[Fault] = []
         self._since_clear: list[Fault] = []
         self._under_way: set[asyncio.Task[None]] = set()
@@ -144,6 +147,9 @@ class Deployment(Running):
         targets = self.targets(on)
         self._struck.append(fault)
         task = self._begin(fault.strike(self, targets))
+        if self.observer is not None:
+            began, observer = time.monotonic(), self.observer
+            task.add_done_callback(lambda _: observer(fault, on, time.monotonic() - began))
         # One turn of the loop: what the fault does before it first waits is done when this returns.
         await asyncio.sleep(0)
         if task.done():

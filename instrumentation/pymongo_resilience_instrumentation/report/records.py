@@ -1,0 +1,159 @@
+"""Reads what was recorded: files of ``Recorder``, and logs as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+LOG_FIELD: Final = "pymongo_resilience"
+"""Of a log line, the attribute that DecisionLog and BreakerLog give their records."""
+TIMES: Final = ("at", "timestamp", "@timestamp", "time", "ts", "created", "asctime")
+ALL: Final = ""
+"""The side of what concerns every side."""
+
+
+class ReportError(ValueError):
+    """What was given is no recording; the text says where."""
+
+
+class Operation(NamedTuple):
+    at: float
+    name: str
+    seconds: float
+    error: str | None
+    server: str | None
+
+
+class Retry(NamedTuple):
+    at: float
+    reason: str
+    server: str | None
+    is_final: bool
+
+
+class Fault(NamedTuple):
+    at: float
+    text: str
+    seconds: float
+    struck: int
+
+
+@dataclass
+class Side:
+    """What one side met; times in seconds since it began."""
+
+    name: str
+    began: float = 0.0
+    """In seconds since 1970."""
+    operations: list[Operation] = field(default_factory=list)
+    retries: list[Retry] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    breakers: list[tuple[float, str, str]] = field(default_factory=list)
+    """When, the server, and ``opened`` or ``closed``."""
+    balance: tuple[int, int] | None = None
+    """Writes lost and duplicated; None where nobody compared."""
+
+    @property
+    def end(self) -> float:
+        return max(
+            [each.at + each.seconds for each in self.operations]
+            + [each.at + each.seconds for each in self.faults]
+            + [each.at for each in self.retries]
+            + [each[0] for each in self.breakers],
+            default=0.0,
+        )
+
+
+def read(paths: Iterable[Path]) -> list[Side]:
+    """The sides in the order of their first records; of two files with the same side, the later
+    one. Faults without a side strike those of their file, or every side where it has none. Raises
+    ReportError, OSError."""
+    sides: dict[str, Side] = {}
+    loose: list[Fault] = []
+    for path in paths:
+        of_file: dict[str, Side] = {}
+        for number, record in _records(path):
+            try:
+                _add(of_file, record)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ReportError(f"{path}, line {number}: no record of this library") from error
+        faults = of_file.pop(ALL, Side(ALL)).faults
+        found = {name: each for name, each in of_file.items() if each.end > 0}
+        for each in found.values():
+            each.faults += _since(each.began, faults)
+        sides |= found
+        loose += [] if found else faults
+    if not sides:
+        raise ReportError("nothing was recorded there")
+    for each in sides.values():
+        end = each.end
+        each.faults += [
+            one for one in _since(each.began, loose) if 0 <= one.at + one.seconds <= end
+        ]
+        each.faults.sort()
+    return list(sides.values())
+
+
+def _since(began: float, faults: Iterable[Fault]) -> list[Fault]:
+    return [each._replace(at=each.at - began) for each in faults]
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ReportError(f"{path}, line {number}: not JSON") from error
+            if not isinstance(record, dict):
+                raise ReportError(f"{path}, line {number}: not a JSON object")
+            ours = record.get(LOG_FIELD)
+            if isinstance(ours, dict):
+                yield number, ours | {"at": _time(record), "type": ours.get("event")}
+            elif "type" in record and "at" in record:
+                yield number, record
+            # Other lines of the application's log.
+
+
+def _time(record: dict[str, Any]) -> float:
+    value = next((record[name] for name in TIMES if name in record), 0.0)
+    if isinstance(value, int | float):
+        return float(value)
+    return datetime.fromisoformat(str(value).replace(",", ".")).timestamp()
+
+
+def _add(sides: dict[str, Side], record: dict[str, Any]) -> None:
+    name, kind, at = record.get("side", "ours"), record["type"], float(record["at"])
+    name = ALL if name is None else str(name)
+    if name not in sides:
+        began = min((each.began for each in sides.values() if each.name != ALL), default=at)
+        sides[name] = Side(name, 0.0 if name == ALL else began)
+    side = sides[name]
+    if kind == "run":
+        side.began = at
+        return
+    at -= side.began
+    match kind:
+        case "operation":
+            seconds, error, server = float(record["seconds"]), record["error"], record["server"]
+            side.operations.append(Operation(at, str(record["name"]), seconds, error, server))
+            for reason, count in record["repeated"].items():
+                side.retries += [Retry(at, reason, server, False)] * count
+        case "fault":
+            text = f"{record['fault']} on {record['on']}"
+            side.faults.append(Fault(at, text, float(record["seconds"]), int(record["struck"])))
+        case "retry.scheduled" | "retry.declined":
+            final = kind == "retry.declined"
+            side.retries.append(Retry(at, str(record["reason"]), record["server"], final))
+        case "balance":
+            side.balance = int(record["lost"]), int(record["duplicated"])
+        case "circuit_breaker.opened" | "circuit_breaker.closed":
+            side.breakers.append((at, str(record["server"]), kind.rpartition(".")[2]))
