@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import options as client_options
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.telemetry import listeners, tracing
 
 from . import client_setup
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 _GIVEN = "_pymongo_resilience_given"
 
 
-def constructor(runtime: Runtime, *, hides_listeners: bool) -> Wrapper:
+def constructor(runtime: Runtime, *, hides_listeners: bool) -> Method:
     """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
 
-    def wrapper(
-        wrapped: Callable[..., Any], client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        # Also while it is switched off: an application that gives the option has to start.
-        (args, kwargs), adaptive = client_options.take(args, kwargs)
-        kwargs, tracing_option = tracing.take(kwargs)
-        given = kwargs.get("event_listeners")
-        selector = client_options.server_selector(kwargs)
-        # What is no sequence, None included, is the driver's to refuse.
-        refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
-        if refused or not runtime.enabled_flag.on:
-            return wrapped(*args, **kwargs)
-        client_options.refuse_negative_timeout(args, kwargs)
-        try:
-            kwargs["event_listeners"] = client_setup.configure(
-                runtime, client, given or (), adaptive, tracing_option
-            )
-            client_setup.select_for(runtime, client, selector, kwargs)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience before a client was made")
-        wrapped(*args, **kwargs)
-        try:
-            runtime.deprecated.register(client)
-            listeners.publish_without_events(client, dispensable=runtime.owns_retries)
-            if hides_listeners:
-                vars(client)[_GIVEN] = given, selector
-                _show_given(client)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience after a client was made")
-        return None
+    def around(original: Function) -> Function:
+        def construct(client: Any, *args: Any, **kwargs: Any) -> None:
+            # Also while it is switched off: an application that gives the option has to start.
+            (args, kwargs), adaptive = client_options.take(args, kwargs)
+            kwargs, tracing_option = tracing.take(kwargs)
+            given = kwargs.get("event_listeners")
+            selector = client_options.server_selector(kwargs)
+            # What is no sequence, None included, is the driver's to refuse.
+            refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
+            if refused or not runtime.enabled_flag.on:
+                original(client, *args, **kwargs)
+                return
+            client_options.refuse_negative_timeout(args, kwargs)
+            with shielded("before a client was made"):
+                kwargs["event_listeners"] = client_setup.configure(
+                    runtime, client, given or (), adaptive, tracing_option
+                )
+                client_setup.select_for(runtime, client, selector, kwargs)
+            original(client, *args, **kwargs)
+            with shielded("after a client was made"):
+                runtime.deprecated.register(client)
+                listeners.publish_without_events(client, dispensable=runtime.owns_retries)
+                if hides_listeners:
+                    vars(client)[_GIVEN] = given, selector
+                    _show_given(client)
 
-    return wrapper
+        return construct
+
+    return Method(around)
 
 
 class Resolved(Interceptor):

@@ -13,12 +13,13 @@ from weakref import WeakKeyDictionary
 
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience.faults import logger
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.shield import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
@@ -191,27 +192,24 @@ def wrapped(enabled_flag: EnabledFlag, rules: NamespaceRules) -> Iterator[Wrappe
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, logins
 
 
-def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins) -> Wrapper:
+def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins) -> Method:
     """Before a wait for a server. The async one is called here and awaited by the caller."""
     password_probe = PasswordProbe()
 
-    def wrapper(
-        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        error = None
-        call = calls.current() if enabled_flag.on and args else None
-        if call is not None:
-            try:
-                error = _verdict(call, args[0], rules, logins, password_probe)
-            except Exception:
-                logger.exception(
-                    "internal error in pymongo-resilience while a server was waited for"
-                )
-        if error is not None:
-            raise error
-        return wrapped(*args, **kwargs)
+    def around(original: Function) -> Function:
+        def waiting(condition: Any, *args: Any, **kwargs: Any) -> Any:
+            error = None
+            call = calls.current() if enabled_flag.on else None
+            if call is not None:
+                with shielded("while a server was waited for"):
+                    error = _verdict(call, condition, rules, logins, password_probe)
+            if error is not None:
+                raise error
+            return original(condition, *args, **kwargs)
 
-    return wrapper
+        return waiting
+
+    return Method(around)
 
 
 def _verdict(

@@ -12,12 +12,11 @@ from pymongo.errors import ConnectionFailure
 from pymongo_resilience.faults import deliver
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.classify import attribute
+from pymongo_resilience_instrumentation.interception.methods import Method
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function
 
 
 UNREACHABLE = "No server can be reached"
@@ -64,29 +63,30 @@ def name_servers_once(error: Exception, likely_cause: str) -> None:
         error.args = (". ".join(filter(None, [text, likely_cause])), *error.args[1:])
 
 
-def error_message(enabled_flag: EnabledFlag) -> Wrapper:
+def error_message(enabled_flag: EnabledFlag) -> Method:
     """A topology's text of a failed selection: after pymongo's own words, every server.
 
     It runs under the topology's lock, so a fault of ours is not even logged.
     """
 
-    def wrapper(
-        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        text = wrapped(*args, **kwargs)
-        if not enabled_flag.on:
-            return text
-        try:
-            from .explanations import diagnosis, why_not  # noqa: PLC0415 - rarely needed
+    def around(original: Function) -> Function:
+        def method(topology: Any, selector: Any) -> Any:
+            text = original(topology, selector)
+            if not enabled_flag.on:
+                return text
+            try:
+                from .explanations import diagnosis, why_not  # noqa: PLC0415 - rarely needed
 
-            words = UNREACHABLE if _only_lists_servers(text, topology) else text
-            said = _Explained.made(words, f"{words} ({why_not(topology, *args)})")
-            call = calls.current()
-            if call is not None:
-                call.likely_cause = str(diagnosis(topology, *args) or "")
-            return said  # noqa: TRY300 - all of it is ours
-        except Exception as error:  # noqa: BLE001 - the driver's text does without ours
-            deliver(error)
-            return text
+                words = UNREACHABLE if _only_lists_servers(text, topology) else text
+                said = _Explained.made(words, f"{words} ({why_not(topology, selector)})")
+                call = calls.current()
+                if call is not None:
+                    call.likely_cause = str(diagnosis(topology, selector) or "")
+                return said  # noqa: TRY300 - all of it is ours
+            except Exception as error:  # noqa: BLE001 - the driver's text does without ours
+                deliver(error)
+                return text
 
-    return wrapper
+        return method
+
+    return Method(around)

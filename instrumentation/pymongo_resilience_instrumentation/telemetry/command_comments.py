@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.shield import shielded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from opentelemetry.trace import SpanContext
 
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.interception.methods import Function
 
 COMMENTED = frozenset({
     "abortTransaction", "aggregate", "bulkWrite", "collMod", "commitTransaction", "count", "create",
@@ -31,20 +30,19 @@ FIRST_WIRE_VERSION = 9
 KEY = "traceparent"
 
 
-def comment(enabled_flag: EnabledFlag) -> Wrapper:
+def comment(enabled_flag: EnabledFlag) -> Method:
     """A connection's method that each command passes on its way, with the command."""
 
-    def wrapper(
-        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            if enabled_flag.on:
-                _add(connection, *driver.commands.passing_command(args, kwargs))
-        except Exception:
-            logger.exception("internal error in pymongo-resilience before a command was sent")
-        return wrapped(*args, **kwargs)
+    def around(original: Function) -> Function:
+        def method(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            with shielded("before a command was sent"):
+                if enabled_flag.on:
+                    _add(connection, *driver.commands.passing_command(args, kwargs))
+            return original(connection, *args, **kwargs)
 
-    return wrapper
+        return method
+
+    return Method(around)
 
 
 def _add(connection: Any, command: Any, client: Any) -> None:
