@@ -43,6 +43,7 @@ LIVING_TOO_SHORT = {
     "OperationTimeoutError": "handed to the application, with the server's text",
     "_TimedOutError": "the same",
     "CircuitBreakerOpenError": "a server and numbers, with a text of ours",
+    "OverloadShedError": "a server, a priority and a number, with a text of ours",
     "TxnNumberLostError": "a text of ours",
     "TxnNumberUnsupportedError": "the same",
     "Postponed": "has no fields",
