@@ -90,7 +90,7 @@ _ANSWERS = {
     "ServerStatus": "client_status",
     "ServerVerdict": "explanation",
 }
-"""The types of what status() and explain_selection() return: imported for whoever asks."""
+"""The types of what status() and explain_selection() return: imported on first use."""
 
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of ours

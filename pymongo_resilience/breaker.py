@@ -30,7 +30,7 @@ class BreakerSettings(NamedTuple):
     minimum_calls: int = 20
     """Fewer in the window say nothing."""
     open_for: float = 5.0
-    """Seconds until the first probe, and until a probe of which nothing is heard is replaced."""
+    """Seconds until the first probe, and until a probe without a report is replaced."""
     probes: int = PROBES
     """How many may be under way at once, and how many must succeed."""
 
@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
 
 
 def _ignore(change: Snapshot) -> None:
-    """For a breaker that nobody watches."""
+    """For a breaker without a listener."""
 
 
 class CircuitBreaker:
@@ -95,7 +95,7 @@ class CircuitBreaker:
             return self._at(now).acquire(now, holder)
 
     def allows(self) -> bool:
-        """Whether there would be a permit. Takes none: any number may be told so at once."""
+        """Whether there would be a permit. Takes none: several callers may get one answer."""
         return self.next_probe_in() <= 0
 
     def next_probe_in(self) -> float:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RECHECK = 0.1
 """Seconds after which it is worth asking again while all probes are under way: they may end at any
-time, and nobody is told."""
+time, without an event."""
 
 
 class State(enum.Enum):
@@ -37,13 +37,13 @@ class Refusal(NamedTuple):
 
 
 class Holder(Protocol):
-    """Whoever asks for a permit."""
+    """The owner of a permit."""
 
     permit: Permit | None
 
 
 class Permit:
-    """Leave to send one call; whoever got it says in the end, from any thread, what came of it.
+    """Leave to send one call; its owner reports the outcome, from any thread.
 
     A probe counts once, whatever is said of it. Once the breaker has changed its state no call of
     the time before counts.
@@ -55,7 +55,7 @@ class Permit:
         self._breaker = breaker
         self.state = state
         self.spent = False
-        """Of a probe: it has been heard of."""
+        """Of a probe: its outcome was reported."""
 
     def success(self) -> None:
         self._breaker.ended(self, Evidence.HEALTHY)
@@ -85,7 +85,7 @@ class SharedPermit(Permit):
         self._window = window
 
     def success(self) -> None:
-        # Where the breaker is no longer closed, this window is one that nobody looks at.
+        # Where the breaker is no longer closed, this window is not used.
         with self._breaker.lock:
             self._window.succeeded(self._breaker.now())
 

@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class Postponed(BaseException):
-    """Raised by a clock that nobody may wait on: the attempt is made later, by somebody else."""
+    """Raised by a clock that cannot wait: the attempt is made later, elsewhere."""
 
 
 class MonotonicClock:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ConfigurationError(ValueError):
-    """One or more options are wrong; the text lists every one with what is allowed."""
+    """One or more options are invalid; the message lists every one with what is allowed."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)

@@ -76,7 +76,7 @@ Event = RetryScheduled | RetryDeclined | BreakerOpened | BreakerClosed
 
 
 class Listener(Protocol):
-    """Hears every decision, in the thread or task of the operation; and when a circuit breaker
+    """Receives every decision, in the thread or task of the operation; and when a circuit breaker
     opens or closes, in that of the operation which has brought it about.
 
     An implementation must not block; in async clients it runs on the event loop. What it raises

@@ -89,7 +89,7 @@ def _verdict(
         return ServerVerdict(
             server.address, rule, f"{start}, excluded: {_why(rule, server, decision)}"
         )
-    # An open breaker excludes nobody where every breaker is open.
+    # Open breakers exclude no server where every breaker is open.
     is_open = server.address in decision.criteria.open_breakers
     note = f", {_breaker(server, decision)}" if is_open else ""
     return ServerVerdict(server.address, None, f"{start}, eligible{note}")

@@ -1,4 +1,4 @@
-"""Faults of the library's own: logged, and told from what strikes from outside.
+"""Internal errors: logged, and distinguished from exceptions of signal handlers.
 
 A signal handler may raise at any line, ours included: Celery's SoftTimeLimitExceeded comes so, and
 it is an Exception like any other. It is nobody's fault and is the application's to see, so that

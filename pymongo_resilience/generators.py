@@ -3,7 +3,7 @@
 A generator shares the context of its caller, which goes on between two of its steps, with whatever
 context variables the generator has set. So a block that was entered on a generator's stack holds
 only where that generator runs: not in the body of the loop over it, and not in tasks and threads
-started inside, which cannot be told from those that the body starts.
+started inside, which cannot be distinguished from those that the body starts.
 
 The generator of a ``contextmanager`` is not meant: what it enters belongs to the caller of the
 ``with``.

@@ -1,4 +1,4 @@
-"""The types of values that options and rules have: what is legal, and how wrong ones are told."""
+"""The types of values that options and rules have: what is legal, and what to say of others."""
 
 from __future__ import annotations
 

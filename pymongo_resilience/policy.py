@@ -31,7 +31,7 @@ class Policy:
     """The caller declares that repeating the writes it holds for does no harm."""
     strategy: RetryStrategy | None = None
     data: Mapping[str, Any] | None = field(default=None, repr=False)
-    """The caller's own facts; the strategy sees them as ``operation.data``, and nobody else."""
+    """The caller's own facts; only the strategy sees them, as ``operation.data``."""
     timeout_ms: int | None = None
     """Milliseconds that each operation has, its retries included; 0 disables the timeout."""
     timeout_mode: TimeoutMode | None = None

@@ -9,7 +9,7 @@ from typing import Final
 
 TagSet = Mapping[str, object]
 NO_MAXIMUM = -1
-"""What the texts and the driver write for "no maximum staleness"."""
+"""What the specifications and the driver write for "no maximum staleness"."""
 
 
 class Mode(enum.Enum):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ServerType(enum.Enum):
-    """What a server said it was. The values are the names that the texts and the driver use."""
+    """The server's type. The values are the names that the specifications and the driver use."""
 
     UNKNOWN = "Unknown"
     POSSIBLE_PRIMARY = "PossiblePrimary"
@@ -34,7 +34,7 @@ UNAVAILABLE = frozenset({ServerType.UNKNOWN, ServerType.POSSIBLE_PRIMARY})
 
 
 class TopologyType(enum.Enum):
-    """What the servers are together. The values are the names that the texts and the driver use."""
+    """The topology's type. The values are the names that the specifications and the driver use."""
 
     UNKNOWN = "Unknown"
     SINGLE = "Single"
@@ -58,7 +58,7 @@ class ServerDescription(NamedTuple):
     set_name: str | None = None
     tags: Mapping[str, object] = MappingProxyType({})
     last_write: float | None = None
-    """When the server's last write was made, by the primary's clock; None where it told none."""
+    """When the server's last write was made, by the primary's clock; None where it sent none."""
     last_update: float = 0.0
     """When its last reply came, on a clock that is the same for all servers of a topology."""
     average_rtt: float | None = None

@@ -15,7 +15,7 @@ from pymongo_resilience.server_description import (
 )
 
 IDLE_WRITE_PERIOD = 10.0
-"""How often a primary writes when nobody else does."""
+"""How often an idle primary writes."""
 SMALLEST_MAXIMUM = 90.0
 
 Staleness = Callable[[ServerDescription], float | None]

@@ -146,5 +146,5 @@ def check_strategy(strategy: object) -> None:
 
 
 def is_coroutine(strategy: RetryStrategy) -> bool:
-    """Whether it must be awaited, as far as its method tells: only async clients can do that."""
+    """Whether it must be awaited, as far as its method shows: only async clients can do that."""
     return inspect.iscoroutinefunction(strategy.retry_after)

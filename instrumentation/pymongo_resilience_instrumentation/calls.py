@@ -57,9 +57,9 @@ class Call:
     listener does, and those are calls of their own."""
 
     reporting = False
-    """Somebody is told of it at this moment, or was of its end: see ``reported``."""
+    """It is being published, or its end was: see ``reported``."""
     unknown_concern = False
-    """Nobody knows whether its write concern asks for an answer."""
+    """It is unknown whether its write concern asks for an answer."""
     bound: Policy = NOTHING
     """The policy that the collection, database or session carries."""
     cursor: Any = None
@@ -99,7 +99,7 @@ class Call:
         self.client = client
         self.operation = operation
         self.known_target = target
-        """None where nobody has asked for ``target`` yet."""
+        """None where ``target`` was not read yet."""
         self.made = made
         """How a method of the public API was called, while it is in progress."""
         self.reads_inside = operation not in WRITES
@@ -184,12 +184,12 @@ class Call:
 
     @property
     def namespace(self) -> str:
-        """Empty where nobody knows it: of a method that was bound before ``instrument()``."""
+        """Empty where it is unknown: of a method that was bound before ``instrument()``."""
         return "admin" if self.operation in {COMMIT, ABORT} else namespace_text(*self.target)
 
     @property
     def acknowledged(self) -> bool:
-        """False where the write concern asks for no answer, or nobody knows."""
+        """False where the write concern asks for no answer, or is unknown."""
         if self.unknown_concern:
             return False
         concern = None if self.made is None else getattr(self.made[1][0], "write_concern", None)
@@ -201,7 +201,7 @@ class Call:
 
 
 REPORTING = Call(None, "", ("", None))
-"""In place of a call, while somebody is told something."""
+"""In place of a call, while foreign code is called."""
 REPORTING.reporting = REPORTING.ended = True
 REPORTING.public = REPORTING.reads_inside = False
 

@@ -47,7 +47,7 @@ _LONGEST_DEMO: Final = 3600.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for a failure, 2 for a wrong usage, 141
-    where nobody reads the output to its end, as in ``pymongo-resilience config | head``."""
+    where the output is not read to its end, as in ``pymongo-resilience config | head``."""
     try:
         status = _run(arguments)
         sys.stdout.flush()

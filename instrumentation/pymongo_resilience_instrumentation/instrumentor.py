@@ -307,7 +307,7 @@ def _stay_off(error: ConfigurationError) -> None:
 
 
 def _log_error(message: str, error: ConfigurationError) -> None:
-    """Where nobody has set up logging yet, as before OpenTelemetry's loader: with level and time
+    """Where logging is not set up yet, as before OpenTelemetry's loader: with level and time
     all the same."""
     if logger.logger.hasHandlers():
         logger.error(message, error)

@@ -121,7 +121,7 @@ class Patches:
 
     def need(self, need: Need) -> None:
         """Put on what operations do without until somebody needs it. As often as you like, and by
-        several threads at once: nobody waits for another one."""
+        several threads at once: none waits for another one."""
         for patch in self._late.get(need, ()):
             now = vars(patch.owner).get(patch.name)
             if now is patch.original:

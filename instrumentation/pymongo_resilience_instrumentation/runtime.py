@@ -93,7 +93,7 @@ class Runtime:
 
     def nested(self, client: Any) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins. Or inside
-        of what the library tells of one."""
+        of what the library publishes of one."""
         call = calls.found()
         if call is None or call.ended:
             return call is not None and call.reporting
@@ -135,7 +135,7 @@ class Runtime:
                 error = self._ends_with(call, error)
             self._publish_end(call, error, call.elapsed())
         finally:
-            # A Ctrl-C may come while somebody is told.
+            # A Ctrl-C may strike while it is published.
             calls.leave(call)
             # A task that was started inside, and goes on, is judged like any other.
             call.reporting = False

@@ -40,7 +40,7 @@ class Feature(enum.Enum):
     REPR = "a client's repr and options without what is ours"
     INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
     COMMENTS = "comments on commands that lead to their traces"
-    EVENTS = "telling of commands and connections without an object for each, so it costs more"
+    EVENTS = "events of commands and connections without an object for each, so it costs more"
     SINGLE_WRITES = "the transaction numbers of bulk writes to many documents that pin _id"
     RECOVERY = "checking a server at once after a network error, and often while one waits for it"
     DEAD_PEERS = "closing connections whose server shows no sign of life"

@@ -34,7 +34,7 @@ class Closing:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: nobody waits there, and the lock is a new one."""
+        """In a forked child: nothing waits there, and the lock is a new one."""
         self._closed = threading.Event()
         # Weak: a future holds its task, and so the client, of a loop that was given up meanwhile.
         self._waiting: set[weakref.ref[asyncio.Future[None]]] = set()
@@ -51,7 +51,7 @@ class Closing:
                 continue
             try:
                 future.get_loop().call_soon_threadsafe(_wake, future)
-            except RuntimeError:  # its loop is closed: nobody waits any more
+            except RuntimeError:  # its loop is closed: nothing waits any more
                 continue
 
     def sleep(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Coroutine strategies beside sync clients, which cannot await them: told as soon as both exist."""
+"""Coroutine strategies beside sync clients, which cannot await them: logged once both exist."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class CoroutineStrategies:
-    """Tells once. An error where the strategy is that of the process, for every retry of the
-    client is refused then; else a warning, for nobody knows what the client is for.
+    """Logs once. An error where the strategy is that of the process, for every retry of the
+    client is refused then; else a warning, for what the client is for is unknown.
 
     Thread-safe but for one thing: two clients made at once may both be logged.
     """

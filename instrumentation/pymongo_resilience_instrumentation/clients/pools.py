@@ -23,7 +23,7 @@ class Pool:
         self.connections: dict[int, list[float]] = {}
         """By the driver's connection id; when each check-out that has not come back was, where
         anybody asks. They are two for a moment where the next one has the connection before the
-        driver tells that the last one gave it back."""
+        driver reports that the last one gave it back."""
 
     def created(self, connection_id: int) -> None:
         self.connections[connection_id] = []

@@ -59,7 +59,7 @@ class ClientState:
         self._lock = threading.RLock()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: pymongo opens the client anew, and tells which servers it has."""
+        """In a forked child: pymongo opens the client anew, and publishes which servers it has."""
         self._lock = threading.RLock()
         self._servers = {}
         self.pools_by_address.clear()
@@ -71,7 +71,7 @@ class ClientState:
         return self.number is not None and self._client() is not None
 
     def refresh(self) -> None:
-        """Ask the client for the types of its servers: nothing tells when they change."""
+        """Read the types of its servers from the client: no event reports changes."""
         client = self._client()
         if client is None:
             return

@@ -43,7 +43,7 @@ def dashboard() -> dict[str, Any]:
 def _variables() -> list[dict[str, Any]]:
     return [
         {"name": "datasource", "label": "Source", "type": "datasource", "query": "prometheus"},
-        # By these Prometheus tells processes apart: the same server and client in each of them.
+        # By these Prometheus distinguishes processes: the same server and client in each of them.
         _variable("job", OPERATIONS, "job"),
         _variable("instance", OPERATIONS + '{job=~"$job"}', "instance"),
         # A client is a number in the names of its pools.

@@ -1,7 +1,7 @@
 """What panels and queries are made of.
 
-Every query uses the dashboard's variables ``$job`` and ``$instance``, by which Prometheus tells
-processes apart, and may use ``$client``, ``$server`` and ``$namespace``.
+Every query uses the dashboard's variables ``$job`` and ``$instance``, by which Prometheus
+distinguishes processes, and may use ``$client``, ``$server`` and ``$namespace``.
 """
 
 from __future__ import annotations

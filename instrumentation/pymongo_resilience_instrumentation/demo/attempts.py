@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FailedAttempts(CommandListener, ConnectionPoolListener):
-    """Hears from the driver about each attempt that failed.
+    """Counts each attempt that failed, by the driver's events.
 
     An attempt is named after the server's error code or the driver's exception class; one that
     got no connection is ``ConnectionCheckOutFailed``. For one thread at a time.
@@ -32,7 +32,7 @@ class FailedAttempts(CommandListener, ConnectionPoolListener):
     def take(self, error: Exception | None) -> dict[str, int]:
         """The repeated ones among the attempts of the operation that just ended.
 
-        All but the last, if the operation raised: nobody repeated that one.
+        All but the last, if the operation raised: that one was not repeated.
         """
         failed, self._failed = self._failed, []
         # A selection that timed out sent no attempt: it is itself the end.
@@ -56,7 +56,7 @@ class FailedAttempts(CommandListener, ConnectionPoolListener):
 
 
 class ReportedRetries:
-    """Hears from the library about each retry. For one thread at a time."""
+    """Counts each retry, by the library's events. For one thread at a time."""
 
     def __init__(self) -> None:
         self._reasons: list[str] = []

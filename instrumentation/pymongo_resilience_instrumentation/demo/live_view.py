@@ -26,7 +26,7 @@ _REFRESHES_PER_SECOND = 5
 
 
 class Display(Protocol):
-    """Told about each phase; the numbers are in the tally."""
+    """Shows each phase; the numbers are in the tally."""
 
     def begin(self, phase: Phase) -> None:
         """A phase begins."""

@@ -55,11 +55,11 @@ class Phase:
 
     def scenes(self, seed: int) -> Iterator[Scene]:
         """Endless, the same for the same seed; the first :attr:`shortest` hold every trouble."""
-        dice = random.Random(f"{seed}/{self.name}")  # noqa: S311 (a script, no secret)
+        rng = random.Random(f"{seed}/{self.name}")  # noqa: S311 (a script, no secret)
         while True:
-            troubles = dice.sample(self.trouble, len(self.trouble)) or [Scene(Kind.FIND, self.calm)]
+            troubles = rng.sample(self.trouble, len(self.trouble)) or [Scene(Kind.FIND, self.calm)]
             for trouble in troubles:
-                for kind in dice.choices(list(Kind), k=_CALM_BETWEEN):
+                for kind in rng.choices(list(Kind), k=_CALM_BETWEEN):
                     yield Scene(kind, self.calm)
                 yield trouble
 

@@ -1,6 +1,6 @@
 """One server, tried on a socket of its own: name, connection, TLS, hello and round trips.
 
-pymongo tells neither how long each step takes nor, of one that hangs, which it is.
+pymongo reports neither how long each step takes nor which one hangs.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def _against_each_other(target: Target) -> Iterator[Finding]:
         ),
         (
             "authsource" in target.options and not target.has_user,
-            _note("authSource without a user: nobody logs in"),
+            _note("authSource without a user has no effect"),
         ),
     ]
     yield from (finding for holds, finding in rules if holds)

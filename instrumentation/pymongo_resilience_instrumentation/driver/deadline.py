@@ -70,7 +70,7 @@ def has_max_commit_time(session: Any) -> bool:
 
 
 class _Ours(float):
-    """The length of a ``Timeout`` that was resumed: its type tells it from any pymongo.timeout."""
+    """The length of a ``Timeout`` that was resumed; a plain float is that of a pymongo.timeout."""
 
     __slots__ = ()
 

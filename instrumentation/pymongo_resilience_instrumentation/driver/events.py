@@ -1,4 +1,4 @@
-"""The events of commands and connections, told to a listener of ours without an object for each.
+"""Events of commands and connections, published to our listeners without an object for each.
 
 pymongo builds an event for each command that starts and ends, and for each connection taken and
 given back, with a property for everything in it. Where a listener of ours is the only one of its
@@ -35,10 +35,10 @@ _KEPT = "_pymongo_resilience_command_events"
 
 
 class CommandEvents:
-    """Whether the driver tells of one client's commands at all: what it has to make up to tell is
+    """Whether the driver publishes one client's commands at all: what it has to compute for that is
     made for nothing where no span can come of it.
 
-    Thread-safe: one step of a dictionary. Where two threads disagree, whoever is last wins, and the
+    Thread-safe: one step of a dictionary. Where two threads disagree, the last one wins, and the
     next operation says anew what it wants.
     """
 
@@ -53,7 +53,7 @@ def want_commands(client: Any, wanted: bool) -> bool:
     """Whether the driver is to tell of commands, where it can do without.
 
     False once the client has made its listeners anew, as one of an SRV record does when it connects
-    (pymongo 4.20): those make events until they are told otherwise.
+    (pymongo 4.20): those make events until that is switched off.
     """
     events: CommandEvents | None = vars(client).get(_KEPT)
     if events is None:
@@ -80,7 +80,7 @@ def tell(
 ) -> None:
     """Have ``instead`` called, by the names in ``ARGUMENTS``, in place of making the events.
 
-    ``dispensable``: that they are told at all may be switched off, by ``want_commands``.
+    ``dispensable``: publishing them may be switched off, by ``want_commands``.
 
     Nothing changes where somebody else listens to the same kind as well, or where pymongo's methods
     have other arguments than they are known to have. Those of ``instead`` must not raise.

@@ -34,5 +34,5 @@ def files_of_bucket(bucket: Any) -> Any:
 
 
 def files_of_stream(stream: Any) -> Any:
-    """Whoever writes a file has its bucket's root collection, who reads one its files."""
+    """A stream that writes has its bucket's root collection, one that reads its files."""
     return stream._coll.files if isinstance(stream, GridIn | AsyncGridIn) else stream._files

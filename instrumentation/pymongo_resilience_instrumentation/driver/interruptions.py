@@ -38,7 +38,7 @@ def interrupted_commands(error: BaseException) -> Iterator[Callable[[], None]]:
     pymongo reports a command that raised an Exception. What is none, a task's cancellation above
     all, passes by its ``except`` (``_run_command``, 4.18 to 4.20): the command started and never
     ends. What a report needs is in a local variable of that function, which the traceback still
-    holds; so nothing is noted for the commands that nobody interrupts. It says as well whether the
+    holds; so nothing is noted for commands that are not interrupted. It says as well whether the
     end was reported, so a pymongo that does that itself is left alone.
     """
     name = type(error).__name__

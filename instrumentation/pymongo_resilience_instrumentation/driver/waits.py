@@ -114,7 +114,7 @@ def cancel_checks(client: Any, addresses: Iterable[Any]) -> None:
 
 
 def forget_transient(error: Any) -> None:
-    """Whoever runs a transaction must not repeat it: pymongo labels every failed selection so."""
+    """The transaction must not be repeated: pymongo labels every failed selection as transient."""
     error._remove_error_label("TransientTransactionError")
 
 

@@ -138,7 +138,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
 
 
 def expired(error: Exception) -> bool:
-    """Whether a timeout ended it, the driver's or the server's, wherever in the error it is told.
+    """Whether a timeout ended it, the driver's or the server's, wherever in the error it stands.
 
     Of what a server says the code alone counts (Client Side Operations Timeout, "Error
     Transformations"): a ``wtimeout`` that it has by default is none of the operation's.
@@ -187,7 +187,7 @@ _NEVER_SENT = (
 
 
 def stage_of(error: Exception) -> Stage:
-    """Of a timeout that was raised outside of the driver's loop, where nothing else tells."""
+    """Of a timeout that was raised outside of the driver's loop, where nothing else is known."""
     if isinstance(error, OperationTimeoutError):
         return error.stage
     cause = _cause(error)
@@ -206,7 +206,7 @@ def _code(said: Any) -> int | None:
 
 
 def attribute(error: BaseException | None, name: str) -> Any:
-    """Of an error of the driver; None also where its property stumbles over what the server sent.
+    """Of an error of the driver; None also where its property raises for what the server sent.
 
     An exception of the application, a codec's perhaps, may call anything its code.
     """

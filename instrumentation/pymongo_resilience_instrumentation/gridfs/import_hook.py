@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _waiting: list[tuple[Runtime, Wrap]] = []
-"""At most one, of the instrument() in force; taken by whoever comes first."""
+"""At most one, of the instrument() in force; taken once."""
 
 
 def wrap_when_imported(runtime: Runtime, wrap: Wrap) -> None:

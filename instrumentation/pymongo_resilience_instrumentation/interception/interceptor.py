@@ -56,7 +56,7 @@ class Interceptor:
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
-        is in ``REFUSED`` for what the application gave; anything else is a fault of ours."""
+        is in ``REFUSED`` for what the application gave; anything else is an internal error."""
         raise NotImplementedError
 
     def succeeded(self, entered: Any, result: Any) -> Any:  # noqa: ARG002 - for others

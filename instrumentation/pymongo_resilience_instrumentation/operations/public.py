@@ -47,7 +47,7 @@ def _database(instance: Any, *_: Any) -> Target:
 
 
 def namespace_of(watched: Any) -> Target:
-    """Of a collection or a database; whoever watches a client watches its ``admin``."""
+    """Of a collection or a database; to watch a client is to watch its ``admin``."""
     if isinstance(watched, (Collection, AsyncCollection)):
         return _collection(watched)
     return _database(watched)

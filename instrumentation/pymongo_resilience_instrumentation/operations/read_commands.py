@@ -14,7 +14,7 @@ WRITE_STAGES = frozenset({"$out", "$merge"})
 
 
 def only_reads(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """From the arguments of ``cursor_command``; what cannot be told for sure is no read."""
+    """From the arguments of ``cursor_command``; what is not surely a read is none."""
     command = args[0] if args else kwargs.get("command")
     if isinstance(command, str):
         command = {command: None}

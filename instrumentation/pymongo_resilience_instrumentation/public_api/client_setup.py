@@ -99,7 +99,7 @@ def select_for(
 def _may_act(runtime: Runtime) -> bool:
     """False once the process was monkey-patched after ``instrument()``: then it is all off.
 
-    Asked when a client is made, since the patching itself tells nobody.
+    Checked when a client is made, since the patching itself cannot be noticed.
     """
     refusal = monkey_patching.refusal()
     if refusal is not None:

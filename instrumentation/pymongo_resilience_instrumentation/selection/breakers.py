@@ -1,4 +1,4 @@
-"""The circuit breakers of each client, at work: asked before an attempt, told how it ended.
+"""The circuit breakers of each client, at work: asked before an attempt, informed of its outcome.
 
 What has begun on a server goes on there: a batch of a cursor and what follows the first command of
 a transaction are never refused, but what comes of them counts. killCursors and endSessions, which

@@ -287,7 +287,7 @@ def _refusal(
         refusal, newest.last_update_time, now
     ):
         terminal_detector.probing = refusal
-        # A streamed hello comes back after heartbeatFrequencyMS: until then nobody could try.
+        # A streamed hello comes back after heartbeatFrequencyMS: no login could be tried before.
         driver.waits.cancel_checks(client, terminal_detector.found)
         return None
     return terminal_causes.refused_again(refusal, newest.address, now - newest.last_update_time)

@@ -66,7 +66,7 @@ def name_servers_once(error: Exception, likely_cause: str) -> None:
 def error_message(enabled_flag: EnabledFlag) -> Method:
     """A topology's text of a failed selection: after pymongo's own words, every server.
 
-    It runs under the topology's lock, so a fault of ours is not even logged.
+    It runs under the topology's lock, so an internal error is not even logged.
     """
 
     def around(original: Function) -> Function:

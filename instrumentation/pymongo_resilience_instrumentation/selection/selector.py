@@ -1,7 +1,8 @@
 """The ``server_selector`` that a client is given where the library has a say in which server it is.
 
 The driver calls it with the servers that the read preference has left, before its latency window,
-and under its topology's lock: nothing here logs or waits, and a fault of ours lets pass what came.
+and under its topology's lock: nothing here logs or waits, and after an internal error all
+servers pass.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ServerSelector:
         counts: OperationCounts | None,
         breakers: ClientBreakers | None,
     ) -> None:
-        """Without ``counts`` the driver chooses; without ``breakers`` nobody is left out."""
+        """Without ``counts`` the driver chooses; without ``breakers`` no server is left out."""
         self.own = own
         self.counts = counts
         self._client = weakref.ref(client)
@@ -59,7 +60,7 @@ class ServerSelector:
             return found
         try:
             return self._narrowed(found)
-        except Exception as error:  # noqa: BLE001 - under the driver's lock a fault of ours is not logged
+        except Exception as error:  # noqa: BLE001 - under the driver's lock an internal error is not logged
             deliver(error)
             return found
 

@@ -108,7 +108,7 @@ def _seed(options: Options) -> int:
 
 
 def _deployment(options: Options) -> Deployment:
-    """Whoever sees only the command line is told why its numbers have the bounds they have."""
+    """The help of the command line says why its numbers have the bounds they have."""
     kind = TOPOLOGIES[options.topology]
     count = kind.default_members if options.members is None else options.members
     if kind is Standalone and count != 1:

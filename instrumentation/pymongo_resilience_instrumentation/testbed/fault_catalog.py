@@ -57,75 +57,75 @@ TRANSIENT_CODES: Final = {
 """What mongod answers to a retryable write that it did not execute, and may be asked again."""
 
 
-def cut_before(dice: random.Random) -> Strike:
+def cut_before(rng: random.Random) -> Strike:
     """Up to four commands in a row never reach the server."""
-    return _command(CutBefore, dice, COMMANDS, times=dice.randint(1, 4))
+    return _command(CutBefore, rng, COMMANDS, times=rng.randint(1, 4))
 
 
-def cut_after(dice: random.Random) -> Strike:
+def cut_after(rng: random.Random) -> Strike:
     """Up to four replies in a row are lost."""
-    return _command(CutAfter, dice, COMMANDS, times=dice.randint(1, 4))
+    return _command(CutAfter, rng, COMMANDS, times=rng.randint(1, 4))
 
 
-def cut_at_handshake(dice: random.Random) -> Strike:
+def cut_at_handshake(rng: random.Random) -> Strike:
     """A few new connections break at their first message."""
-    return strike(CutAtHandshake, times=dice.randint(1, 3), on="primary", within=WITHIN)
+    return strike(CutAtHandshake, times=rng.randint(1, 3), on="primary", within=WITHIN)
 
 
-def reset(dice: random.Random) -> Strike:
+def reset(rng: random.Random) -> Strike:
     """All connections of a member, or of all."""
-    return strike(Reset, on=_anyone(dice))
+    return strike(Reset, on=_anyone(rng))
 
 
-def refuse(dice: random.Random) -> Strike:
+def refuse(rng: random.Random) -> Strike:
     """A member cannot be reached for a moment."""
-    return strike(Refuse, _tenths(dice, 2, 8), on=_anyone(dice))
+    return strike(Refuse, _tenths(rng, 2, 8), on=_anyone(rng))
 
 
-def black_hole(dice: random.Random) -> Strike:
+def black_hole(rng: random.Random) -> Strike:
     """A member accepts connections and never responds."""
-    return strike(BlackHole, _tenths(dice, 3, 12), on=_anyone(dice))
+    return strike(BlackHole, _tenths(rng, 3, 12), on=_anyone(rng))
 
 
-def pool_clearing_storm(dice: random.Random) -> Strike:
+def pool_clearing_storm(rng: random.Random) -> Strike:
     """All connections of the primary, two or three times within a second."""
-    return strike(PoolClearingStorm, times=dice.randint(2, 3), every=0.25, on="primary")
+    return strike(PoolClearingStorm, times=rng.randint(2, 3), every=0.25, on="primary")
 
 
-def election(dice: random.Random) -> Strike:
+def election(rng: random.Random) -> Strike:
     """No primary for a second or two."""
-    return strike(Election, gap=_tenths(dice, 3, 20))
+    return strike(Election, gap=_tenths(rng, 3, 20))
 
 
-def restart(dice: random.Random) -> Strike:
+def restart(rng: random.Random) -> Strike:
     """A member goes and comes back, the primary too."""
-    return strike(Restart, downtime=_tenths(dice, 3, 15), gap=_tenths(dice, 1, 8), on=_anyone(dice))
+    return strike(Restart, downtime=_tenths(rng, 3, 15), gap=_tenths(rng, 1, 8), on=_anyone(rng))
 
 
-def not_primary(dice: random.Random) -> Strike:
+def not_primary(rng: random.Random) -> Strike:
     """Commands meet a member that is no longer primary, and does not say so in hello."""
-    return _command(NotPrimary, dice, WRITES, times=dice.randint(1, 3))
+    return _command(NotPrimary, rng, WRITES, times=rng.randint(1, 3))
 
 
-def overload(dice: random.Random) -> Strike:
+def overload(rng: random.Random) -> Strike:
     """Some commands are shed, at times with a hint how long to wait."""
-    hint = dice.choice((None, None, 0.05))
-    return _command(Overload, dice, COMMANDS, times=dice.randint(1, 12), base_backoff=hint)
+    hint = rng.choice((None, None, 0.05))
+    return _command(Overload, rng, COMMANDS, times=rng.randint(1, 12), base_backoff=hint)
 
 
-def rate_limit(dice: random.Random) -> Strike:
+def rate_limit(rng: random.Random) -> Strike:
     """The primary admits fewer commands than there are for a while."""
-    return strike(RateLimit, dice.randint(50, 200), seconds=_tenths(dice, 5, 20), on="primary")
+    return strike(RateLimit, rng.randint(50, 200), seconds=_tenths(rng, 5, 20), on="primary")
 
 
-def server_error(dice: random.Random) -> Strike:
+def server_error(rng: random.Random) -> Strike:
     """Commands are refused with an error that a retry may mend."""
-    return _command(Fail, dice, WRITES, times=dice.randint(1, 4), **_transient(dice))
+    return _command(Fail, rng, WRITES, times=rng.randint(1, 4), **_transient(rng))
 
 
-def write_concern_error(dice: random.Random) -> Strike:
+def write_concern_error(rng: random.Random) -> Strike:
     """Writes are executed, and answered with an error that a retry may mend."""
-    return _command(FailWriteConcern, dice, WRITES, times=dice.randint(1, 3), **_transient(dice))
+    return _command(FailWriteConcern, rng, WRITES, times=rng.randint(1, 3), **_transient(rng))
 
 
 NETWORK: Final[Sequence[Recipe]] = (
@@ -138,7 +138,7 @@ NETWORK: Final[Sequence[Recipe]] = (
     black_hole,
     pool_clearing_storm,
 )
-"""Faults of the network alone; the one that tells lost from doubled twice as often."""
+"""Faults of the network alone; the one that distinguishes lost from doubled twice as often."""
 FAILOVER: Final[Sequence[Recipe]] = (election, restart, not_primary)
 """Elections, restarts, and members that are late to notice."""
 SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error, write_concern_error)
@@ -149,8 +149,8 @@ def alone(recipe: Recipe) -> Recipe:
     """The same fault, for the only member of a :class:`Standalone`."""
 
     @functools.wraps(recipe)
-    def on_the_only_one(dice: random.Random) -> Strike:
-        return replace(recipe(dice), on="all")
+    def on_the_only_one(rng: random.Random) -> Strike:
+        return replace(recipe(rng), on="all")
 
     return on_the_only_one
 
@@ -163,22 +163,22 @@ STANDALONE_SERVER: Final[Sequence[Recipe]] = tuple(map(alone, SERVER))
 
 def _command(
     kind: Callable[..., Fault],
-    dice: random.Random,
+    rng: random.Random,
     commands: Sequence[str | None],
     **options: object,
 ) -> Strike:
-    return strike(kind, dice.choice(commands), on="primary", within=WITHIN, **options)
+    return strike(kind, rng.choice(commands), on="primary", within=WITHIN, **options)
 
 
-def _transient(dice: random.Random) -> dict[str, object]:
-    code = dice.choice(tuple(TRANSIENT_CODES))
+def _transient(rng: random.Random) -> dict[str, object]:
+    code = rng.choice(tuple(TRANSIENT_CODES))
     return {"code": code, "name": TRANSIENT_CODES[code], "labels": ["RetryableWriteError"]}
 
 
-def _anyone(dice: random.Random) -> Target:
-    return dice.choice(("primary", "secondary", 0, 1, 2))
+def _anyone(rng: random.Random) -> Target:
+    return rng.choice(("primary", "secondary", 0, 1, 2))
 
 
-def _tenths(dice: random.Random, low: int, high: int) -> float:
+def _tenths(rng: random.Random, low: int, high: int) -> float:
     """A number of seconds between two numbers of tenths."""
-    return dice.randint(low, high) / 10
+    return rng.randint(low, high) / 10

@@ -78,7 +78,7 @@ class Scenario:
         )
         deployment.play(scenario)
 
-    Immutable; one scenario may be played on several deployments. ``str()`` tells it line by line.
+    Immutable; one scenario may be played on several deployments. ``str()`` lists it line by line.
     """
 
     def __init__(self, steps: Sequence[tuple[float, Strike]] = ()) -> None:
@@ -126,11 +126,11 @@ class Scenario:
             )
         positive("seconds", seconds)
         positive("every", every)
-        dice = random.Random(whole("seed", seed, least=0))  # noqa: S311 (random faults, not secrets)
+        rng = random.Random(whole("seed", seed, least=0))  # noqa: S311 (random faults, not secrets)
         steps: list[tuple[float, Strike]] = []
         elapsed = 0.0
-        while (elapsed := elapsed + (pause := dice.uniform(0.5, 1.5) * every)) < seconds:
-            steps.append((pause, dice.choice(recipes)(dice)))
+        while (elapsed := elapsed + (pause := rng.uniform(0.5, 1.5) * every)) < seconds:
+            steps.append((pause, rng.choice(recipes)(rng)))
         return cls(steps)
 
     async def run(self, deployment: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""The child process of :class:`~.server.EmbeddedServer`; run by its path, imported by nobody.
+"""The child process of :class:`~.server.EmbeddedServer`; run by its path, never imported.
 
 The first line of its standard input is the user and the password of a server with access control,
 as JSON, or null for one without. It prints the port it listens on, then waits for the end of its
@@ -19,7 +19,7 @@ from secantus import SecantusDBServer
 
 
 def _lock(server: SecantusDBServer, user: str, password: str) -> None:
-    """Create the first user, then let in nobody else: there is no way in without a user.
+    """Create the first user, then require authentication.
 
     SecantusDB reads ``require_auth`` with every command, so a running server can be locked; nobody
     knows its port before that.
@@ -50,7 +50,7 @@ def main() -> None:
     sys.stdout.flush()
     sys.stdin.buffer.read()
     shutil.rmtree(directory, ignore_errors=True)
-    # The data is gone and nobody waits for an orderly shutdown, which takes seconds.
+    # The data is gone, and an orderly shutdown is of no use, which takes seconds.
     os._exit(0)
 
 

@@ -29,7 +29,7 @@ OF_A_LIST = " for all batches of one to_list() (a length, or a loop, fetches few
 
 
 class CursorTimeout:
-    """Belongs to one cursor or change stream, and to whoever uses that."""
+    """Belongs to one cursor or change stream, and to its user."""
 
     __slots__ = ("began", "in_list", "in_use", "mode", "seconds", "to_close", "wait")
 

@@ -187,7 +187,7 @@ def _not_primary(
         "errmsg": text,
         "code": code,
         "codeName": name,
-        # With it, drivers know whether the error tells them anything that hello did not.
+        # With it, drivers know whether the error is newer than their last hello.
         "topologyVersion": member.version,
     }
     if request.is_inside_transaction:

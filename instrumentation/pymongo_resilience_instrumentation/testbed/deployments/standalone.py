@@ -32,7 +32,7 @@ class Standalone(Deployment):
     most_members: ClassVar[int | None] = 1
 
     def describe(self, member: Member, hello: Document) -> None:
-        """Leave out whatever tells of replication."""
+        """Leave out all fields of replication."""
         del member
         for field in REPLICATION_FIELDS:
             hello.pop(field, None)

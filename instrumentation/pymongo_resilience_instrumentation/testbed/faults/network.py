@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class CutAtHandshake(Interception):
-    """Cuts new connections at their first hello: the application's, as far as that can be told.
+    """Cuts new connections at their first hello: the application's, as far as that can be known.
 
     At its first hello a monitor's connection looks like any other. But a monitor keeps its
     connection open: while one is open, a new connection is taken for the application's; while none
     is, for the monitor's, and let through. The second connection of a streaming monitor, which
-    measures round trips, is cut like the application's: it counts, and harms nobody.
+    measures round trips, is cut like the application's: it counts, and does no harm.
     """
 
     def __init__(self, times: int = 1) -> None:
@@ -112,7 +112,7 @@ class BlackHole(Lasting):
     """Swallows every request and hello for so many seconds; then their connections are closed.
 
     Nothing that was swallowed is ever executed. New connections are accepted, and hear nothing. A
-    client that awaits a hello hears nothing of a change either.
+    client that awaits a hello does not learn of a change either.
     """
 
     def __init__(self, seconds: float) -> None:

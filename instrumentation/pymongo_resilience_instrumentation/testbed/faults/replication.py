@@ -114,7 +114,7 @@ class RollingRestart(Fault):
 
 
 class SkewedClock(Interception):
-    """Shifts the date of the last write that hello tells, until the deployment is cleared.
+    """Shifts the date of the last write in hello, until the deployment is cleared.
 
     Clients learn it with their next heartbeat.
 

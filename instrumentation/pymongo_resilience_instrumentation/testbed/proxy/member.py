@@ -113,7 +113,7 @@ class Member:
         await self._listener.start_serving()
 
     def refuse(self, cause: Fault) -> None:
-        """Stop accepting: the kernel refuses whoever tries to connect. What is open stays."""
+        """Stop accepting: the kernel refuses new connections. What is open stays."""
         self._down.add(cause)
         if self._listener is not None:
             self._listener.close()

@@ -146,7 +146,7 @@ class Relay:
     async def _say_hello(
         self, request: Message, plain: Message, upstream: Upstream, *, streams: bool
     ) -> Document | None:
-        """The topology version that it told; None where a fault answered."""
+        """The topology version that it sent; None where a fault answered."""
         verdict, delay = self._decide(request)
         if await self._is_settled(request, verdict, delay):
             if streams:
@@ -208,7 +208,7 @@ class Relay:
         await self.writer.drain()
 
     def _dated(self, document: Document) -> Document:
-        """The error with a new topology version, if it tells of a change of the member's state.
+        """The error with a new topology version, if it reports a change of the member's state.
 
         As on mongod: with it a driver knows that the error is news, and that the hello which
         follows at once is not older. What a secondary refuses has its version already: it changes
