@@ -46,8 +46,6 @@ def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Wrap
         around = TimedWait(waiting, what, connects=connects).method(enabled_flag, asynchronous)
         return Method(lambda original: around.around(method.around(original)))
 
-    for owner in driver.waits.selection_timeout_owners():
-        yield owner, driver.waits.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
     for half, connecting in (
         (driver.waits.SYNC_HALF, Connect()),
         (driver.waits.ASYNC_HALF, ConnectAsync()),
