@@ -1,1 +1,6 @@
-"""Living clients: the registry, options taken out of their arguments, set-up of a new one."""
+"""What is kept for each client, which is never held alive.
+
+``registry`` and ``pools`` know its servers, connections and round-trip times, for gauges;
+``budgets`` its retry budget; ``closings`` whether it is closed, which ends waits. ``options`` takes
+our options out of its arguments, ``by_client`` keeps anything by a client's identity.
+"""

@@ -1,1 +1,6 @@
-"""Cursors and change streams: creation, batches, close, and the timeout that each keeps."""
+"""Cursors and change streams, which outlive the call and the block that made them.
+
+``creation`` attaches the policy and the timeout; ``wrappers`` has the batches, ``to_list``,
+``close``, and the steps and resumption of change streams. What a cursor keeps of its timeout is in
+``timeouts/cursor_timeouts.py``.
+"""

@@ -1,4 +1,8 @@
-"""The only package that names private parts of pymongo; the rest asks it by part."""
+"""The only package that names private parts of pymongo, one module for each part.
+
+``names`` lists them all by the feature that needs them, for ``self_check``. To support a new
+pymongo, begin there. Nothing is decided here.
+"""
 
 from __future__ import annotations
 

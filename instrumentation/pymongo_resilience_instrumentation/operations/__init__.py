@@ -1,1 +1,5 @@
-"""The table of public operations: their names in telemetry, their namespaces, reads and writes."""
+"""The table of public operations.
+
+``public`` names each method's operation, namespace and client; ``changes`` lists which operations
+write; ``read_commands`` which commands of a command runner can only read.
+"""

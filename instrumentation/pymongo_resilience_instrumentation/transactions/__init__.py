@@ -1,1 +1,5 @@
-"""Sessions and transactions: with_transaction, their one timeout, their span."""
+"""Sessions and transactions.
+
+``wrappers`` has ``with_transaction``, one timeout for all of it, and commit and abort; ``sessions``
+finds the session of a call and its default timeout. Spans: ``telemetry/transaction_spans.py``.
+"""
