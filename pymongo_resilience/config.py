@@ -200,6 +200,13 @@ class Config:
         "or whose attempts fail; or none. What has none is shown on its operation's span.",
         telemetry=True,
     )
+    slow_ms: int | None = _option(
+        None,
+        integer(0, LONGEST_MS, optional=True),
+        "Operations that take this long are logged with their timeline by "
+        "pymongo_resilience.slow; unset, only those that ran out of time have one.",
+        telemetry=True,
+    )
     command_comment: bool = _option(
         False,
         BOOLEAN,

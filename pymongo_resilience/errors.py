@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.failure import RetryReason, Stage
     from pymongo_resilience.policy import Priority
     from pymongo_resilience.retry_rules import Rule
+    from pymongo_resilience.timeline import Phase
 
 
 class ConfigurationError(ValueError):
@@ -69,6 +70,8 @@ class OperationTimeoutError(Exception):
     attempts: int
     retry_reasons: tuple[RetryReason, ...]
     """Why it was repeated: one for each retry."""
+    timeline: tuple[Phase, ...] = ()
+    """Where the time of this operation went, in order."""
     retry_rule: Rule | None
     """The rule by which there was no further retry."""
     server: str | None

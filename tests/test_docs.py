@@ -243,7 +243,9 @@ def test_every_attribute_and_metric_that_is_named_exists(document: Path) -> None
             document.read_text(),
         )
     )
-    modules = {f"pymongo_resilience.{name}" for name in ("retry", "testing", "circuit_breaker")}
+    modules = {
+        f"pymongo_resilience.{name}" for name in ("retry", "slow", "testing", "circuit_breaker")
+    }
 
     assert named - modules <= known
 

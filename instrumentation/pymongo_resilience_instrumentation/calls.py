@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.namespaces import NamespaceRules
     from pymongo_resilience.policy import Policy
     from pymongo_resilience.retry_rules import Rule
+    from pymongo_resilience.timeline import Run
     from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
@@ -89,6 +90,10 @@ class Call:
     operations are counted."""
     has_command_spans = False
     """Each of its commands has a span; see the option ``command_spans``."""
+    policy_seconds = 0.0
+    """How long it took to find out what holds for it, where it has a timeout."""
+    runs: Sequence[Run] = ()
+    """Attempts that have failed, for its timeline."""
     backoff = 0.0
     declined_by: Rule | None = None
 

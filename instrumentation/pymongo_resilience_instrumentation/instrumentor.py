@@ -414,6 +414,7 @@ def _runtime(
         closings=closings,
         unreported=Unreported(),
         owns_retries=owns_retries,
+        slow_seconds=None if config.slow_ms is None else config.slow_ms / 1000,
     )
 
 

@@ -15,6 +15,7 @@ from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin
+from pymongo_resilience_instrumentation.telemetry import timelines
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import errors as timeout_errors, wait_times
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
@@ -88,6 +89,8 @@ class Runtime:
     unreported: Unreported
     owns_retries: bool
     """Whether retries are decided here, not in the driver's own loop."""
+    slow_seconds: float | None = None
+    """Calls that take as long have their timeline logged; None is off."""
     need: Callable[[Need], None] = lambda _: None
     """Puts patches on that the first timeout, say, needs; see ``Patches.need``."""
 
@@ -133,7 +136,10 @@ class Runtime:
                 self._see_waits(call, error)
             if error is not None:
                 error = self._ends_with(call, error)
-            self._publish_end(call, error, call.elapsed())
+            seconds = call.elapsed()
+            if error is not None or self.slow_seconds is not None:
+                self._show_timeline(call, error, seconds)
+            self._publish_end(call, error, seconds)
         finally:
             # A Ctrl-C may strike while it is published.
             calls.leave(call)
@@ -193,6 +199,14 @@ class Runtime:
                 )
         except Exception:
             logger.exception("internal error in pymongo-resilience while ending %s", call.operation)
+
+    def _show_timeline(self, call: Call, error: BaseException | None, seconds: float) -> None:
+        try:
+            timelines.show(call, error, seconds, self.slow_seconds)
+        except Exception:
+            logger.exception(
+                "internal error in pymongo-resilience with the timeline of %s", call.operation
+            )
 
     @property
     def shows_calls(self) -> bool:
@@ -263,4 +277,5 @@ class Runtime:
             call.deadline = driver.deadline.Timeout.anew(call.timeout).resume()
         if call.timeout is not None:
             self.need("timeout")
+            call.policy_seconds = call.elapsed()
         calls.enter(call)

@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "dead_peer_s": 5,
     "traces": True,
     "command_spans": "always",
+    "slow_ms": None,
     "command_comment": False,
     "metrics": True,
     "metrics_by_collection": True,
@@ -71,6 +72,7 @@ GOOD: list[tuple[str, str, Any]] = [
       for name, text in (("strategy", "MongoDB"), ("strategy", "FAST_FAIL"),
                          ("timeout_mode", "Iteration"), ("server_selection", "LEAST_LOADED"),
                          ("circuit_breaker", "Always"))),
+    *(("slow_ms", str(number), number) for number in (0, 500)),
     *(("timeout_ms", str(number), number) for number in (0, 1, 20_000, 2_147_483_647)),
     *(("timeout_mode", name, name) for name in ("cursor_lifetime", "iteration")),
     *(("max_retries", str(number), number) for number in (0, 5, 1000)),
@@ -104,6 +106,7 @@ BAD: list[tuple[str, str, str]] = [
       for text in ("fastfail", "FAST-FAIL", "fast_fail,mongodb")),
     *(("timeout_ms", text, "an integer from 0 to 2147483647")
       for text in ("-1", "2147483648", "1.5", "20s", "None", "1e3")),
+    *(("slow_ms", text, "an integer from 0 to 2147483647") for text in ("-1", "0.5", "1s")),
     *(("timeout_mode", text, "one of cursor_lifetime, iteration")
       for text in ("CURSOR-LIFETIME", "next", "None")),
     *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
@@ -134,6 +137,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
       for value in (1, 0, "true", *(() if DEFAULTS[name] is None else (None,)))),
     *(("strategy", value) for value in (None, 1, ["mongodb"], "none")),
     *(("timeout_ms", value) for value in (True, 1.0, "1", -1)),
+    *(("slow_ms", value) for value in (True, 1.0, "1", -1)),
     *(("timeout_mode", value) for value in (True, 1, "none", ["iteration"])),
     *((name, value)
       for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms",

@@ -30,6 +30,7 @@ class Lifecycle(Protocol):
     no_configured_timeout: bool
     operation_spans: Any
     operation_metrics: Any
+    slow_seconds: float | None
 
     def start_span(self, call: Call, transaction: Any = None) -> None: ...
 
@@ -47,12 +48,13 @@ class CallInterceptor(Interceptor):
         self.runtime = runtime
         self.end = runtime.end
         self._spans, self._metrics = runtime.operation_spans, runtime.operation_metrics
+        self._watches_slow = runtime.slow_seconds is not None
         self.begin_plain = _begin_plain(runtime)
 
     def succeeded(self, call: Call, result: Any) -> Any:
         if call.struck is not None:
             raise call.struck
-        if call.waits or call.command_spans or call.ends is not None:
+        if call.waits or call.command_spans or call.ends is not None or self._watches_slow:
             self.end(call)
             return result
         # As that does, of most calls.

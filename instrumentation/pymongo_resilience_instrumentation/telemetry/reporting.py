@@ -9,6 +9,8 @@ from pymongo_resilience.events import BreakerEvent, Broadcast, RetryScheduled
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls
 
+from .timelines import note
+
 if TYPE_CHECKING:
     from pymongo_resilience.events import Event
 
@@ -20,6 +22,7 @@ class CallLog:
         call = calls.current()
         if call is None or isinstance(event, BreakerEvent):
             return
+        note(call, event)
         if isinstance(event, RetryScheduled):
             call.reasons = (*call.reasons, event.reason)
             call.backoff += event.delay

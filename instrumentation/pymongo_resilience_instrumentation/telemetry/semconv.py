@@ -58,6 +58,10 @@ EVENT_CONNECTION_WAITED = "connection.waited"
 EVENT_SCHEDULED = "retry.scheduled"
 EVENT_DECLINED = "retry.declined"
 
+EVENT_TIMELINE = "operation.timeline"
+PHASES = OURS + "timeline.phases"
+MILLISECONDS = OURS + "timeline.milliseconds"
+
 OPERATION_DURATION = "db.client.operation.duration"
 CONNECTION_COUNT = "db.client.connection.count"
 CONNECTION_MAX = "db.client.connection.max"

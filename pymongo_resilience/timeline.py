@@ -1,0 +1,116 @@
+"""Where the time of one operation went: phases in order, which add up to the whole."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from pymongo_resilience.redaction import RedactionFilter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+POLICY, SELECTION, POOL, CONNECTING, ATTEMPT, BACKOFF = (
+    "policy", "server_selection", "pool_wait", "connecting", "attempt", "backoff",
+)  # fmt: skip
+slow_logger = logging.getLogger("pymongo_resilience.slow")
+slow_logger.addFilter(RedactionFilter())
+
+
+class Phase(NamedTuple):
+    """One part of an operation's time."""
+
+    name: str
+    """``policy`` (which timeout and rules hold), ``server_selection``, ``pool_wait``,
+    ``connecting``, ``attempt`` (sent to a server, until its answer or failure) or ``backoff``."""
+    milliseconds: float
+    server: str | None = None
+    """``"host:port"``, of an attempt."""
+    reason: str | None = None
+    """Why an attempt failed."""
+
+    def __str__(self) -> str:
+        where = f" on {self.server}" if self.server else ""
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.name}{where} {self.milliseconds:.1f} ms{why}"
+
+
+class Wait(NamedTuple):
+    """For a server or a connection, within an attempt."""
+
+    seconds: float
+    for_server: bool
+    connecting: float = 0.0
+    """Of the seconds."""
+
+
+class Run(NamedTuple):
+    """One attempt, as it was noted when it was over."""
+
+    ended: float
+    """Seconds since the operation began."""
+    server: str | None
+    waits: Sequence[Wait]
+    reason: str | None = None
+    """None of one that succeeded, or whose failure ended the operation before any rule saw it."""
+    delay: float = 0.0
+    """Seconds of back-off that followed it."""
+
+
+def phases(runs: Iterable[Run], policy: float) -> tuple[Phase, ...]:
+    """``policy``: seconds before the first attempt. Nothing is shorter than 0, and what a wait was
+    cut short by is not counted twice: the sum is when the last one ended."""
+    found = [Phase(POLICY, policy * 1000)] if policy else []
+    at = policy
+    backoff = 0.0
+    for run in runs:
+        cut = min(backoff, max(0.0, run.ended - at))
+        if cut:
+            found.append(Phase(BACKOFF, cut * 1000))
+            at += cut
+        left = max(0.0, run.ended - at)
+        for wait in run.waits:
+            seconds = min(wait.seconds, left)
+            left -= seconds
+            connecting = min(wait.connecting, seconds)
+            name = SELECTION if wait.for_server else POOL
+            if seconds > connecting:
+                found.append(Phase(name, (seconds - connecting) * 1000))
+            if connecting:
+                found.append(Phase(CONNECTING, connecting * 1000))
+        if run.server is None:
+            # None was selected, so that is what it was about.
+            found.append(Phase(SELECTION, left * 1000, reason=run.reason))
+        else:
+            found.append(Phase(ATTEMPT, left * 1000, run.server, run.reason))
+        at = max(at, run.ended)
+        backoff = run.delay
+    return tuple(each for each in found if each.milliseconds > 0)
+
+
+def log(
+    operation: str, namespace: str, outcome: str, timeline: Sequence[Phase], *, level: int
+) -> None:
+    """One line of ``pymongo_resilience.slow``. The fields are a dict in the record's attribute
+    ``pymongo_resilience``: ``event`` (``"operation.slow"``), ``operation``, ``namespace``,
+    ``outcome``, ``milliseconds`` and ``timeline``."""
+    whole = sum(each.milliseconds for each in timeline)
+    slow_logger.log(
+        level,
+        "%s %s took %.1f ms (%s): %s",
+        operation,
+        namespace,
+        whole,
+        outcome,
+        ", ".join(map(str, timeline)),
+        extra={
+            "pymongo_resilience": {
+                "event": "operation.slow",
+                "operation": operation,
+                "namespace": namespace,
+                "outcome": outcome,
+                "milliseconds": whole,
+                "timeline": [each._asdict() for each in timeline],
+            }
+        },
+    )
