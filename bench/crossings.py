@@ -39,7 +39,7 @@ OURS = tuple(
 WARM_UP = 20
 OPERATIONS: dict[str, Any] = {
     FIND: lambda coll: coll.find_one({"_id": 1}),
-    INSERT: lambda coll: coll.insert_one({"_id": 1}),
+    INSERT: lambda coll: coll.insert_one({}),
     UPDATE: lambda coll: coll.update_one({"_id": 1}, {"$set": {"a": 1}}),
     AGGREGATE: lambda coll: coll.aggregate([{"$match": {"_id": 1}}]),
 }

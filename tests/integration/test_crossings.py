@@ -1,0 +1,45 @@
+"""A healthy operation at default settings passes few wrappers, and little code of the library."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+
+import pymongo_resilience
+
+BENCH = Path(__file__).parents[2] / "bench"
+CROSSINGS, FRAMES = 7, 20
+"""At most, between the driver and the library, and Python calls of the library's own functions."""
+
+
+@pytest.fixture
+def crossings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(BENCH))
+    module = importlib.import_module("crossings")
+    pymongo_resilience.instrument()
+    yield module
+    pymongo_resilience.uninstrument()
+
+
+@pytest.mark.parametrize("operation", ["find_one", "insert_one", "update_one"])
+@pytest.mark.parametrize("side", ["sync", "async"])
+def test_a_healthy_operation_crosses_seven_times(
+    operation: str, side: str, crossings: Any, server: EmbeddedServer
+) -> None:
+    run = crossings.OPERATIONS[operation]
+
+    def counted() -> Any:
+        if side == "sync":
+            return crossings.sync_operation(server.uri, run)
+        return asyncio.run(crossings.async_operation(server.uri, run))
+
+    # In a task, monitors are counted that run meanwhile.
+    best = min((counted() for _ in range(3)), key=lambda each: len(each.frames))
+    assert best.crossings <= CROSSINGS, best.frames
+    assert len(best.frames) <= FRAMES, best.frames
