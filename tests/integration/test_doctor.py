@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import io
 import json
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -356,3 +357,27 @@ def test_a_member_that_lags_and_a_clock_that_differs_are_warnings(replica_set: R
     warnings = texts(found, Level.WARNING)
     assert "3600 s behind the primary" in warnings
     assert "its clock differs from ours by -3600 s" in warnings
+
+
+@pytest.mark.parametrize(
+    ("renamed", "well"), [(0, False), (2, True)], ids=["the primary", "a secondary"]
+)
+def test_a_member_that_is_reached_by_another_name_alone(
+    replica_set: ReplicaSet, renamed: int, well: bool
+) -> None:
+    class OtherName(Interception):
+        def on_hello(self, reply: dict[str, Any]) -> None:
+            before = reply["hosts"][renamed]
+            for name in ("me", "primary"):
+                reply[name] = reply[name].replace(before, "mongo.invalid:27017")
+            reply["hosts"][renamed] = "mongo.invalid:27017"
+
+    replica_set.inject(OtherName())
+    found = examine(replica_set.uri)
+    assert (found.verdict.well, found.verdict.symptom) == (well, Symptom.MEMBER_NAMES)
+    assert "mongo.invalid:27017" in found.verdict.text
+
+
+def test_the_servers_version_is_shown(replica_set: ReplicaSet) -> None:
+    found = examine(replica_set.uri)
+    assert re.search(r"primary of version \d+\.\d+\S*, wire version \d+", texts(found, Level.OK))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NETWORK_S: Final = 2.4
 """For DNS, connections, TLS and hello of all servers together."""
-TOTAL_S: Final = 4.3
+TOTAL_S: Final = 3.8
 """All of it, the start of Python left out."""
 LOOKING_AGAIN_S: Final = 0.4
 DEEPER: Final = 2.0
@@ -102,7 +102,7 @@ def _probed(target: Target, end: float) -> list[Probe]:
             break
         before = len(probes)
         if probe.hello is not None and not target.is_direct:
-            for address in members.announced(probe.hello):
+            for address in (*members.announced(probe.hello), *members.own_name(probe.hello)):
                 begin(Probe(address, is_seed=False))
         pending += len(probes) - before - 1
     for probe in probes.values():

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import common
 
+from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 
 from .findings import Finding, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pymongo_resilience_instrumentation.addresses import Address
 
     from .probe import Probe
     from .uri import Target
@@ -28,14 +31,19 @@ RENEW_WITHIN: Final = timedelta(days=14)
 LISTS: Final = ("hosts", "passives", "arbiters")
 
 
-def announced(hello: dict[str, Any]) -> list[tuple[str, int]]:
+def announced(hello: dict[str, Any]) -> list[Address]:
     """The members' addresses as a member of a replica set has them."""
-    found = []
-    for name in (name for each in LISTS for name in hello.get(each, ())):
-        host, _, port = str(name).rpartition(":")
-        if port.isdigit():
-            found.append((host.strip("[]").lower(), int(port)))
-    return found
+    return _addresses(name for each in LISTS for name in hello.get(each, ()))
+
+
+def own_name(hello: dict[str, Any]) -> list[Address]:
+    """The address that the set has for this member; none of what is no member."""
+    return _addresses(hello[each] for each in ("me",) if each in hello)
+
+
+def _addresses(names: Iterable[Any]) -> list[Address]:
+    parts = [str(name).lower().rpartition(":") for name in names]
+    return [(host.strip("[]"), int(port)) for host, _, port in parts if port.isdigit()]
 
 
 def of_probe(probe: Probe, target: Target, failed: Level) -> Iterator[Finding]:
@@ -73,7 +81,8 @@ def _tls(probe: Probe) -> Iterator[Finding]:
 def _hello(probe: Probe, hello: dict[str, Any], target: Target) -> Iterator[Finding]:
     wire = (int(hello.get("minWireVersion", 0)), int(hello.get("maxWireVersion", 0)))
     state = _state(hello)
-    text = f"{state}, wire version {wire[1]}"
+    version = "" if probe.version is None else f" of version {probe.version}"
+    text = f"{state}{version}, wire version {wire[1]}"
     if wire[1] < common.MIN_SUPPORTED_WIRE_VERSION or wire[0] > common.MAX_SUPPORTED_WIRE_VERSION:
         row = ROWS[Symptom.INCOMPATIBLE]
         yield Finding(
@@ -138,25 +147,19 @@ def of_set(probes: Sequence[Probe], target: Target) -> Iterator[Finding]:
 
 
 def _names(probes: Sequence[Probe], members: Sequence[Probe]) -> Iterator[Finding]:
-    """A server that is reached, and not by the name that the set has for it."""
-    usable = {each.name for each in probes if each.symptom is None and each.hello is not None}
-    own = {str((each.hello or {}).get("me", each.name)).lower() for each in members}
-    unusable = own - usable
-    if unusable:
-        row = ROWS[Symptom.MEMBER_NAMES]
-        text = f"{row.says}: {', '.join(sorted(unusable))}"
-        every = not any(each.name in _hosts(members) for each in members)
-        yield Finding(
-            "members",
-            Level.WRONG if every else Level.WARNING,
-            text,
-            f"check {row.check}",
-            symptom=Symptom.MEMBER_NAMES,
-        )
-
-
-def _hosts(members: Sequence[Probe]) -> set[str]:
-    return {f"{host}:{port}" for each in members for host, port in announced(each.hello or {})}
+    """Members that are reached, and not by the names that the set has for them: drivers go by
+    those."""
+    hosts = {address_text(each) for member in members for each in announced(member.hello or {})}
+    own = {address_text(each) for member in members for each in own_name(member.hello or {})}
+    unusable = own - {each.name for each in probes if each.symptom is None and each.hello}
+    if not unusable:
+        return
+    named = [each for each in members if each.name in hosts]
+    needed = [each for each in members if each.is_primary] or members
+    level = Level.WARNING if any(each in named for each in needed) else Level.WRONG
+    row = ROWS[Symptom.MEMBER_NAMES]
+    text = f"{row.says}: {', '.join(sorted(unusable))}"
+    yield Finding("members", level, text, f"check {row.check}", symptom=Symptom.MEMBER_NAMES)
 
 
 def without_primary(probes: Sequence[Probe]) -> Finding | None:

@@ -66,6 +66,7 @@ class Probe:
     tls_version: str | None = None
     expires: datetime | None = None
     hello: dict[str, Any] | None = None
+    version: str | None = None
     round_trips_ms: list[float] = field(default_factory=list)
     clock_ms: float | None = None
     """How far the server's clock is ahead of ours."""
@@ -98,7 +99,9 @@ class Prober:
         except NotMongoDBError:
             probe.symptom = Symptom.NOT_MONGODB
         except Exception as error:  # noqa: BLE001 - whatever a server answers
-            probe.symptom = _symptom(error, probe.stage)
+            # One that has answered once is slow.
+            if probe.hello is None or not isinstance(error, TimeoutError):
+                probe.symptom = _symptom(error, probe.stage)
         with suppress(Exception):
             self._look_again(probe)
         return probe
@@ -119,6 +122,10 @@ class Prober:
         with closing(self.connected(probe)) as connection:
             probe.stage = "hello"
             self._measure(probe, connection)
+            with suppress(OSError, KeyError, NotMongoDBError):
+                connection.settimeout(min(SECOND_LOOK / 2, self._left()))
+                reply = round_trip(connection, {"buildInfo": 1, "$db": "admin"})
+                probe.version = str(reply["version"])
 
     def _connect(self, probe: Probe) -> socket.socket:
         host, port = probe.address
@@ -235,16 +242,16 @@ def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str,
     command: dict[str, Any] = {"hello": 1, "$db": "admin"}
     if balanced:
         command["loadBalanced"] = True
-    reply = _round_trip(connection, command)
+    reply = round_trip(connection, command)
     if reply.get("code") == COMMAND_NOT_FOUND:
-        reply = _round_trip(connection, {"isMaster": 1, "$db": "admin"})
+        reply = round_trip(connection, {"isMaster": 1, "$db": "admin"})
         reply.setdefault("isWritablePrimary", reply.get("ismaster"))
     if reply.get("ok") != 1:
         raise NotMongoDBError
     return reply
 
 
-def _round_trip(connection: socket.socket, command: dict[str, Any]) -> dict[str, Any]:
+def round_trip(connection: socket.socket, command: dict[str, Any]) -> dict[str, Any]:
     body = b"\0\0\0\0\0" + bson.encode(command)
     connection.sendall(_HEADER.pack(_HEADER.size + len(body), 1, 0, OP_MSG) + body)
     length, _, _, opcode = _HEADER.unpack(_read(connection, _HEADER.size))

@@ -99,7 +99,9 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
     options = {name.lower(): unquote_plus(value) for name, _, value in pairs}
     seeds = () if srv else tuple(nodes)
     name = nodes[0][0] if srv else None
-    target = Target(seeds, name, database or None, options, "@" in hosts)
+    # Without a user: X.509, AWS, OIDC.
+    has_user = "@" in hosts or "authmechanism" in options
+    target = Target(seeds, name, database or None, options, has_user)
     return target, [*_written(pairs), *_against_each_other(target), *_refused(uri, target)]
 
 
