@@ -24,8 +24,8 @@ K = 2.0
 since a rejection costs it little."""
 LOW_K = 1.2
 LOW_LOSS = 5.0
-"""What low priority's K loses with each rejection per accepted request: with a quarter of the
-requests rejected, nothing of low priority is sent."""
+"""What low priority's K loses with each rejection per accepted request, while higher ones are sent
+as well: with a fifth of the requests rejected, nothing of low priority is."""
 
 
 class LoadShedder:
@@ -77,7 +77,9 @@ class LoadShedder:
         higher = sum(sum(self._requests[each]) for each in PRIORITIES[: PRIORITIES.index(priority)])
         requests, rejected = sum(self._requests[priority]), sum(self._rejected)
         accepted = max(0, sum(self._sent) - rejected)
-        k = K if priority != LOW else max(0.0, LOW_K - LOW_LOSS * rejected / max(1, accepted))
+        k = LOW_K if priority == LOW else K
+        if priority == LOW and higher:
+            k = max(0.0, LOW_K - LOW_LOSS * rejected / max(1, accepted))
         # One request more, so that something is always sent: but higher ones tell as much.
         most = requests + 1 if higher == 0 else max(1, requests)
         return min(1.0, max(0.0, (requests + higher - k * accepted) / most))

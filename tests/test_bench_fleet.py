@@ -111,3 +111,14 @@ def test_load_shedding_serves_fleets_of_quiet_clients(fleet: Any, policies: dict
     case = fleet.Case("steady", 1000, ((10.0, 2.0),))
     assert fleet.simulate(case, policies[fleet.SHEDDING], 8).goodput > 0.75
     assert fleet.simulate(case, policies[fleet.OURS], 8).goodput < 0.3
+
+
+@pytest.mark.parametrize("clients", [1, 8])
+def test_low_priority_alone_is_served_as_any_other(
+    fleet: Any, policies: dict[str, Any], clients: int
+) -> None:
+    shedding = policies[fleet.SHEDDING]
+    random = fleet.Case("rejected", clients, ((60.0, 0.5),), rejected=0.05, high=0.0)
+    assert fleet.simulate(random, shedding, 8).errors <= 3
+    steady = fleet.Case("steady", clients, ((30.0, 2.0),), high=0.0)
+    assert fleet.simulate(steady, shedding, 8).goodput >= 0.9

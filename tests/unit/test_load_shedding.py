@@ -69,6 +69,12 @@ def test_low_priority_has_what_the_higher_ones_leave() -> None:
     assert made.refused("normal") == made.refused("high") == 0
 
 
+def test_low_priority_alone_has_a_k_of_its_own() -> None:
+    made = LoadShedder(FakeClock(), lambda: 1.0)
+    sent(made, "low", accepted=50, rejected=50)
+    assert made.refused("low") == pytest.approx((100 - 1.2 * 50) / 101)
+
+
 def test_of_low_priority_alone_something_is_always_sent() -> None:
     made = LoadShedder(FakeClock(), lambda: 1.0)
     sent(made, "low", accepted=0, rejected=99)
