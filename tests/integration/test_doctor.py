@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -319,6 +320,21 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_colours(io.StringIO())
 
 
+@pytest.mark.parametrize("broken", ["Login.run", "Prober.run"])
+def test_a_fault_of_the_doctor_prints_nothing(
+    replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch, broken: str, hasty: None
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("c4nary")
+
+    monkeypatch.setattr(f"{examination.__name__}.{broken}", fails)
+    shown: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    found = examine(replica_set.uri)
+    assert "c4nary" not in as_json(found)
+    assert shown == []
+
+
 def test_a_wrong_configuration_of_the_library_is_named(
     replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +342,7 @@ def test_a_wrong_configuration_of_the_library_is_named(
     found = examine(replica_set.uri)
     assert not found.verdict.well
     assert "PYMONGO_RESILIENCE_MAX_RETRIES" in found.verdict.text
+    assert levels(found, "hello") == {Level.OK}
 
 
 def test_the_pools_of_all_processes_are_held_against_the_servers_limit(

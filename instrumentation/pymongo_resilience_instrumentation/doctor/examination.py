@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
@@ -53,15 +54,15 @@ def examine(
     target, written = read(uri)
     findings = [*of_library(), *written]
     probes: list[Probe] = []
-    if target is not None and not _is_wrong(findings):
+    if target is not None and not _is_wrong(written):
         network_end = began + NETWORK_S * scale
         target, found = _in_time(
             lambda: names.resolved(target, NETWORK_S / 2), (target, [_NO_DNS]), network_end
         )
-        findings += found
         probes = _probed(target, network_end)
-        findings += _of_network(probes, target)
-        if verdict.usable(probes, target) and not _is_wrong(findings):
+        found += _of_network(probes, target)
+        findings += found
+        if verdict.usable(probes, target) and not _is_wrong(found):
             end = began + TOTAL_S * (1.0 if idle_seconds else scale)
             rest = idle_seconds or (end - time.monotonic()) / 2
             if deep or idle_seconds:
@@ -138,7 +139,7 @@ def _logged_in(
 
 
 def _in_time(function: Callable[[], T], otherwise: T, end: float) -> T:
-    """What the function returns; ``otherwise`` where that takes too long."""
+    """What the function returns; ``otherwise`` where it raises, or takes too long."""
     results: queue.SimpleQueue[T] = queue.SimpleQueue()
     _start(lambda: results.put(function()))
     try:
@@ -148,4 +149,9 @@ def _in_time(function: Callable[[], T], otherwise: T, end: float) -> T:
 
 
 def _start(function: Callable[[], object]) -> None:
-    threading.Thread(target=function, name="pymongo_resilience_doctor", daemon=True).start()
+    def run() -> None:
+        # Printed by its thread, an error could show a URI.
+        with suppress(Exception):
+            function()
+
+    threading.Thread(target=run, name="pymongo_resilience_doctor", daemon=True).start()

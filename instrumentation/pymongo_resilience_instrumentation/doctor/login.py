@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 APPLICATION: Final = "pymongo-resilience doctor"
 DEFAULT_POOL: Final = 100
-_LAG_S: Final = 10
 _CODES: Final = {
     13: Symptom.MISSING_RIGHTS,
     18: Symptom.PASSWORD,
@@ -145,20 +144,11 @@ class Login:
         if not client.topology_description.topology_type_name.startswith("ReplicaSet"):
             return
         reply = client.admin.command("replSetGetStatus", read_preference=ReadPreference.NEAREST)
-        members = reply.get("members", [])
-        primary: dict[str, Any] = next(
-            (each for each in members if each.get("stateStr") == "PRIMARY"), {}
-        )
-        for each in members:
+        for each in reply.get("members", []):
             state, name = str(each.get("stateStr")), str(each.get("name"))
             if state not in _HEALTHY_STATES:
                 text = f"the set has it in state {state}"
                 self._add("members", Level.WARNING, text, "the log of that member", name)
-            elif state == "SECONDARY" and "optimeDate" in each and "optimeDate" in primary:
-                lag = (primary["optimeDate"] - each["optimeDate"]).total_seconds()
-                if lag > _LAG_S:
-                    text = f"{lag:.0f} s behind the primary"
-                    self._add("members", Level.WARNING, text, "its load and its sync source", name)
 
     def _primary(self, client: MongoClient[dict[str, Any]]) -> None:
         client.admin.command("ping")

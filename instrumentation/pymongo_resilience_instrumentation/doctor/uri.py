@@ -17,6 +17,8 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import split_hosts, split_options
 
+from pymongo_resilience_instrumentation.clients.options import OPTION
+
 from .findings import Finding, Level
 
 if TYPE_CHECKING:
@@ -115,6 +117,8 @@ def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
     """Each option by itself."""
     known = {name.lower(): name for name in common.URI_OPTIONS_VALIDATOR_MAP}
     for name, _, value in pairs:
+        if name.lower() == OPTION.lower():
+            continue  # this library's
         shown = name if _NAME.fullmatch(name) else "(a name that is not shown)"
         if name.lower() in FILES and not Path(unquote_plus(value)).is_file():
             yield _wrong(f"{shown}: no such file", f"the path in {shown}")
