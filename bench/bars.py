@@ -9,9 +9,11 @@ import configurations
 OF_RAW = {configurations.EXECUTOR: 0.03}
 """Added cost, as a share of plain pymongo's."""
 OF_CONTRIB = {
-    f"{configurations.OURS}, {configurations.API}": 1.2,
-    f"{configurations.OURS}, {configurations.OFF}, {configurations.DURATION}": 1.5,
-    f"{configurations.OURS}, {configurations.ON}, {configurations.DURATION}": 1.5,
+    f"{configurations.OURS}, {configurations.API}": 1.0,
+    f"{configurations.OURS}, {configurations.OFF}": 1.2,
+    f"{configurations.OURS}, {configurations.UNSAMPLED}": 1.2,
+    f"{configurations.OURS}, {configurations.ON}": 1.4,
+    f"{configurations.OURS}, {configurations.ON}, {configurations.ON_RETRY}": 1.1,
 }
 """As a multiple of what opentelemetry-instrumentation-pymongo adds in the same state."""
 GROWTH = 0.10

@@ -11,25 +11,23 @@ if TYPE_CHECKING:
 RAW, CONTROL = "raw", "raw again"
 EXECUTOR = "executor alone"
 TENACITY = "tenacity"
-API, OFF, ON = "API only", "ALWAYS_OFF", "ALWAYS_ON"
+API, OFF, UNSAMPLED, ON = "API only", "ALWAYS_OFF", "parent not sampled", "ALWAYS_ON"
 OURS, CONTRIB, BY_HAND = "ours", "contrib", "by hand"
-DURATION = "duration metric alone"
-SDK = (OFF, ON)
+ON_RETRY = "on_retry"
+FINISHED = "finished"
+SDK = (OFF, UNSAMPLED, ON)
 STATES = (
     RAW,
     CONTROL,
     TENACITY,
     EXECUTOR,
-    *(f"{who}, {what}" for what in (API, OFF, ON) for who in (CONTRIB, OURS)),
-    *(f"{OURS}, {what}, {DURATION}" for what in SDK),
-    *(f"{BY_HAND}, {what}" for what in SDK),
+    *(f"{who}, {what}" for what in (API, *SDK) for who in (CONTRIB, OURS)),
+    f"{OURS}, {ON}, {ON_RETRY}",
+    f"{BY_HAND}, {ON}",
+    f"{BY_HAND}, {ON}, {FINISHED}",
 )
-"""``contrib`` is opentelemetry-instrumentation-pymongo: one span, no metric."""
-OTHER_METRICS = (
-    "pymongo_resilience.attempts",
-    "db.client.connection.wait_time",
-    "db.client.connection.use_time",
-)
+"""``contrib`` is opentelemetry-instrumentation-pymongo: one span, no metric. ``on_retry``: of the
+option ``command_spans``. ``finished``: the command's span is made at its end."""
 
 
 def prepare(state: str) -> Callable[[Any], Any]:
@@ -37,13 +35,13 @@ def prepare(state: str) -> Callable[[Any], Any]:
     logging.disable(logging.WARNING)
     who, *what = state.split(", ")
     if any(sdk in what for sdk in SDK):
-        _configure_sdk(sampled=ON in what, metrics=who != CONTRIB)
+        _configure_sdk(sampled=OFF not in what, metrics=who != CONTRIB)
     if state == TENACITY:
         return _tenacity()
     if who == BY_HAND:
         import sdk_floor
 
-        return sdk_floor.around
+        return sdk_floor.finished if FINISHED in what else sdk_floor.around
     if who == CONTRIB:
         from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 
@@ -52,8 +50,17 @@ def prepare(state: str) -> Callable[[Any], Any]:
         from pymongo_resilience import Config, instrument
 
         telemetry = who == OURS
-        without = OTHER_METRICS if DURATION in what else ()
-        instrument(Config(traces=telemetry, metrics=telemetry, disabled_metrics=without))
+        spans = ON_RETRY if ON_RETRY in what else "always"
+        instrument(Config(traces=telemetry, metrics=telemetry, command_spans=spans))
+    return _below_unsampled() if UNSAMPLED in what else lambda call: call
+
+
+def _below_unsampled() -> Callable[[Any], Any]:
+    """The whole process is inside of a span that its sampler left out."""
+    from opentelemetry import context, trace
+
+    around = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
+    context.attach(trace.set_span_in_context(around))
     return lambda call: call
 
 

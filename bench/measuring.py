@@ -116,7 +116,8 @@ def compared(rows: list[Row]) -> list[Row]:
         added = row["cost"] - raw
         more = {"added": added, "of_raw": added / raw}
         contrib = cost.get(f"{configurations.CONTRIB}, {what[0]}") if what else None
-        if who == configurations.OURS and contrib is not None:
+        ours = who in {configurations.OURS, configurations.BY_HAND}
+        if ours and contrib is not None:
             more["of_contrib"] = added / (contrib - raw)
         made.append(row | more)
     return made

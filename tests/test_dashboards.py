@@ -50,6 +50,10 @@ def test_each_alert_has_a_test_a_severity_and_a_runbook() -> None:
     assert sorted(names) == [
         "PymongoCircuitBreakerOpen",
         "PymongoDeadlineMisses",
+        "PymongoFailureBudgetBurns",
+        "PymongoFailureBudgetBurnsFast",
+        "PymongoLatencyBudgetBurns",
+        "PymongoLatencyBudgetBurnsFast",
         "PymongoNoPrimary",
         "PymongoPoolExhausted",
         "PymongoRetryBudgetExhausted",
