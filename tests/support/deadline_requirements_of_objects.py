@@ -127,10 +127,10 @@ CURSORS = (
         held("streams-10", "an error of that resume is raised",
              "change_stream_timeouts::test_the_error_of_a_resume_is_the_applications"),
         documented("streams-11", "documented: call `next` again, or make a new stream",
-             "Cursors and change streams", "../README.md#cursors-and-change-streams"),
+             "Cursors and change streams", "timeouts.md#cursors-and-change-streams"),
         documented("streams-12", "documented: make one with a higher timeout if it expires before "
                                  "any event",
-             "Cursors and change streams", "../README.md#cursors-and-change-streams"),
+             "Cursors and change streams", "timeouts.md#cursors-and-change-streams"),
     )),
 )  # fmt: skip
 
@@ -166,11 +166,11 @@ SESSIONS = (
         held("transactions-3", "where it is kept is marked as private",
              "transaction_timeouts::test_what_the_session_keeps_is_marked_as_private"),
         documented("transactions-4", "documented: changing it is at one's own risk",
-             "What happens on failure", "../README.md#what-happens-on-failure"),
+             "Transactions and GridFS", "timeouts.md#transactions-and-gridfs"),
         documented("transactions-5", "documented: operations without the session are not covered",
-             "What happens on failure", "../README.md#what-happens-on-failure"),
+             "Transactions and GridFS", "timeouts.md#transactions-and-gridfs"),
         documented("transactions-6", "documented: a timeout inside, with the session, is an error",
-             "What happens on failure", "../README.md#what-happens-on-failure"),
+             "Transactions and GridFS", "timeouts.md#transactions-and-gridfs"),
         held("transactions-7", "an abort has the timeout anew",
              "transaction_timeouts::test_the_abort_after_the_deadline_has_the_whole_timeout_again"),
         held("transactions-8", "without a timeout, the limit of 120 s is as ever",
@@ -201,7 +201,7 @@ SESSIONS = (
              "gridfs_timeouts::test_an_upload_has_one_deadline_as_a_whole",
              "gridfs_timeouts::test_so_has_each_method_of_more_than_one_command"),
         documented("gridfs-7", "documented: a slow stream of the application's can make it longer",
-             "What happens on failure", "../README.md#what-happens-on-failure"),
+             "Transactions and GridFS", "timeouts.md#transactions-and-gridfs"),
         held("gridfs-8", "its cursors have the timeout for their life",
              "gridfs_timeouts::test_a_cursor_over_files_takes_its_timeout_along_and_has_a_life",
              "gridfs_timeouts::test_a_stream_and_a_method_read_by_no_other_mode"),
@@ -209,7 +209,7 @@ SESSIONS = (
     Section("RunCommand", (
         documented("command-runner-1", "documented: what becomes of a maxTimeMS in the command's "
                                  "document",
-             "What happens on failure", "../README.md#what-happens-on-failure"),
+             "Older timeouts", "timeouts.md#older-timeouts"),
         held("command-runner-2", "the document is not searched for one",
              "time_limits::test_the_applications_own_limits",
              "deprecated_options::test_of_a_call_that_begins_under_a_deadline"),

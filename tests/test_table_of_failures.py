@@ -1,4 +1,4 @@
-"""The README's table of failures, row by row: plain pymongo beside an instrumented one."""
+"""The table of failures in docs/errors.md, row by row: plain pymongo and an instrumented one."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def server() -> Iterator[EmbeddedServer]:
 def side(request: pytest.FixtureRequest) -> Iterator[str]:
     """Long retries log a lot: the log has tests of its own."""
     if request.param == "plain" and pymongo.version_tuple[:2] != (4, 20):
-        pytest.skip("the README speaks of pymongo 4.20")
+        pytest.skip("the table is about pymongo 4.20")
     logging.getLogger("pymongo_resilience.retry").disabled = True
     if request.param == "ours":
         # Telemetry has tests of its own, and pymongo is slow to close clients with its listeners.
