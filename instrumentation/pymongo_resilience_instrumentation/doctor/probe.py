@@ -189,7 +189,7 @@ class Prober:
                     probe.symptom = Symptom.PLAIN_PORT
             case Symptom.HANGS_UP | Symptom.SILENT | Symptom.NOT_MONGODB if not self._target.tls:
                 with closing(self._anew(probe)) as plain:
-                    _unchecked().wrap_socket(plain, server_hostname=probe.address[0])
+                    _unchecked().wrap_socket(plain, server_hostname=probe.address[0]).close()
                     probe.symptom = Symptom.TLS_PORT
             case Symptom.WRONG_HOST_NAME:
                 context = tls_context(self._target)
@@ -210,8 +210,10 @@ class Prober:
         return plain
 
     def _certificate(self, probe: Probe, context: ssl.SSLContext) -> dict[str, Any]:
-        with closing(self._anew(probe)) as plain:
-            wrapped = context.wrap_socket(plain, server_hostname=probe.address[0])
+        with (
+            closing(self._anew(probe)) as plain,
+            context.wrap_socket(plain, server_hostname=probe.address[0]) as wrapped,
+        ):
             return dict(wrapped.getpeercert() or {})
 
 

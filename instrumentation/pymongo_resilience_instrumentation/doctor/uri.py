@@ -159,77 +159,49 @@ def _refused(uri: str, target: Target) -> Iterator[Finding]:
 
 def _against_each_other(target: Target) -> Iterator[Finding]:
     """Options that exclude, defeat or weaken each other."""
-    several, direct = len(target.seeds) > 1, target.flag("directconnection")
+    options, several = target.options, len(target.seeds) > 1
+    direct, balanced = target.flag("directconnection"), target.flag("loadbalanced")
     timeout, selection, connect, heartbeat = (
         target.milliseconds(f"{name}ms")
         for name in ("timeout", "serverselectiontimeout", "connecttimeout", "heartbeatfrequency")
     )
     ends = math.inf if selection is None else selection
+    note, warning, wrong = Level.NOTE, Level.WARNING, Level.WRONG
     rules = [
-        (
-            direct and (several or target.srv is not None),
-            _wrong("directConnection=true with several hosts", "name one host, or leave it out"),
-        ),
-        (
-            target.flag("loadbalanced") and (several or target.replica_set is not None),
-            _wrong("loadBalanced=true with several hosts or replicaSet", "leave one of them out"),
-        ),
-        (direct and not several, _note("directConnection=true: one server, no failover")),
-        *(
-            (
-                bool(timeout) and name.lower() in target.options,
-                _warning(f"{name} does not act beside timeoutMS", f"leave {name} out"),
-            )
-            for name in ("socketTimeoutMS", "waitQueueTimeoutMS", "wTimeoutMS")
-        ),
-        (
-            bool(timeout) and selection is not None and selection > (timeout or 0),
-            _note("serverSelectionTimeoutMS is longer than timeoutMS, which ends first"),
-        ),
-        (
-            ends < SHORTEST_SELECTION_MS,
-            _warning(
-                f"serverSelectionTimeoutMS={selection} ends before most elections do",
-                "10,000 or more, and timeoutMS for how long an operation may take",
-            ),
-        ),
-        (
-            (connect or 0) > ends,
-            _warning(
-                "connectTimeoutMS is longer than serverSelectionTimeoutMS, which gives up first",
-                "a connectTimeoutMS below serverSelectionTimeoutMS",
-            ),
-        ),
-        (connect == 0, _warning("connectTimeoutMS=0 waits for ever on a black hole", "5,000, say")),
-        (
-            (heartbeat or 0) > ends,
-            _warning(
-                "heartbeatFrequencyMS is longer than serverSelectionTimeoutMS",
-                "a shorter one: a failover may be noticed too late",
-            ),
-        ),
-        (
-            target.options.get("maxpoolsize") == "0",
-            _warning("maxPoolSize=0 sets no limit to connections", "100, the default"),
-        ),
-        (
-            not target.flag("retrywrites", default=True),
-            _warning("retryWrites=false: a lost reply of a write is an error", "leave it out"),
-        ),
-        (target.options.get("w") == "0", _warning("w=0: failed writes go unnoticed", "w=majority")),
-        *(
-            (
-                target.flag(name.lower()),
-                _warning(f"{name}=true: anybody can pose as the server", "tlsCAFile instead"),
-            )
-            for name in ("tlsInsecure", "tlsAllowInvalidCertificates", "tlsAllowInvalidHostnames")
-        ),
-        (
-            "authsource" in target.options and not target.has_user,
-            _note("authSource without a user has no effect"),
-        ),
-    ]
-    yield from (finding for holds, finding in rules if holds)
+        (direct and (several or target.srv), wrong,
+         "directConnection=true with several hosts", "name one host, or leave it out"),
+        (balanced and (several or target.replica_set), wrong,
+         "loadBalanced=true with several hosts or replicaSet", "leave one of them out"),
+        (direct and not several, note, "directConnection=true: one server, no failover", ""),
+        *((timeout and name.lower() in options, warning,
+           f"{name} does not act beside timeoutMS", f"leave {name} out")
+          for name in ("socketTimeoutMS", "waitQueueTimeoutMS", "wTimeoutMS")),
+        (timeout and (selection or 0) > timeout, note,
+         "serverSelectionTimeoutMS is longer than timeoutMS, which ends first", ""),
+        (ends < SHORTEST_SELECTION_MS, warning,
+         f"serverSelectionTimeoutMS={selection} ends before most elections do",
+         "10,000 or more, and timeoutMS for how long an operation may take"),
+        ((connect or 0) > ends, warning,
+         "connectTimeoutMS is longer than serverSelectionTimeoutMS, which gives up first",
+         "a connectTimeoutMS below serverSelectionTimeoutMS"),
+        (connect == 0, warning, "connectTimeoutMS=0 waits for ever on a black hole", "5,000, say"),
+        ((heartbeat or 0) > ends, warning,
+         "heartbeatFrequencyMS is longer than serverSelectionTimeoutMS",
+         "a shorter one: a failover may be noticed too late"),
+        (options.get("maxpoolsize") == "0", warning,
+         "maxPoolSize=0 sets no limit to connections", "100, the default"),
+        (not target.flag("retrywrites", default=True), warning,
+         "retryWrites=false: a lost reply of a write is an error", "leave it out"),
+        (options.get("w") == "0", warning, "w=0: failed writes go unnoticed", "w=majority"),
+        *((target.flag(name.lower()), warning,
+           f"{name}=true: anybody can pose as the server", "tlsCAFile instead")
+          for name in ("tlsInsecure", "tlsAllowInvalidCertificates", "tlsAllowInvalidHostnames")),
+        ("authsource" in options and not target.has_user, note,
+         "authSource without a user has no effect", ""),
+    ]  # fmt: skip
+    for holds, level, text, advice in rules:
+        if holds:
+            yield Finding("uri", level, text, advice)
 
 
 def _wrong(text: str, advice: str) -> Finding:
@@ -238,7 +210,3 @@ def _wrong(text: str, advice: str) -> Finding:
 
 def _warning(text: str, advice: str) -> Finding:
     return Finding("uri", Level.WARNING, text, advice)
-
-
-def _note(text: str) -> Finding:
-    return Finding("uri", Level.NOTE, text)
