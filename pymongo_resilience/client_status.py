@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pymongo_resilience.config import Config
 
 
@@ -31,6 +33,9 @@ class ServerStatus:
     load_shed: float | None = None
     """The part of the operations of normal priority that the client refuses now; None without load
     shedding."""
+    lost_connections: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """How many connections of operations were ended for a reason that pymongo does not name:
+    ``dead_peer``, ``interrupted``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,11 @@ RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
 BREAKER_MODES = ("off", "on", "always")
 ALL = "all"
 ALWAYS, ON_RETRY, NEVER = COMMAND_SPANS = ("always", "on_retry", "never")
-WOKEN_CHECKS, QUICK_CHECKS = RECOVERIES = ("woken_checks", "quick_checks")
+WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = RECOVERIES = (
+    "woken_checks",
+    "quick_checks",
+    "interruptions",
+)
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
 
@@ -182,7 +186,7 @@ class Config:
     recovery_without: tuple[str, ...] = _option(
         (),
         several_of(RECOVERIES),
-        "Ways to find a server again sooner than pymongo does that are not taken.",
+        "Ways to recover sooner than pymongo does that are not taken.",
     )
     dead_peer_s: int = _option(
         5,

@@ -66,6 +66,8 @@ class RetryReason(enum.Enum):
     SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight", False, False
     DEAD_PEER = "dead_peer", False, False
     """The server showed no sign of life: the path to it swallows packets, or its host is gone."""
+    INTERRUPTED = "interrupted", False, False
+    """The library gave the attempt up: its server is no longer the primary, and does not answer."""
     CIRCUIT_BREAKER_OPEN = "circuit_breaker_open", True, False
     """The server's circuit breaker is open: nothing was sent."""
     LOAD_SHED = "load_shed", True, False

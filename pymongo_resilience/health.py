@@ -20,6 +20,7 @@ UNHEALTHY = frozenset(
         RetryReason.SOCKET_NOT_AVAILABLE,
         RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
         RetryReason.DEAD_PEER,
+        RetryReason.INTERRUPTED,
         RetryReason.TEMPORARILY_UNAVAILABLE,
     }
 )

@@ -63,6 +63,8 @@ class Call:
     """It is unknown whether its write concern asks for an answer."""
     bound: Policy = NOTHING
     """The policy that the collection, database or session carries."""
+    within: Policy = NOTHING
+    """That of the blocks around it."""
     cursor: Any = None
     """A CursorTimeout (timeouts/): what a cursor keeps of it, where this call makes one or
     fetches a batch."""

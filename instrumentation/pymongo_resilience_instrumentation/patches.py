@@ -36,7 +36,12 @@ from pymongo_resilience_instrumentation.interception.methods import (
 from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.public_api import construction, wrappers
-from pymongo_resilience_instrumentation.recovery import dead_peers, monitors
+from pymongo_resilience_instrumentation.recovery import (
+    dead_peers,
+    dethroned,
+    lost_connections,
+    monitors,
+)
 from pymongo_resilience_instrumentation.retries import deprioritized, retry_loop
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
@@ -343,6 +348,8 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.COMMENTS,), _of_comments),
     ((Feature.RECOVERY,), monitors.wrapped),
     ((Feature.DEAD_PEERS,), dead_peers.wrapped),
+    ((Feature.DEAD_PEERS,), lost_connections.wrapped),
+    ((Feature.DEAD_PEERS, Feature.RETRIES, Feature.LOST_PRIMARIES), dethroned.wrapped),
 )
 """What is wrapped where the installed pymongo can have all of the features."""
 _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (

@@ -44,6 +44,7 @@ class Feature(enum.Enum):
     SINGLE_WRITES = "the transaction numbers of bulk writes to many documents that pin _id"
     RECOVERY = "checking a server at once after a network error, and often while one waits for it"
     DEAD_PEERS = "closing connections whose server shows no sign of life"
+    LOST_PRIMARIES = "interrupting what waits for a member that is no longer the primary"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 
 
@@ -98,7 +99,8 @@ def _has(place: Any, name: str, set_by: str) -> bool:
         return True
     # Attributes that a constructor sets are no attributes of the class unless it has slots.
     for cls in getattr(place, "__mro__", ()):
-        if name in getattr(_code(vars(cls).get(set_by)), "co_names", ()):
+        code = _code(vars(cls).get(set_by))
+        if name in (*getattr(code, "co_names", ()), *getattr(code, "co_varnames", ())):
             return True
     return False
 

@@ -5,6 +5,7 @@ What swallows packets is a path between two network namespaces, in a process of 
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import sys
@@ -18,7 +19,7 @@ from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
 from pymongo_resilience_instrumentation.testbed.severable_path import INSIDE, can_sever
 from support.child_programs import run
-from support.clients import Side
+from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -91,8 +92,14 @@ def test_every_connection_of_a_new_client_is_watched(
     instrument(**options)
     client = side.do(side.client, server.uri)
     side.do(client.admin.command, "ping")
-    found = sockets(client)
-    assert len(found) >= 2
+    found: list[Any] = []
+
+    def complete() -> bool:  # a check that is in progress has its connection
+        side.do(lambda: asyncio.sleep(0.01) if side.runner is not None else None)
+        found[:] = sockets(client)
+        return len(found) >= 2
+
+    wait_until(complete)
     for each in found:
         assert user_timeout(each) == (expected or 0) * 1000
         idle = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)

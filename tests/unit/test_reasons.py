@@ -13,7 +13,10 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation.failures import classify, reasons
-from pymongo_resilience_instrumentation.failures.lost_connections import DeadPeerError
+from pymongo_resilience_instrumentation.failures.lost_connections import (
+    DeadPeerError,
+    InterruptedAttemptError,
+)
 from pymongo_resilience_instrumentation.selection.breaker_errors import CircuitBreakerOpenError
 from pymongo_resilience_instrumentation.selection.load_shedding import OverloadShedError
 
@@ -72,6 +75,8 @@ CLASSES = [
     (AutoReconnect("closed"), True, reasons.SOCKET_CLOSED_WHILE_IN_FLIGHT),
     (_caused_by(DeadPeerError(5)), True, reasons.DEAD_PEER),
     (_caused_by(DeadPeerError(5)), False, reasons.SOCKET_NOT_AVAILABLE),
+    (_caused_by(InterruptedAttemptError()), True, reasons.INTERRUPTED),
+    (_caused_by(InterruptedAttemptError()), False, reasons.INTERRUPTED),
     (_caused_by(UNTRUSTED), False, reasons.TLS_ERROR),
     (CircuitBreakerOpenError("open"), False, reasons.CIRCUIT_BREAKER_OPEN),
     (OverloadShedError("refused"), False, reasons.LOAD_SHED),

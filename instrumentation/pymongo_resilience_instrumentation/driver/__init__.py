@@ -7,6 +7,7 @@ pymongo, begin there. Nothing is decided here.
 from __future__ import annotations
 
 from . import (
+    attempts_in_flight,
     checks,
     clients,
     commands,
@@ -22,10 +23,12 @@ from . import (
     retry_loop,
     selection,
     sessions,
+    topologies,
     waits,
 )
 
 __all__ = [
+    "attempts_in_flight",
     "checks",
     "clients",
     "commands",
@@ -41,5 +44,6 @@ __all__ = [
     "retry_loop",
     "selection",
     "sessions",
+    "topologies",
     "waits",
 ]

@@ -57,7 +57,7 @@ def _frames(executor: Any) -> Iterator[FrameType]:
     """Of a monitor's thread or task."""
     task = getattr(executor, "_task", None)
     if task is not None:
-        yield from _frames_of_a_task(task)
+        yield from frames_of_a_task(task)
         return
     thread = getattr(executor, "_thread", None)
     frame = None if thread is None else sys._current_frames().get(thread.ident)
@@ -66,7 +66,7 @@ def _frames(executor: Any) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _frames_of_a_task(task: Any) -> Iterator[FrameType]:
+def frames_of_a_task(task: Any) -> Iterator[FrameType]:
     waits = task.get_coro()
     while waits is not None:
         frame = getattr(waits, "cr_frame", None) or getattr(waits, "ag_frame", None)

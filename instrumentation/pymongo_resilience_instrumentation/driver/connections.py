@@ -9,6 +9,10 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import _OperationCancelled
+
+from pymongo_resilience_instrumentation.addresses import address_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,13 +24,17 @@ CAN_WATCH = sys.platform in {"linux", "darwin"}
 """Whether the kernel closes connections whose peer shows no sign of life."""
 _DROP_TIME = 0x80
 """macOS: TCP_RXT_CONNDROPTIME, which Python does not name."""
-_CLOSED, _STATE, _SINCE_ACKNOWLEDGED, _INFO = 7, 0, 20, struct.Struct("8B24I")
-"""Linux: of a TCP_INFO, the state and the milliseconds since the peer's last acknowledgement."""
+_CLOSED, _STATE, _SINCE_DATA, _SINCE_ACKNOWLEDGED, _INFO = 7, 0, 19, 20, struct.Struct("8B24I")
+"""Linux: of a TCP_INFO, the state and the milliseconds since the peer's last data and its last
+acknowledgement."""
+_REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
 
 
-def connection_classes() -> Iterator[type]:
+def connection_classes() -> Iterator[tuple[type, bool]]:
+    """Each with whether it is of asyncio."""
     for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
-        yield getattr(importlib.import_module(f"pymongo.{half}.pool"), f"{prefix}Connection")
+        module = importlib.import_module(f"pymongo.{half}.pool")
+        yield getattr(module, f"{prefix}Connection"), bool(prefix)
 
 
 def watch_peer(interface: Any, seconds: int) -> None:
@@ -59,12 +67,57 @@ def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool
         return False
     if error.errno == errno.ETIMEDOUT:
         return True
-    try:
-        found = connection.conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-        facts = _INFO.unpack(found)
-    except (OSError, AttributeError, struct.error):  # closed, no TCP, or no Linux
+    facts = _facts(connection)
+    if facts is None:
         return False
     return bool(facts[_STATE] == _CLOSED and facts[_SINCE_ACKNOWLEDGED] >= seconds * 1000)
+
+
+def nothing_arrived_for(connection: Any, seconds: float) -> bool:
+    """True also where the system does not tell."""
+    facts = _facts(connection)
+    return facts is None or bool(facts[_SINCE_DATA] >= seconds * 1000)
+
+
+def _facts(connection: Any) -> tuple[int, ...] | None:
+    try:
+        found = connection.conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        return _INFO.unpack(found)
+    except (OSError, AttributeError, struct.error):  # closed, no TCP, or no Linux
+        return None
+
+
+def end(connection: Any, reason: OSError) -> None:
+    """Have what waits for a reply on the connection fail for that reason."""
+    vars(connection)[_REASON] = reason
+    connection.cancel_context.cancel()
+    if CAN_WAKE:
+        shut_down(connection)
+
+
+def reason_of(connection: Any) -> OSError | None:
+    """Why it was ended, once."""
+    found: OSError | None = vars(connection).pop(_REASON, None)
+    return found
+
+
+def cancelled(connection: Any, reason: OSError) -> Exception:
+    """What the driver raises where it interrupts a connection by itself: no label of overload is
+    given to it where it strikes in a handshake."""
+    return _OperationCancelled(f"{address_text(connection.address)}: {reason}")
+
+
+def count_lost(connection: Any, reason: str) -> None:
+    """Of a pool of operations."""
+    pool = connection.pool_ref()
+    if pool is not None and not pool.is_sdam:
+        counts = vars(pool).setdefault(_LOST, {})
+        counts[reason] = counts.get(reason, 0) + 1
+
+
+def lost(pool: Any) -> dict[str, int]:
+    """How many of a pool's connections were ended for which reason."""
+    return dict(vars(pool).get(_LOST, ()))
 
 
 def shut_down(connection: Any) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
+from .attempts_in_flight import ATTEMPTS, CLEAR, CONNECTING, CONNECTION, CONTEXTS
 from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
 from .commands import CONNECTIONS, LIMITED, OF_DELETES, OF_UPDATES, PASSED
 from .connections import FAILED
@@ -17,6 +18,7 @@ from .pools import IDLE, IN_USE, PLACES
 from .retry_loop import LOOKING_UP, LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
 from .sessions import END_SESSION, WITHIN_TIME_LIMIT
+from .topologies import CHANGE
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTING, SELECTION_TIMEOUT, SYNC_HALF
 
 if TYPE_CHECKING:
@@ -145,6 +147,14 @@ def _of_recovery(half: str, prefix: str) -> Iterator[Part]:
     connect = (SYNC_HALF if half == SYNC_HALF.name else ASYNC_HALF).connect
     yield Part(Feature.DEAD_PEERS, f"pymongo.{half}.pool", (connect,))
     yield Part(Feature.DEAD_PEERS, f"pymongo.{half}.pool:{prefix}Connection", (FAILED,))
+    lost, topology = Feature.LOST_PRIMARIES, f"pymongo.{half}.topology:Topology"
+    yield Part(lost, topology, (CHANGE, "_description", "_opened", "_servers"))
+    yield Part(lost, f"pymongo.{half}.pool:{prefix}Connection", ("cancel_context", "pool_ref"))
+    yield Part(lost, f"pymongo.{half}.pool:Pool", (CLEAR, CONTEXTS, "lock"))
+    yield Part(lost, f"pymongo.{half}.pool:Pool", (CONNECTION,), set_by=CONNECTING)
+    for attempt in ATTEMPTS:
+        loop = f"pymongo.{half}.mongo_client:{LOOP}"
+        yield Part(lost, loop, (CONNECTION,), set_by=attempt)
 
 
 def parts_of_gridfs() -> Iterator[Part]:

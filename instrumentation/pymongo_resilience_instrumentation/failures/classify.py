@@ -46,7 +46,7 @@ from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience_instrumentation import driver
 
 from . import reasons, terminal_causes
-from .lost_connections import LostConnectionError
+from .lost_connections import InterruptedAttemptError, LostConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -301,8 +301,10 @@ def _reason(
     if isinstance(error, reasons.NOT_PRIMARY.errors):
         return RetryReason.NOT_PRIMARY
     if isinstance(error, ConnectionFailure):
+        lost = error.__cause__
+        if isinstance(lost, InterruptedAttemptError):
+            return lost.reason
         if attempt.reached_connection:
-            lost = error.__cause__
             if isinstance(lost, LostConnectionError):
                 return lost.reason
             return RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT

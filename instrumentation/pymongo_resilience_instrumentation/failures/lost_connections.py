@@ -20,3 +20,12 @@ class DeadPeerError(LostConnectionError):
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"connection closed: no sign of life from the server for {seconds} s")
+
+
+class InterruptedAttemptError(LostConnectionError):
+    """Its server is the primary no more, and says nothing."""
+
+    reason = RetryReason.INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted: the server is no longer the primary and does not answer")

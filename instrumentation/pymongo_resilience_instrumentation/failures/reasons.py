@@ -134,6 +134,12 @@ DEAD_PEER = Row(
     when="after the command had a connection, where the server's kernel acknowledged nothing for "
     "`PYMONGO_RESILIENCE_DEAD_PEER_S`",
 )
+INTERRUPTED = Row(
+    RetryReason.INTERRUPTED,
+    "`SOCKET_CLOSED_WHILE_IN_FLIGHT`: the same, and the library closed it",
+    errors=(ConnectionFailure,),
+    when="where the server ceased to be the primary and then did not answer for 0.2 s",
+)
 CIRCUIT_BREAKER_OPEN = Row(
     RetryReason.CIRCUIT_BREAKER_OPEN,
     "`CIRCUIT_BREAKER_OPEN`: not sent, on purpose",
@@ -176,6 +182,7 @@ ROWS = (
     LOCK_TIMEOUT,
     SOCKET_CLOSED_WHILE_IN_FLIGHT,
     DEAD_PEER,
+    INTERRUPTED,
     CIRCUIT_BREAKER_OPEN,
     LOAD_SHED,
     AUTHENTICATION_ERROR,

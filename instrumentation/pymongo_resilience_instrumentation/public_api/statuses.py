@@ -43,6 +43,10 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         except AttributeError:  # a pymongo that lacks a name: the self-check has said so
             return None
 
+    def lost_connections(at: Any) -> dict[str, int]:
+        pool = driver.pools.pool_of(client, at)
+        return {} if pool is None else driver.connections.lost(pool)
+
     return ClientStatus(
         topology=known.type.value,
         servers=tuple(
@@ -54,6 +58,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
                 in_flight=in_flight(at, each.address),
                 circuit_breaker=breakers[at].state.value if at in breakers else None,
                 error=each.error,
+                lost_connections=lost_connections(at),
                 load_shed=None if shedders is None else shedders.of(each.address).refused(),
             )
             for at, each in zip(addresses, known.servers, strict=True)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.failures.lost_connections import DeadPeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,13 +16,11 @@ if TYPE_CHECKING:
 
 
 def wrapped(runtime: Runtime) -> Iterator[tuple[type | ModuleType, str, Wrapper]]:
-    """What to wrap of pools and connections, and with what."""
+    """What to wrap of pools, and with what."""
     if runtime.config.dead_peer_s and driver.connections.CAN_WATCH:
         for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
             asynchronous = half is driver.waits.ASYNC_HALF
             yield half.module("pool"), half.connect, _connect(runtime, asynchronous)
-        for owner in driver.connections.connection_classes():
-            yield owner, driver.connections.FAILED, _failed(runtime)
 
 
 def _connect(runtime: Runtime, asynchronous: bool) -> Wrapper:
@@ -48,21 +45,3 @@ def _connect(runtime: Runtime, asynchronous: bool) -> Wrapper:
         return watch(await wrapped(*args, **kwargs))
 
     return async_wrapper if asynchronous else wrapper
-
-
-def _failed(runtime: Runtime) -> Wrapper:
-    """What ends a connection, named. The async one is called here and awaited by the caller."""
-    seconds = runtime.config.dead_peer_s
-
-    def wrapper(
-        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        error, *others = args
-        try:
-            if driver.connections.peer_was_silent(connection, error, seconds):
-                error = DeadPeerError(seconds)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience after a connection was lost")
-        return wrapped(error, *others, **kwargs)
-
-    return wrapper

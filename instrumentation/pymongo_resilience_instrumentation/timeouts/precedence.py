@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import blocks
 from pymongo_resilience.option_types import CURSOR_LIFETIME
-from pymongo_resilience.policy import shorter
+from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 
@@ -64,7 +64,10 @@ class TimeoutRules:
             return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         if not self.csot_available:
             return call.client.options.timeout, NO_DEADLINE
-        in_force, own = driver.deadline.timeout_in_force(), blocks.current().timeout_ms
+        in_force, around = driver.deadline.timeout_in_force(), blocks.current()
+        if around is not NOTHING:
+            call.within = around
+        own = around.timeout_ms
         hidden = None if in_force else driver.deadline.hidden_timeout()
         if hidden is not None and not own:
             return hidden.seconds, hidden.resume()

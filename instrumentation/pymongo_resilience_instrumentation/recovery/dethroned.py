@@ -1,0 +1,216 @@
+"""Attempts that wait for a member which is no longer the primary and does not answer.
+
+They are interrupted where they would be repeated; the others go on waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import AutoReconnect
+
+from pymongo_resilience.config import INTERRUPTIONS
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.failure import Failure, RetryReason, Stage
+from pymongo_resilience.faults import logger
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.retry_rules import NeedsStrategy, Retry
+from pymongo_resilience.strategy import NAMED
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.failures.lost_connections import InterruptedAttemptError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pymongo_resilience_instrumentation.addresses import Address
+    from pymongo_resilience_instrumentation.driver.attempts_in_flight import InFlight
+    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+GRACE = 0.2
+"""Seconds in which a member that is no longer the primary may still answer."""
+LOOKS = 10
+"""After which one that is neither heard of nor silent is left alone."""
+BUILT_IN = tuple(type(each) for each in NAMED.values())
+"""Another strategy is the application's, and is asked about failures that happened only."""
+
+
+def wrapped(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+    """What to wrap of topologies, and with what."""
+    if INTERRUPTIONS not in runtime.config.recovery_without:
+        for owner, asynchronous in driver.topologies.topologies():
+            yield owner, driver.topologies.CHANGE, _change(runtime, asynchronous)
+
+
+def _change(runtime: Runtime, asynchronous: bool) -> Wrapper:
+    start = _start_task if asynchronous else _start_thread
+
+    def look(topology: Any) -> None:
+        with suppress(Exception):  # under the driver's lock nothing is logged
+            if runtime.enabled_flag.on:
+                address = driver.topologies.dethroned(topology)
+                if address is not None:
+                    start(Dethroned(runtime, topology, address))
+
+    def wrapper(
+        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = wrapped(*args, **kwargs)
+        look(topology)
+        return result
+
+    async def async_wrapper(
+        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = await wrapped(*args, **kwargs)
+        look(topology)
+        return result
+
+    return async_wrapper if asynchronous else wrapper
+
+
+class Dethroned:
+    """One member that ceased to be the primary. Belongs to one thread or task."""
+
+    def __init__(self, runtime: Runtime, topology: Any, address: Address) -> None:
+        self._runtime = runtime
+        self._topology = topology
+        self._address = address
+        self._since = time.monotonic()
+        self._asked = False
+
+    def pool(self) -> Any:
+        """None once there is nothing to do here."""
+        if not self._runtime.enabled_flag.on:
+            return None
+        return driver.topologies.pool_at(self._topology, self._address)
+
+    def to_interrupt(self, found: list[InFlight]) -> list[InFlight] | None:
+        """Of the attempts on the member, GRACE after it ceased to be the primary. Empty: none yet,
+        look again after GRACE. None: none at all."""
+        silent = [
+            each
+            for each in found
+            if driver.connections.nothing_arrived_for(each.connection, GRACE)
+            and would_be_repeated(self._runtime, each.loop)
+        ]
+        if not silent:
+            return [] if found else None
+        if driver.topologies.last_heard(self._topology, self._address) < self._since:
+            return silent if not self._asked or self._is_silent() else []
+        if self._asked:
+            return None
+        # It answers, or did when it said so itself: is that still so?
+        self._asked, self._since = True, time.monotonic()
+        driver.topologies.check(self._topology, self._address)
+        return []
+
+    @property
+    def pauses(self) -> bool:
+        """A server that the client knows may be selected, and its pool be needed."""
+        return not driver.topologies.is_known(self._topology, self._address)
+
+    def _is_silent(self) -> bool:
+        check = driver.checks.check_in_progress(self._topology, self._address)
+        return check is not None and check.seconds >= GRACE
+
+
+def _end(chosen: list[InFlight]) -> None:
+    logger.warning("%d attempts on a lost primary are interrupted and repeated", len(chosen))
+    for each in chosen:
+        driver.connections.end(each.connection, InterruptedAttemptError())
+
+
+def _watch(lost: Dethroned) -> None:
+    try:
+        for _ in range(LOOKS):
+            time.sleep(GRACE)
+            pool = lost.pool()
+            if pool is None:
+                return
+            chosen = lost.to_interrupt(driver.attempts_in_flight.in_threads(pool))
+            if chosen is None:
+                return
+            if chosen:
+                connections = [each.connection for each in chosen]
+                driver.attempts_in_flight.interrupt(pool, connections, pause=lost.pauses)
+                _end(chosen)
+    except Exception:
+        logger.exception("internal error in pymongo-resilience after an election")
+
+
+async def _watch_async(lost: Dethroned) -> None:
+    try:
+        for _ in range(LOOKS):
+            await asyncio.sleep(GRACE)
+            pool = lost.pool()
+            if pool is None:
+                return
+            chosen = lost.to_interrupt(driver.attempts_in_flight.in_tasks(pool))
+            if chosen is None:
+                return
+            if chosen:
+                connections, pause = [each.connection for each in chosen], lost.pauses
+                await driver.attempts_in_flight.interrupt_async(pool, connections, pause=pause)
+                _end(chosen)
+    except Exception:
+        logger.exception("internal error in pymongo-resilience after an election")
+
+
+def _start_thread(lost: Dethroned) -> None:
+    threading.Thread(
+        target=_watch, args=(lost,), name="pymongo_resilience_recovery", daemon=True
+    ).start()
+
+
+_TASKS: set[asyncio.Task[None]] = set()
+"""A loop keeps its tasks weakly."""
+
+
+def _start_task(lost: Dethroned) -> None:
+    task = asyncio.get_running_loop().create_task(_watch_async(lost))
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
+
+
+def would_be_repeated(runtime: Runtime, loop: Any) -> bool:
+    """Whether the rules would repeat the attempt that the loop is making, were it interrupted now.
+    In another thread or task: what only its own context says counts as no."""
+    call = getattr(loop, "call", None)
+    if call is None or call.ended:
+        return False
+    rules, executor = runtime.rules, runtime.executor
+    said = call.within.over(call.bound).over(rules.policy_of(*call.governed))
+    strategy = rules.strategy if said.strategy is None else said.strategy
+    if not isinstance(strategy, BUILT_IN):
+        return False
+    kind = Kind.READ if loop.only_reads else driver.retry_loop.kind(loop)
+    left = None if not call.timeout else call.timeout - call.elapsed()
+    operation = Operation(
+        name=call.operation,
+        namespace=call.namespace,
+        kind=kind,
+        strategy=strategy,
+        retries_enabled=driver.retry_loop.retries_enabled(loop, kind),
+        in_transaction=driver.retry_loop.in_transaction(loop),
+        acknowledged=call.acknowledged,
+        declared_idempotent=bool(said.idempotent),
+        deadline=None if left is None else Deadline.after(executor.clock, left),
+        attempts=len(call.reasons),
+    )
+    failure = Failure(
+        error=AutoReconnect(),
+        stage=Stage.IN_FLIGHT if loop.reached_connection else Stage.NOT_SENT,
+        reason=RetryReason.INTERRUPTED,
+        carried_txn_number=driver.retry_loop.carries_txn_number(loop),
+    )
+    operation.record(failure)
+    verdict = executor.retry_rules.check_rules(operation, failure)
+    if isinstance(verdict, NeedsStrategy):
+        answer: Any = strategy.retry_after(operation, failure)
+        verdict = executor.retry_rules.apply_strategy(operation, failure, answer)
+    return isinstance(verdict, Retry)

@@ -1,0 +1,225 @@
+"""Attempts that wait for a primary which is none any more, and does not answer, are set free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from pymongo.errors import AutoReconnect
+from pymongo.monitoring import ConnectionPoolListener
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.testbed import BlackHole, Election, ReplicaSet, Slow
+from support.clients import Side, wait_until
+from support.telemetry import Instrument
+
+import pymongo_resilience
+from pymongo_resilience import RetryStrategy, override
+
+pytestmark = pytest.mark.oldest
+PLENTY_MS = 30_000
+SOON = 15.0
+"""Seconds, of that deadline."""
+AFTER_THE_HOLE = 1.5
+STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 10_000}
+
+
+class Pools(ConnectionPoolListener):
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    def pool_cleared(self, event: Any) -> None:
+        self.events.append(("cleared", event.interrupt_connections))
+
+    def connection_closed(self, event: Any) -> None:
+        self.events.append(("closed", event.reason))
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith(("connection_", "pool_")) and name not in vars(Pools):
+            return lambda event: None
+        return object.__getattribute__(self, name)
+
+
+def at_once(side: Side, calls: list[Callable[[], Any]], strike: Callable[[], None]) -> list[Any]:
+    """What each call ends with, while ``strike`` runs in a thread of its own."""
+    thread = threading.Thread(target=strike)
+    thread.start()
+    results = _in_tasks(side, calls) if side.runner is not None else _in_threads(calls)
+    thread.join()
+    return results
+
+
+def _in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
+    results: list[Any] = [None] * len(calls)
+
+    def act(number: int) -> None:
+        try:
+            results[number] = calls[number]()
+        except Exception as error:  # noqa: BLE001 - answered with
+            results[number] = error
+
+    around = [contextvars.copy_context() for _ in calls]
+    threads = [
+        threading.Thread(target=context.run, args=(act, number))
+        for number, context in enumerate(around)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return results
+
+
+def _in_tasks(side: Side, calls: list[Callable[[], Any]]) -> list[Any]:
+    async def act() -> list[Any]:
+        return await asyncio.gather(*(call() for call in calls), return_exceptions=True)
+
+    return list(side.do(act))
+
+
+def silenced(replica_set: ReplicaSet, hole: BlackHole, count: int) -> Callable[[], None]:
+    """Elects another primary once so many requests were swallowed."""
+
+    def strike() -> None:
+        wait_until(lambda: hole.struck >= count)
+        replica_set.inject(Election(0.01))
+
+    return strike
+
+
+def connected(side: Side, replica_set: ReplicaSet, **options: Any) -> Any:
+    client = side.do(side.client, replica_set.uri, **{**STREAMING, **options})
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, 3)
+    return client
+
+
+def primary_of(side: Side, client: Any) -> Any:
+    return side.do(lambda: client.primary)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_writes_in_flight_are_repeated_on_the_new_primary(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument, count: int
+) -> None:
+    telemetry, pools = instrument(timeout_ms=PLENTY_MS), Pools()
+    client = connected(side, replica_set, event_listeners=[pools])
+    old = primary_of(side, client)
+    coll = client[database].coll
+    hole = BlackHole(SOON * 2)
+    replica_set.inject(hole, on="primary")
+    began = time.monotonic()
+    calls = [lambda number=number: coll.insert_one({"_id": number}) for number in range(count)]
+    results = at_once(side, calls, silenced(replica_set, hole, 1))
+    assert time.monotonic() - began < SOON
+    assert [each for each in results if isinstance(each, Exception)] == []
+    assert side.do(coll.count_documents, {}) == count
+    reasons = {event.reason.value for event in telemetry.decisions.events}
+    # Those that waited for a connection were not sent.
+    assert "interrupted" in reasons
+    assert reasons <= {"interrupted", "socket_not_available"}
+    assert ("cleared", True) in pools.events
+    assert ("closed", "error") in pools.events[pools.events.index(("cleared", True)) :]
+    status = pymongo_resilience.status(client)
+    (lost,) = [each for each in status.servers if each.address == f"{old[0]}:{old[1]}"]
+    assert lost.lost_connections["interrupted"] >= 1
+    replica_set.clear()
+
+
+class Refuses:
+    def retry_after(self, operation: Any, failure: Any) -> None:
+        return None
+
+
+REFUSES: RetryStrategy = Refuses()
+WAITING: dict[str, Callable[[Any], Any]] = {
+    "a write to many documents": lambda coll: coll.update_many({}, {"$inc": {"n": 1}}),
+    "a strategy of the application": lambda coll: coll.insert_one({}),
+}
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_what_would_not_be_repeated_goes_on_waiting(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument, what: str
+) -> None:
+    telemetry = instrument(timeout_ms=PLENTY_MS)
+    client = connected(side, replica_set)
+    coll = client[database].coll
+    hole = BlackHole(AFTER_THE_HOLE)
+    replica_set.inject(hole, on="primary")
+    began = time.monotonic()
+    with override(strategy=REFUSES) if what.startswith("a strategy") else nullcontext():
+        (result,) = at_once(side, [lambda: WAITING[what](coll)], silenced(replica_set, hole, 1))
+    assert isinstance(result, AutoReconnect)
+    assert time.monotonic() - began > AFTER_THE_HOLE / 2, "until its connection was closed"
+    reasons = {event.reason.value for event in telemetry.decisions.events}
+    assert reasons == {"socket_closed_while_in_flight"}
+
+
+def test_an_operation_of_a_transaction_goes_on_waiting(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=PLENTY_MS)
+    client = connected(side, replica_set)
+    coll = client[database].coll
+    side.do(coll.insert_one, {})
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(coll.insert_one, {}, session=session)
+    hole = BlackHole(AFTER_THE_HOLE)
+    replica_set.inject(hole, on="primary")
+    began = time.monotonic()
+    (result,) = at_once(
+        side, [lambda: coll.insert_one({}, session=session)], silenced(replica_set, hole, 1)
+    )
+    assert isinstance(result, AutoReconnect)
+    assert result.has_error_label("TransientTransactionError")
+    assert time.monotonic() - began > AFTER_THE_HOLE / 2
+    reasons = {event.reason.value for event in telemetry.decisions.events}
+    assert reasons == {"socket_closed_while_in_flight"}
+    side.do(session.end_session)
+
+
+def test_a_member_that_answers_is_left_alone(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=PLENTY_MS)
+    client = connected(side, replica_set)
+    coll = client[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+    old = primary_of(side, client)
+    slow = Slow(1.5)
+    replica_set.inject(slow, on="primary")
+
+    def strike() -> None:
+        wait_until(lambda: slow.struck)
+        replica_set.inject(Election(0.05))
+
+    results = at_once(side, [lambda: coll.find_one({"_id": 1})], strike)
+    assert results == [{"_id": 1}]
+    assert primary_of(side, client) != old
+    assert telemetry.decisions.events == []
+    assert all(not each.lost_connections for each in pymongo_resilience.status(client).servers)
+
+
+def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
+    originals = [vars(cls)[driver.topologies.CHANGE] for cls, _ in driver.topologies.topologies()]
+    instrument(recovery_without=("interruptions",))
+    now = [vars(cls)[driver.topologies.CHANGE] for cls, _ in driver.topologies.topologies()]
+    assert now == originals
+
+
+def test_a_client_that_is_closed_meanwhile_ends_it(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=PLENTY_MS)
+    client = connected(side, replica_set)
+    topology, address = client._topology, primary_of(side, client)
+    side.do(client.close)
+    assert driver.topologies.pool_at(topology, address) is None
+    assert driver.topologies.last_heard(topology, ("nowhere", 1)) == float("-inf")
