@@ -107,3 +107,22 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
 
 
 logger = _Logger(logging.getLogger("pymongo_resilience"), {})
+
+
+class shielded:  # noqa: N801 - as contextlib's own
+    """A block of our code that must not fail; ``what`` says where, in the log. What strikes from
+    outside is raised: a signal handler's exception, say."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if error is None or from_outside(error):
+            return False
+        text = "internal error in pymongo-resilience %s"
+        logger.error(text, self._what, exc_info=error, stacklevel=2)
+        return True

@@ -14,7 +14,7 @@ from collections import deque
 from contextvars import Context
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 
 from . import calls
 
@@ -37,10 +37,8 @@ def run_deferred() -> None:
             work = pending.popleft()
         except IndexError:  # another thread was faster
             return
-        try:
+        with shielded("in deferred work"):
             Context().run(calls.reported, work)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience in deferred work")
 
 
 _at_exit = False

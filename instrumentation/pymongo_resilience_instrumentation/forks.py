@@ -29,7 +29,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 
 from . import calls, deferred
 
@@ -69,10 +69,8 @@ def _in_child() -> None:
     if runtime.transaction_spans is not None:
         steps.append(runtime.transaction_spans.reset_after_fork)
     for step in steps:
-        try:
+        with shielded("in a forked child"):
             step()
-        except Exception:
-            logger.exception("internal error in pymongo-resilience in a forked child")
 
 
 if hasattr(os, "register_at_fork"):  # there is no fork on Windows

@@ -261,10 +261,9 @@ def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
-        asynchronous = is_async(vars(owner)["close"])
-        closing = closings.of_a_client(runtime.enabled_flag, runtime.closings, owner, asynchronous)
-        for name, method in closing:
-            yield owner, name, method
+        close = closings.CloseAsync if is_async(vars(owner)["close"]) else closings.Close
+        for name in {"close", "aclose"} & vars(owner).keys():
+            yield owner, name, close(runtime.closings)
 
 
 def _of_selection(_: Runtime) -> Iterator[Wrapped]:

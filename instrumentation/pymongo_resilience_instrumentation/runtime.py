@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context, trace
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
@@ -180,14 +180,10 @@ class Runtime:
         ended_ns: int | None = None,
     ) -> None:
         """``ended_ns``: since the epoch; None is now."""
-        try:
+        with shielded(f"while recording {call.operation}"):
             if self.operation_metrics is not None and call.public:
                 self.operation_metrics.record(call, error, seconds)
-        except Exception:
-            logger.exception(
-                "internal error in pymongo-resilience while recording %s", call.operation
-            )
-        try:
+        with shielded(f"while ending {call.operation}"):
             if self.operation_spans is not None:
                 self.operation_spans.end(call, error, ended_ns)
             if call.ends is not None:
@@ -197,16 +193,10 @@ class Runtime:
                     withholds=call.withholds,
                     ended_ns=ended_ns,
                 )
-        except Exception:
-            logger.exception("internal error in pymongo-resilience while ending %s", call.operation)
 
     def _show_timeline(self, call: Call, error: BaseException | None, seconds: float) -> None:
-        try:
+        with shielded(f"with the timeline of {call.operation}"):
             timelines.show(call, error, seconds, self.slow_seconds)
-        except Exception:
-            logger.exception(
-                "internal error in pymongo-resilience with the timeline of %s", call.operation
-            )
 
     @property
     def shows_calls(self) -> bool:
@@ -214,7 +204,7 @@ class Runtime:
 
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
         judged: BaseException | None = error
-        try:
+        with shielded(f"with the error of {call.operation}"):
             if self.owns_retries:
                 judged = timeout_errors.of_call(call, error)
             if isinstance(judged, OperationFailure) and call.selected is not None:
@@ -222,15 +212,11 @@ class Runtime:
                 server = driver.retry_loop.address_of(call.selected)
                 attempts = 1 + len(call.reasons)
                 state_origin(judged, server=server, attempts=attempts, reasons=call.reasons)
-        except Exception:
-            logger.exception(
-                "internal error in pymongo-resilience with the error of %s", call.operation
-            )
         return judged
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
         """Of a call that had to wait, or of a commit that had to."""
-        try:
+        with shielded(f"with the waits of {call.operation}"):
             wait_times.over(call, error)
             for each in call.waits or ():
                 # A Ctrl-C may have come before the wait itself could see to that.
@@ -239,10 +225,6 @@ class Runtime:
                 self.operation_metrics.record_waits(call)
             if self.operation_spans is not None:
                 self.operation_spans.add_waits(call)
-        except Exception:
-            logger.exception(
-                "internal error in pymongo-resilience with the waits of %s", call.operation
-            )
 
     @property
     def admits(self) -> bool:

@@ -93,6 +93,35 @@ def test_a_fault_does_not(caplog: pytest.LogCaptureFixture) -> None:
         assert record.exc_info is not None
 
 
+def test_a_shielded_fault_is_logged_where_it_was_and_goes_no_further(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with faults.shielded("here"):
+        {}["a"]
+    (record,) = caplog.records
+    assert record.getMessage() == "internal error in pymongo-resilience here"
+    assert record.funcName == "test_a_shielded_fault_is_logged_where_it_was_and_goes_no_further"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is KeyError
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_no_shield_holds_what_is_no_fault(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(error), faults.shielded("here"):
+        raise error
+    assert not caplog.records
+
+
+def test_no_shield_holds_what_strikes(
+    struck: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(STRUCK), faults.shielded("here"):
+        struck()
+    assert not caplog.records
+
+
 def test_what_another_thread_sets_in_a_line_of_ours_comes_from_outside() -> None:
     # As PyThreadState_SetAsyncExc does it: no frame but that of the line.
     code = compile("raise strange", "ours", "exec")

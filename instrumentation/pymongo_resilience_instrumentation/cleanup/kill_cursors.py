@@ -18,14 +18,13 @@ from pymongo_resilience import blocks
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import logger, shielded
 from pymongo_resilience.retry_rules import RetryRules, Rule
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
-from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.clock import MonotonicClock
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.operations.changes import END_SESSIONS
 
 from .by_client import keep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.methods import Function
 
 CLOSED = "Cannot use MongoClient after close"
@@ -125,45 +122,28 @@ class ClientClock(MonotonicClock):
             await closing.sleep_async(seconds)
 
 
-def of_a_client(
-    enabled_flag: EnabledFlag, closings: Closings, owner: type, asynchronous: bool
-) -> Iterator[tuple[str, Method]]:
-    """What to wrap of a client's class, and with what."""
-    for name in ("close", "aclose"):
-        if name in vars(owner):
-            yield name, _close(enabled_flag, closings, asynchronous)
+class Close(Interceptor):
+    """A client's ``close()``."""
+
+    def __init__(self, closings: Closings) -> None:
+        self._closings = closings
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        self._closings.of(given[0]).close()
+        return Entered(given[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        with shielded("after a client was closed"):
+            driver.waits.wake_selections(entered.instance)
+        return result
 
 
-def _close(enabled_flag: EnabledFlag, closings: Closings, asynchronous: bool) -> Method:
-    def begin(client: Any) -> None:
-        try:
-            if enabled_flag.acts():
-                closings.of(client).close()
-        except Exception:
-            logger.exception("internal error in pymongo-resilience before a client was closed")
+class CloseAsync(Close):
+    async def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
+        result = await original(*given, **kwargs)
+        with shielded("after a client was closed"):
+            await driver.waits.wake_selections_async(entered.instance)
+        return result
 
-    def of_sync(original: Function) -> Function:
-        def method(*given: Any, **kwargs: Any) -> Any:
-            begin(given[0])
-            result = original(*given, **kwargs)
-            try:
-                driver.waits.wake_selections(given[0])
-            except Exception:
-                logger.exception("internal error in pymongo-resilience after a client was closed")
-            return result
-
-        return method
-
-    def of_async(original: Function) -> Function:
-        async def method(*given: Any, **kwargs: Any) -> Any:
-            begin(given[0])
-            result = await original(*given, **kwargs)
-            try:
-                await driver.waits.wake_selections_async(given[0])
-            except Exception:
-                logger.exception("internal error in pymongo-resilience after a client was closed")
-            return result
-
-        return method
-
-    return Method(of_async if asynchronous else of_sync)
+    def succeeded(self, entered: Entered, result: Any) -> Any:  # noqa: ARG002 - as above
+        return result

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import blocks
 from pymongo_resilience.binding import attach_policy, policy_of, policy_of_cursor
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import logger, shielded
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep
 

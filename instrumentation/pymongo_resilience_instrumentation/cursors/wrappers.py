@@ -9,7 +9,7 @@ from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 
 from pymongo_resilience import blocks
 from pymongo_resilience.binding import attach_policy, policy_of_cursor
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
@@ -144,14 +144,12 @@ def _kill_later(given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
     Where no server was found there is nobody to tell, and the task would only wait for one.
     """
-    try:
+    with shielded("after a timeout of a cursor"):
         client, operation, _ = driver.cursors.run_operation_arguments(given, kwargs)
         address = given[3] if len(given) > 3 else kwargs.get("address")  # noqa: PLR2004
         if operation.cursor_id and operation.conn_mgr is None:
             cursor_address = driver.cursors.cursor_address(operation, address)
             driver.clients.kill_later(client, operation.cursor_id, cursor_address)
-    except Exception:
-        logger.exception("internal error in pymongo-resilience after a timeout of a cursor")
 
 
 def to_list(runtime: Runtime, asynchronous: bool) -> Within:
@@ -260,10 +258,8 @@ class Resume(CallInterceptor):
         return call
 
     def succeeded(self, call: Call, cursor: Any) -> Any:
-        try:
+        with shielded(f"after {call.operation}"):
             attach_policy(call.bound, cursor)
             if call.stream is not None and call.stream.seconds is not None:
                 keep(cursor, call.stream)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience after %s", call.operation)
         return super().succeeded(call, cursor)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.timeouts.errors import timed_out
 
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
 def expiry_behind(error: BaseException) -> PyMongoError | None:
     """The timeout to raise for the error of a ``write`` or a ``close`` that was made of one."""
-    try:
+    with shielded("with an error of GridFS"):
         return _expiry_behind(error) if isinstance(error, OperationFailure) else None
-    except Exception:
-        logger.exception("internal error in pymongo-resilience with an error of GridFS")
-        return None
+    return None
 
 
 def _expiry_behind(error: OperationFailure) -> PyMongoError | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import wrapt
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import driver, self_check
 
 if TYPE_CHECKING:
@@ -43,11 +43,9 @@ def _wrap(_: ModuleType) -> None:
         runtime, wrap = _waiting.pop()
     except IndexError:
         return
-    try:
+    with shielded("with GridFS, which has no timeouts as a whole"):
         if self_check.log_missing(driver.names.parts_of_gridfs()):
             return
         from . import wrappers as gridfs_wrappers  # noqa: PLC0415 - it imports gridfs
 
         wrap(gridfs_wrappers.of_gridfs(runtime))
-    except Exception:
-        logger.exception("internal error in pymongo-resilience: GridFS has no timeouts as a whole")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import options as client_options
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.telemetry import listeners, tracing
 
 from . import client_setup

@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 
 from pymongo.errors import OperationFailure
 
+from pymongo_resilience.faults import shielded
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.shield import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.shield import shielded
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext

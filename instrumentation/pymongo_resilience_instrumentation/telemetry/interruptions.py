@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.faults import shielded
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.shield import shielded
 
 if TYPE_CHECKING:
     from pymongo_resilience.enabled_flag import EnabledFlag

@@ -6,16 +6,15 @@ application's affair and never looked at.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import logger, shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.operations.changes import WRITES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pymongo_resilience_instrumentation.calls import Call
 
@@ -37,7 +36,7 @@ class DeprecatedOptions:
 
     def register(self, client: Any) -> None:
         """A client that exists, or was made: its own options, where all it does has a timeout."""
-        with _harmless("the calls of a client"):
+        with shielded("before the calls of a client"):
             self._register(client)
 
     def _register(self, client: Any) -> None:
@@ -56,7 +55,7 @@ class DeprecatedOptions:
     def of_method(self, call: Call, keywords: Mapping[str, Any], concern: Any) -> None:
         """What a method of the public API is given under a timeout, its object's write concern
         among it."""
-        with _harmless(call.operation):
+        with shielded(f"before {call.operation}"):
             if call.operation != "runCommand" and any(
                 keywords.get(name) is not None for name in MAX_TIME
             ):
@@ -66,13 +65,13 @@ class DeprecatedOptions:
 
     def of_batch(self, call: Call, batch: Any) -> None:
         """What a cursor was given before."""
-        with _harmless(call.operation):
+        with shielded(f"before {call.operation}"):
             if driver.deadline.has_max_time(batch):
                 self._warn(call.client, ["maxTimeMS"])
 
     def of_commit(self, call: Call, session: Any) -> None:
         """What its transaction was given before."""
-        with _harmless(call.operation):
+        with shielded(f"before {call.operation}"):
             if driver.deadline.has_max_commit_time(session):
                 self._warn(call.client, ["maxCommitTimeMS"])
 
@@ -87,12 +86,3 @@ class DeprecatedOptions:
                     "not logged",
                     option,
                 )
-
-
-@contextmanager
-def _harmless(what: str) -> Iterator[None]:
-    """A call has begun, or a client was made: whatever happens here, they go on."""
-    try:
-        yield
-    except Exception:
-        logger.exception("internal error in pymongo-resilience before %s", what)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ServerSelectionTimeoutError, WaitQueueTimeoutError
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.interception.shield import shielded
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -76,11 +75,9 @@ class Wait:
 def over(call: Call, error: BaseException | None) -> None:
     """Its attempt is over, so its waits are; ``error`` is None for one that came to send
     something."""
-    try:
+    with shielded("after a wait"):
         if call.waits and call.waits[-1].outcome is None:
             call.waits[-1].end(error)
-    except Exception:
-        logger.exception("internal error in pymongo-resilience after a wait")
 
 
 def _in_progress(call: Call, what: For) -> Wait:

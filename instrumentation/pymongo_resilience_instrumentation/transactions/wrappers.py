@@ -9,13 +9,13 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience import blocks
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.shield import shielded
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
