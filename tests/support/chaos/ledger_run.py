@@ -120,8 +120,9 @@ class Outcomes(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         attributes = span.attributes or {}
         outcome = attributes.get("pymongo_resilience.outcome")
-        # The client is closed in the thread of the test, which writes nothing.
-        if outcome is not None and attributes.get("db.operation.name") != "endSessions":
+        # A transaction's span, which names no operation, says what became of all of it. The client
+        # is closed in the thread of the test, which writes nothing.
+        if outcome is not None and attributes.get("db.operation.name") not in {None, "endSessions"}:
             outcome_of_the_last_span.set(str(outcome))
 
 
