@@ -251,11 +251,19 @@ def test_an_application_and_its_faults_are_recorded(tmp_path: Path) -> None:
     assert [each.error for each in ours.operations] == [None, None]
     assert summary.reasons(ours) == {CLOSED.value: 2}
     assert len(plain.faults) == 2
+    (primary,) = {each.server for each in ours.commands}
+    found, failed = summary.by_server(ours)[primary]
+    # ping, three attempts of one insert, another insert, endSessions
+    assert (found.operations, found.errors, failed) == (6, 2, 2)
+    # pymongo 4.17 has another name for it.
+    assert {each.error for each in plain.commands} - {None} <= {"AutoReconnect", "OSError"}
     assert_stands_alone(page([ours, plain], "both"))
 
 
 def _work(replica_set: ReplicaSet, recorder: Recorder) -> None:
-    with MongoClient[dict[str, Any]](replica_set.uri) as client:
+    with MongoClient[dict[str, Any]](
+        replica_set.uri, event_listeners=[recorder.commands()]
+    ) as client:
         client.admin.command("ping")
         replica_set.inject(CutAfter("insert", times=2), on="primary")
         for _ in range(2):

@@ -5,6 +5,7 @@ Each has ``at`` (seconds since 1970), ``type`` and ``side`` (who: ``ours``, ``pl
 - ``run``: a side begins; its later records count from here
 - ``operation``: ``name``, ``seconds``, ``error`` (a class or null), ``server``, and ``repeated``,
   how often by reason
+- ``command``: one command as a server answered it: ``name``, ``seconds``, ``error``, ``server``
 - ``fault``: ``fault``, ``on``, ``seconds``, ``struck``; without a side it strikes all of them
 - ``balance``: writes ``lost`` and ``duplicated``, where the database was compared
 - ``retry.scheduled``, ``retry.declined``, ``circuit_breaker.opened``, ``circuit_breaker.closed``:
@@ -19,12 +20,17 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from pymongo.monitoring import CommandListener
+
 from pymongo_resilience.events import BreakerClosed, BreakerOpened, RetryDeclined, RetryScheduled
+from pymongo_resilience_instrumentation.addresses import address_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
+
+    from pymongo.monitoring import CommandFailedEvent, CommandStartedEvent, CommandSucceededEvent
 
     from pymongo_resilience.events import Event
 
@@ -79,6 +85,15 @@ class Recorder:
         fields |= {"struck": fault.struck, "side": self._struck_side}
         self._write("fault", at=time.time() - seconds, **fields)
 
+    def commands(self) -> CommandListener:
+        """For ``MongoClient(event_listeners=[recorder.commands()])``: what each server did."""
+        return _Commands(self)
+
+    def command(self, name: str, seconds: float, *, server: str, error: str | None = None) -> None:
+        """One that ends now."""
+        fields = {"name": name, "seconds": round(seconds, 6), "server": server, "error": error}
+        self._write("command", at=time.time() - seconds, **fields)
+
     def on_event(self, event: Event, /) -> None:
         fields = {
             name: value.value if isinstance(value, enum.Enum) else value
@@ -107,3 +122,25 @@ class Recorder:
         with self._lock:
             if not self._file.closed:
                 self._file.write(f"{line}\n")
+
+
+class _Commands(CommandListener):
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def started(self, event: CommandStartedEvent) -> None: ...
+
+    def succeeded(self, event: CommandSucceededEvent) -> None:
+        self._ended(event, None)
+
+    def failed(self, event: CommandFailedEvent) -> None:
+        # Its text may quote values.
+        self._ended(event, str(event.failure.get("codeName") or event.failure.get("errtype")))
+
+    def _ended(self, event: CommandSucceededEvent | CommandFailedEvent, error: str | None) -> None:
+        self._recorder.command(
+            event.command_name,
+            event.duration_micros / 1e6,
+            server=address_text(event.connection_id),
+            error=error,
+        )

@@ -52,6 +52,8 @@ class Side:
     began: float = 0.0
     """In seconds since 1970."""
     operations: list[Operation] = field(default_factory=list)
+    commands: list[Operation] = field(default_factory=list)
+    """Of the servers; none where no client had the listener."""
     retries: list[Retry] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     breakers: list[tuple[float, str, str]] = field(default_factory=list)
@@ -65,6 +67,7 @@ class Side:
             [each.at + each.seconds for each in self.operations]
             + [each.at + each.seconds for each in self.faults]
             + [each.at for each in self.retries]
+            + [each.at for each in self.commands]
             + [each[0] for each in self.breakers],
             default=0.0,
         )
@@ -142,10 +145,11 @@ def _add(sides: dict[str, Side], record: dict[str, Any]) -> None:
         return
     at -= side.began
     match kind:
-        case "operation":
+        case "operation" | "command":
             seconds, error, server = float(record["seconds"]), record["error"], record["server"]
-            side.operations.append(Operation(at, str(record["name"]), seconds, error, server))
-            for reason, count in record["repeated"].items():
+            ended = side.operations if kind == "operation" else side.commands
+            ended.append(Operation(at, str(record["name"]), seconds, error, server))
+            for reason, count in record.get("repeated", {}).items():
                 side.retries += [Retry(at, reason, server, False)] * count
         case "fault":
             text = f"{record['fault']} on {record['on']}"

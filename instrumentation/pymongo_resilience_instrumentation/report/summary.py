@@ -73,10 +73,11 @@ def _stretch(operation: Operation, spans: Sequence[tuple[float, float]]) -> str:
 
 
 def by_server(side: Side) -> Mapping[str, tuple[Latency, int]]:
-    """Of each server, the operations that ended there and the attempts that failed there."""
+    """Of each server, its commands or the operations that ended there, and the attempts that failed
+    there."""
     operations: dict[str, list[Operation]] = defaultdict(list)
     failed = Counter(each.server for each in side.retries if each.server is not None)
-    for each in side.operations:
+    for each in side.commands or side.operations:
         if each.server is not None:
             operations[each.server].append(each)
     names = sorted({*operations, *failed})

@@ -175,6 +175,8 @@ def run(
     with EmbeddedServer() as server, recorder or contextlib.nullcontext():
         with topology.on(server) as servers, side_in_force(side, recorder) as options:
             servers.observer = None if recorder is None else recorder.fault
+            if recorder is not None:
+                options["event_listeners"] = [recorder.commands()]
             options.update(client_options or {})
             played = servers.play(scenario)
             if api is Api.THREADS:
