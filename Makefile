@@ -11,6 +11,7 @@
 #   make report                     all that the documents quote: measured, kept, written into them
 #   make bench-sick                 what a sick server costs, with circuit breakers and without
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
+#   make docs                       the documents as a site: build/site/index.html
 #   make fleet                      simulated fleets under overload: a table and a figure of docs/overload.md
 #   make gate                       fails where an operation takes more instructions than it did
 #   make clean                      remove what the other targets made
@@ -26,10 +27,11 @@ OLDEST := .venv-oldest
 WHEEL := .venv-wheel
 COMPATIBILITY := .venv-compatibility
 GATE := .venv-gate
+DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-overload fleet report gate clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-overload fleet report gate docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -87,6 +89,10 @@ report: $(MAIN)/bench.stamp build/canned_server build/callgrind_marks.so
 gate: $(GATE)/stamp build/canned_server build/callgrind_marks.so
 	@$(GATE)/bin/python bench/gate.py $(ARGS)
 
+# Fails where a link or an anchor leads nowhere.
+docs: $(DOCS)/stamp
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
 build/canned_server: bench/canned_server.c
 	@mkdir -p build
 	@command -v $(CC) > /dev/null || \
@@ -100,7 +106,7 @@ build/callgrind_marks.so: bench/callgrind_marks.c
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 clean:
-	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) $(DOCS) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -144,6 +150,10 @@ $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 # What counts as many instructions everywhere.
 $(GATE)/stamp: pyproject.toml bench/gate-requirements.txt | $(GATE)/bin/python
 	$(GATE)/$(PIP_INSTALL) --editable . --requirement bench/gate-requirements.txt
+	@touch $@
+
+$(DOCS)/stamp: pyproject.toml | $(DOCS)/bin/python
+	$(DOCS)/$(PIP_INSTALL) --editable ".[docs]"
 	@touch $@
 
 # Built on pymongo, and no dependencies of the tests. Remove it to have the newest again.

@@ -122,6 +122,7 @@ def of_rest(folder: Path) -> list[Step]:
         Step("thorough tests, newest pymongo", newest, (MAIN,)),
         Step("all other tests, oldest pymongo", oldest, (OLDEST,)),
         Step(PROPERTIES, properties, (MAIN,)),
+        Step("site, every link", make("docs")),
         *others,
         Step(GATE, gate(folder), (MAIN,), last),
         Step(
