@@ -10,6 +10,7 @@
 #   make bench                      what a healthy operation costs, beside pymongo and others
 #   make report                     all that the documents quote: measured, kept, written into them
 #   make bench-sick                 what a sick server costs, with circuit breakers and without
+#   make bench-recovery             how fast operations go on after a fault, beside plain pymongo
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
 #   make docs                       the documents as a site: build/site/index.html
 #   make fleet                      simulated fleets under overload: a table and a figure of docs/overload.md
@@ -31,7 +32,7 @@ DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-overload fleet report gate docs clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-recovery bench-overload fleet report gate docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -69,6 +70,10 @@ compatibility: $(COMPATIBILITY)/stamp
 # How long the server is sick, in seconds: ARGS=30.
 bench-sick: $(MAIN)/demo.stamp
 	@$(MAIN)/bin/python bench/sick_server.py $(ARGS)
+
+# Three minutes. One fault alone: ARGS="--only cut".
+bench-recovery: $(MAIN)/demo.stamp
+	@$(MAIN)/bin/python bench/recovery.py $(ARGS)
 
 # CPU as ratios within one run, and instructions, which repeat (needs valgrind). Takes about ten minutes;
 # less with ARGS="--workloads find_one --sides sync".
