@@ -279,7 +279,11 @@ URIS = {
 
 
 @pytest.mark.parametrize("name", URIS)
-@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    "form",
+    [[], pytest.param(["--json"], marks=pytest.mark.thorough("the same findings"))],
+    ids=["text", "json"],
+)
 def test_no_credential_is_printed(
     name: str, form: list[str], world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
