@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation.testbed import Overload, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore
 from support.clients import SentCommands, Side, retry_loops
 from support.telemetry import Instrument
-from support.transactions import session_of
+from support.transactions import run, session_of
 
 import pymongo_resilience
 from pymongo_resilience import (
@@ -190,6 +190,27 @@ def test_a_transaction_that_is_refused_may_be_begun_again(
         error = refused(side, coll.insert_one, {}, session=session)
         assert error.has_error_label("TransientTransactionError")
         side.do(session.abort_transaction)
+
+
+def test_with_transaction_begins_again_what_was_refused(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dice = [0.5]
+    monkeypatch.setattr(load_shedding, "random", lambda: dice.pop() if dice[1:] else dice[0])
+    telemetry = instrument(**SHEDDING)
+    client = side.client(proxy.uri)
+    coll = client[database].coll
+    overloaded(side, proxy, coll)
+    telemetry.clear()
+    dice[:] = [1.0, 0.0]
+    with session_of(side, client) as session:
+        run(side, session, lambda given: coll.insert_one({}, session=given))
+    assert [event.rule for event in telemetry.decisions.events] == [Rule.LOAD_SHEDDING]
+    assert side.do(coll.count_documents, {}) == 1
 
 
 def test_a_retry_that_is_refused_raises_what_the_server_said(
