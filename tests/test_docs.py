@@ -18,8 +18,11 @@ from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.reasons import ROWS
 from pymongo_resilience_instrumentation.failures.terminal_causes import TABLE as CAUSES, Cause
 from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics import OperationMetrics, ServerMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
+    OperationMetrics,
+    ServerMetrics,
+)
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.deadline_requirements import SECTIONS
 from support.deadline_rows import document_tables

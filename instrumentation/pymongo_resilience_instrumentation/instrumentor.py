@@ -32,9 +32,10 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.telemetry import semconv, tracing
-from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics import (
+from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import SpanHooks
+from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
     OperationMetrics,
     ServerMetrics,
     server_metrics,
@@ -42,7 +43,6 @@ from pymongo_resilience_instrumentation.telemetry.metrics import (
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
 from pymongo_resilience_instrumentation.telemetry.reporting import CallLog, Reported, Unreported
-from pymongo_resilience_instrumentation.telemetry.span_hooks import SpanHooks
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules

@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import OperationCounts
     from pymongo_resilience_instrumentation.selection.selector import Selectors
-    from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
-    from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
-    from pymongo_resilience_instrumentation.telemetry.metrics import OperationMetrics
+    from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
+    from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
+    from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
+        OperationMetrics,
+    )
     from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
     from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
     from pymongo_resilience_instrumentation.telemetry.reporting import Unreported

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.config import Config, Loaded
     from pymongo_resilience.events import Listener
     from pymongo_resilience.strategy import RetryStrategy
-    from pymongo_resilience_instrumentation.telemetry.span_hooks import Hook
+    from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import Hook
 
 OBJECTS = (
     "strategy",

@@ -21,7 +21,8 @@ from pymongo import message, monitoring
 from pymongo.collection import Collection
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients import registry
-from pymongo_resilience_instrumentation.telemetry import command_spans, listeners
+from pymongo_resilience_instrumentation.telemetry import listeners
+from pymongo_resilience_instrumentation.telemetry.commands import command_spans
 from support.chaos.residue import OpenSpans, ResidueError, no_residue, no_residue_async
 from support.clients import SentCommands
 
@@ -136,6 +137,7 @@ def _cache_without_bound(undo: Undo, spans: OpenSpans) -> None:
 
 
 OURS = "pymongo_resilience_instrumentation"
+COMMANDS = f"{OURS}.telemetry.commands"
 LEAKS: dict[str, Leak] = {
     "1 x thread: forgotten": _thread,
     "1 x task: forgotten _for_ever": _task,
@@ -153,7 +155,7 @@ LEAKS: dict[str, Leak] = {
     f"1 x object: {OURS}.clients.registry.ClientState": _registered_client,
     f"1 x entry: {OURS}.clients.registry.Clients._clients": _registered_client,
     f"1 x object: {OURS}.telemetry.listeners.Commands": _listener_of_a_client,
-    f"1 x entry: {OURS}.telemetry.command_spans.CommandSpans.without_call": _span_by_request_id,
+    f"1 x entry: {COMMANDS}.command_spans.CommandSpans.without_call": _span_by_request_id,
     f"1 x entry: {OURS}.clients.registry.forgotten": _module_entry,
     f"1 x entry: {OURS}.clients.registry.remembered": _cache_without_bound,
 }

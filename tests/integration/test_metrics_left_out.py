@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pymongo_resilience_instrumentation.clients.registry import Clients
-from pymongo_resilience_instrumentation.telemetry.metrics import server_metrics
+from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import server_metrics
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command
 from support.metrics_table import metrics_table

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import (
 from pymongo.cursor import CursorType
 from pymongo.monitoring import CommandListener, ConnectionPoolListener
 from pymongo_resilience_instrumentation.clients.pools import Pool
-from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.child_programs import run

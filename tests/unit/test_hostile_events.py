@@ -19,9 +19,9 @@ from pymongo.topology_description import TopologyDescription
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients.registry import Clients
 from pymongo_resilience_instrumentation.telemetry import listeners
-from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.telemetry.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics import ServerMetrics
+from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
+from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import ServerMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.hostile_input import bson_values, error_documents, examples, strange_floats
 from support.internal_errors import no_complaints

@@ -29,7 +29,7 @@ from pymongo_resilience_instrumentation.failures import classify, reasons, safe_
 from pymongo_resilience_instrumentation.selection.breaker_errors import refused
 from pymongo_resilience_instrumentation.selection.load_shedding import OverloadShedError
 from pymongo_resilience_instrumentation.telemetry import semconv, span_errors
-from pymongo_resilience_instrumentation.telemetry.metrics import error_type
+from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import errors as timeouts
 from support.engine.driver_exceptions import built, exceptions, filled, made, nasty_children, others
 from support.hostile_input import (

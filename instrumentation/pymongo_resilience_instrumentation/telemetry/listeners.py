@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.clients.registry import ClientState
 
-    from .command_spans import CommandSpans
-    from .driver_metrics import DriverMetrics
+    from .commands.command_spans import CommandSpans
+    from .metrics.driver_metrics import DriverMetrics
     from .tracing import Tracing
 
 

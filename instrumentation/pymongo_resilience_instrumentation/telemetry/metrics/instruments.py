@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import semconv
+from pymongo_resilience_instrumentation.telemetry import semconv
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bson.binary import Binary
 
 from pymongo_resilience_instrumentation.addresses import namespace_text
-
-from . import semconv
+from pymongo_resilience_instrumentation.telemetry import semconv
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import Observation
 
-from . import semconv
+from pymongo_resilience_instrumentation.telemetry import semconv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,7 +9,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from pymongo.monitoring import ConnectionCheckOutFailedReason
 
-from . import semconv
+from pymongo_resilience_instrumentation.telemetry import semconv
+
 from .instruments import Instruments
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.safe_texts import code_name, qualified_name
+from pymongo_resilience_instrumentation.telemetry import semconv
+from pymongo_resilience_instrumentation.telemetry.sdk.histograms import Series
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
-from . import semconv
 from .instruments import Instruments
 from .pool_gauges import PoolGauges
-from .sdk.histograms import Series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

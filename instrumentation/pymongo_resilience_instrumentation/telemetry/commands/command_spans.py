@@ -20,15 +20,16 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience.config import ALWAYS, NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
+from pymongo_resilience_instrumentation.telemetry import semconv
+from pymongo_resilience_instrumentation.telemetry.sampling import Sampling
+from pymongo_resilience_instrumentation.telemetry.sdk.spans import UNSET, FinishedSpans
+from pymongo_resilience_instrumentation.telemetry.span_errors import end_span, error_attributes
+from pymongo_resilience_instrumentation.telemetry.suppression import is_suppressed
+from pymongo_resilience_instrumentation.telemetry.tracing import DEFAULT
 
-from . import command_attributes as shown, semconv
+from . import command_attributes as shown
 from .query_text import text_of
-from .sampling import Sampling
-from .sdk.spans import UNSET, FinishedSpans
-from .span_errors import end_span, error_attributes
 from .span_hooks import NO_HOOKS
-from .suppression import is_suppressed
-from .tracing import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.telemetry.tracing import Tracing
 
     from .span_hooks import SpanHooks
-    from .tracing import Tracing
 
 OTHER = "_OTHER"
 """As OpenTelemetry's conventions name an error of which nothing is known."""
