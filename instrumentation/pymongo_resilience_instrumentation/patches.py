@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import wrapt
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -26,13 +25,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Replacement,
     Wrapped,
 )
-from pymongo_resilience_instrumentation.interception.methods import (
-    Method,
-    Need,
-    Subclass,
-    by_position,
-    is_async,
-)
+from pymongo_resilience_instrumentation.interception.methods import Need, is_async
 from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
 from pymongo_resilience_instrumentation.public_api import construction, wrappers
@@ -182,14 +175,9 @@ class Patches:
         if original is None:
             logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
             return None
-        method: Any = around
         if isinstance(around, Interceptor):
-            method = around.method(self._flag, is_async(original))
-        if isinstance(method, (Method, Subclass)):
-            made = method.in_place_of(original)
-        else:
-            wrapper = by_position(original, method) if _is_private(name) else method
-            made = wrapt.FunctionWrapper(original, wrapper)
+            around = around.method(self._flag, is_async(original))
+        made: Any = around.in_place_of(original)
         if made is None:
             logger.warning("pymongo's %s.%s takes other arguments: not wrapped", owner, name)
             return None
@@ -359,11 +347,6 @@ _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapp
     ("transaction", (Feature.END_SESSION,), _of_ended_sessions),
 )
 """The same, for what is on the way of healthy operations and does nothing for most of them."""
-
-
-def _is_private(name: str) -> bool:
-    """What the driver itself calls, and may call by name one day."""
-    return name.startswith("_") and not name.startswith("__")
 
 
 def _restore(patch: Patch) -> bool:

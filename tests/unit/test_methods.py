@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.interception.methods import Method, by_position
+from pymongo_resilience_instrumentation.interception.methods import Method
 
 
 def exact(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,21 +94,3 @@ def test_what_a_coroutine_does_not_know_is_passed_on_too() -> None:
     made = Method(exact).in_place_of(waits_more)
     assert inspect.iscoroutinefunction(made)
     assert asyncio.run(made(None, 1, 2, more=4)) == (1, 2, None, 4)
-
-
-@pytest.mark.parametrize(
-    ("given", "named", "result"),
-    [
-        ((1, 2), {}, ((1, 2), {})),
-        ((1,), {"unpack": 2}, ((1, 2), {})),
-        ((), {"address": 3, "unpack": 2, "cmd": 1}, ((1, 2, 3), {})),
-        ((), {"cmd": 1, "unpack": 2, "more": 4}, ((1, 2, None, 4), {})),
-        ((1, 2), {"unknown": 5}, ((1, 2, None, 0), {"unknown": 5})),
-        ((), {"unpack": 2}, ((), {"unpack": 2})),
-    ],
-)
-def test_what_is_given_by_name_is_seen_by_position(
-    given: tuple[Any, ...], named: dict[str, Any], result: Any
-) -> None:
-    wrapper = by_position(takes_more, lambda _original, _instance, args, kwargs: (args, kwargs))
-    assert wrapper(takes_more, None, given, named) == result

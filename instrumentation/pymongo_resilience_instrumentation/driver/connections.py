@@ -37,6 +37,11 @@ def connection_classes() -> Iterator[tuple[type, bool]]:
         yield getattr(module, f"{prefix}Connection"), bool(prefix)
 
 
+def failed_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The connection and the error that ``FAILED`` was called with."""
+    return given[0], given[1] if len(given) > 1 else kwargs["error"]
+
+
 def watch_peer(interface: Any, seconds: int) -> None:
     """Have the kernel close the connection ``seconds`` after the peer's last sign of life: what was
     sent stays unacknowledged, or probes do. A peer that lives and is slow acknowledges both.

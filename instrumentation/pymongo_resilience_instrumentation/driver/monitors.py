@@ -58,6 +58,11 @@ def monitor_classes() -> Iterator[tuple[type, bool]]:
         yield importlib.import_module(f"pymongo.{half}.monitor").Monitor, half == "asynchronous"
 
 
+def read_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The monitor and the connection that ``READ`` was called with."""
+    return given[0], given[1] if len(given) > 1 else kwargs["conn"]
+
+
 @contextmanager
 def reading(monitor: Any, connection: Any) -> Iterator[None]:
     """Around the part of a check that waits for its reply. A check that was woken was cancelled,

@@ -17,7 +17,7 @@ from pymongo_resilience.faults import from_outside, logger, raise_alone
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE
 
-from .methods import Method, Subclass, Wrapper
+from .methods import Method, Subclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +87,7 @@ class Interceptor:
 
 
 Owner = type | ModuleType
-Replacement = Wrapper | Method | Subclass | Interceptor
+Replacement = Method | Subclass | Interceptor
 Wrapped = tuple[Owner, str, Replacement]
 """Whose attribute, its name, and what runs in its place."""
 

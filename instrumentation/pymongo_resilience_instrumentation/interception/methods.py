@@ -1,7 +1,4 @@
-"""Plain functions in place of methods that every operation passes.
-
-A wrapper of wrapt's makes two objects for each call, which costs three times as much.
-"""
+"""Plain functions in place of the driver's methods, and a class in place of one of its classes."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 Function = Callable[..., Any]
-Wrapper = Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any]
-"""As wrapt calls one: with the original, what it is called on, and what it is given."""
 Need = Literal["avoided server", "timeout", "transaction"]
 """The first of them in a process puts patches on that operations do without until then."""
 ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -77,35 +72,6 @@ class Subclass(NamedTuple):
     def in_place_of(self, original: Any) -> type | None:
         """None where another library has put something there that is no class."""
         return self.derive(original) if type(original) is type else None
-
-
-def by_position(original: Any, wrapper: Wrapper) -> Wrapper:
-    """The wrapper, which is given by position whatever was given by name as far as it can be."""
-    parameters = list(inspect.signature(original).parameters.values())
-    if parameters and parameters[0].name == "self":
-        del parameters[0]
-
-    def wrapped(
-        original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return wrapper(original, instance, *_positional(parameters, args, kwargs))
-
-    return wrapped
-
-
-def _positional(
-    parameters: Sequence[inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not kwargs:
-        return args, kwargs
-    rest, given = dict(kwargs), list(args)
-    for each in parameters[len(args) :]:
-        if each.kind is not each.POSITIONAL_OR_KEYWORD or not rest:
-            break
-        if each.name not in rest and each.default is each.empty:
-            break
-        given.append(rest.pop(each.name, each.default))
-    return tuple(given), rest
 
 
 def is_async(method: Any) -> bool:

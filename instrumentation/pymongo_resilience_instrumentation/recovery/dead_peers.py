@@ -4,44 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
+    from collections.abc import Iterator
 
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
-def wrapped(runtime: Runtime) -> Iterator[tuple[type | ModuleType, str, Wrapper]]:
+def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     """What to wrap of pools, and with what."""
     if runtime.config.dead_peer_s and driver.connections.CAN_WATCH:
         for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
-            asynchronous = half is driver.waits.ASYNC_HALF
-            yield half.module("pool"), half.connect, _connect(runtime, asynchronous)
+            yield half.module("pool"), half.connect, Connected(runtime.config.dead_peer_s)
 
 
-def _connect(runtime: Runtime, asynchronous: bool) -> Wrapper:
+class Connected(Interceptor):
     """A new connection, once it is there: connecting has a timeout of its own."""
 
-    def watch(interface: Any) -> Any:
-        try:
-            if runtime.enabled_flag.on:
-                driver.connections.watch_peer(interface, runtime.config.dead_peer_s)
-        except Exception:
-            logger.exception("internal error in pymongo-resilience after a connection was made")
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds
+
+    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(None)
+
+    def succeeded(self, _entered: Entered, interface: Any) -> Any:
+        with shielded("after a connection was made"):
+            driver.connections.watch_peer(interface, self._seconds)
         return interface
-
-    def wrapper(
-        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return watch(wrapped(*args, **kwargs))
-
-    async def async_wrapper(
-        wrapped: Callable[..., Any], _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return watch(await wrapped(*args, **kwargs))
-
-    return async_wrapper if asynchronous else wrapper

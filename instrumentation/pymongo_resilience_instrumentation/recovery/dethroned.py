@@ -16,19 +16,20 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience.config import INTERRUPTIONS
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import Failure, RetryReason, Stage
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import logger, shielded
 from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.retry_rules import NeedsStrategy, Retry
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.lost_connections import InterruptedAttemptError
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.driver.attempts_in_flight import InFlight
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 GRACE = 0.2
@@ -39,38 +40,29 @@ BUILT_IN = tuple(type(each) for each in NAMED.values())
 """Another strategy is the application's, and is asked about failures that happened only."""
 
 
-def wrapped(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     """What to wrap of topologies, and with what."""
     if INTERRUPTIONS not in runtime.config.recovery_without:
         for owner, asynchronous in driver.topologies.topologies():
-            yield owner, driver.topologies.CHANGE, _change(runtime, asynchronous)
+            yield owner, driver.topologies.CHANGE, Change(runtime, asynchronous)
 
 
-def _change(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    start = _start_task if asynchronous else _start_thread
+class Change(Interceptor):
+    """A topology takes note of a server's new description."""
 
-    def look(topology: Any) -> None:
+    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
+        self._runtime = runtime
+        self._start = _start_task if asynchronous else _start_thread
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(given[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
         with suppress(Exception):  # under the driver's lock nothing is logged
-            if runtime.enabled_flag.on:
-                address = driver.topologies.dethroned(topology)
-                if address is not None:
-                    start(Dethroned(runtime, topology, address))
-
-    def wrapper(
-        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = wrapped(*args, **kwargs)
-        look(topology)
+            address = driver.topologies.dethroned(entered.instance)
+            if address is not None:
+                self._start(Dethroned(self._runtime, entered.instance, address))
         return result
-
-    async def async_wrapper(
-        wrapped: Callable[..., Any], topology: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = await wrapped(*args, **kwargs)
-        look(topology)
-        return result
-
-    return async_wrapper if asynchronous else wrapper
 
 
 class Dethroned:
@@ -126,7 +118,7 @@ def _end(chosen: list[InFlight]) -> None:
 
 
 def _watch(lost: Dethroned) -> None:
-    try:
+    with shielded("after an election"):
         for _ in range(LOOKS):
             time.sleep(GRACE)
             pool = lost.pool()
@@ -139,12 +131,10 @@ def _watch(lost: Dethroned) -> None:
                 connections = [each.connection for each in chosen]
                 driver.attempts_in_flight.interrupt(pool, connections, pause=lost.pauses)
                 _end(chosen)
-    except Exception:
-        logger.exception("internal error in pymongo-resilience after an election")
 
 
 async def _watch_async(lost: Dethroned) -> None:
-    try:
+    with shielded("after an election"):
         for _ in range(LOOKS):
             await asyncio.sleep(GRACE)
             pool = lost.pool()
@@ -157,8 +147,6 @@ async def _watch_async(lost: Dethroned) -> None:
                 connections, pause = [each.connection for each in chosen], lost.pauses
                 await driver.attempts_in_flight.interrupt_async(pool, connections, pause=pause)
                 _end(chosen)
-    except Exception:
-        logger.exception("internal error in pymongo-resilience after an election")
 
 
 def _start_thread(lost: Dethroned) -> None:

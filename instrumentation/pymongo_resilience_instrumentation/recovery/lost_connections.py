@@ -4,68 +4,67 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.lost_connections import (
     DeadPeerError,
     InterruptedAttemptError,
     LostConnectionError,
 )
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 
-def wrapped(runtime: Runtime) -> Iterator[tuple[type, str, Wrapper]]:
+def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     """What to wrap of connections, and with what."""
-    for owner, asynchronous in driver.connections.connection_classes():
-        yield owner, driver.connections.FAILED, _failed(runtime, asynchronous)
+    for owner, _ in driver.connections.connection_classes():
+        yield owner, driver.connections.FAILED, Failed(runtime.config.dead_peer_s)
 
 
-def _failed(runtime: Runtime, asynchronous: bool) -> Wrapper:
+class _Lost(Entered):
+    __slots__ = ("cause",)
+
+    def __init__(self, connection: Any, cause: Any) -> None:
+        super().__init__(connection)
+        self.cause = cause
+
+
+class Failed(Interceptor):
     """What ends a connection: closes it, and always raises."""
-    seconds = runtime.config.dead_peer_s if driver.connections.CAN_WATCH else 0
 
-    def named(connection: Any, error: Any) -> Any:
-        try:
-            if not isinstance(error, Exception):
-                return error
-            reason = driver.connections.reason_of(connection)
-            if reason is None and seconds:
-                silent = driver.connections.peer_was_silent(connection, error, seconds)
-                reason = DeadPeerError(seconds) if silent else None
-            if isinstance(reason, LostConnectionError):
-                driver.connections.count_lost(connection, reason.reason.value)
-                return reason
-        except Exception:
-            logger.exception("internal error in pymongo-resilience after a connection was lost")
-        return error
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds if driver.connections.CAN_WATCH else 0
 
-    def wrapper(
-        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        error, *others = args
-        cause = named(connection, error)
-        try:
-            return wrapped(cause, *others, **kwargs)
-        except Exception:
-            if isinstance(cause, InterruptedAttemptError):
-                raise driver.connections.cancelled(connection, cause) from cause
-            raise
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Lost:
+        connection, error = driver.connections.failed_arguments(given, kwargs)
+        return _Lost(connection, self._named(connection, error))
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], connection: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        error, *others = args
-        cause = named(connection, error)
-        try:
-            return await wrapped(cause, *others, **kwargs)
-        except Exception:
-            if isinstance(cause, InterruptedAttemptError):
-                raise driver.connections.cancelled(connection, cause) from cause
-            raise
+    def _named(self, connection: Any, error: Any) -> Any:
+        if not isinstance(error, Exception):
+            return error
+        reason = driver.connections.reason_of(connection)
+        if reason is None and self._seconds:
+            silent = driver.connections.peer_was_silent(connection, error, self._seconds)
+            reason = DeadPeerError(self._seconds) if silent else None
+        if not isinstance(reason, LostConnectionError):
+            return error
+        driver.connections.count_lost(connection, reason.reason.value)
+        return reason
 
-    return async_wrapper if asynchronous else wrapper
+    def send(self, lost: _Lost, original: Function, _: Any, *given: Any, **kwargs: Any) -> Any:
+        kwargs.pop("error", None)
+        return original(lost.instance, lost.cause, *given[1:], **kwargs)
+
+    def failed(self, lost: _Lost | None, error: BaseException, *_: Any) -> BaseException:
+        if lost is None or not isinstance(error, Exception):
+            return error
+        if not isinstance(lost.cause, InterruptedAttemptError):
+            return error
+        cancelled = driver.connections.cancelled(lost.instance, lost.cause)
+        cancelled.__cause__ = lost.cause
+        return cancelled

@@ -7,18 +7,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.config import QUICK_CHECKS, WOKEN_CHECKS
-from pymongo_resilience.faults import logger
+from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.methods import Method
 
 from .check_intervals import CheckIntervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pymongo_resilience_instrumentation.interception.methods import Wrapper
+    from pymongo_resilience.enabled_flag import EnabledFlag
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
-Wrapped = tuple[type, str, "Wrapper"]
 _INTERVALS = "_pymongo_resilience_intervals"
 
 
@@ -27,77 +30,56 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     without = runtime.config.recovery_without
     for cls, asynchronous in driver.monitors.monitor_classes():
         if WOKEN_CHECKS not in without and driver.connections.CAN_WAKE:
-            yield cls, driver.monitors.READ, _read(asynchronous)
-            yield cls, driver.monitors.CANCEL, _cancel(runtime)
+            yield cls, driver.monitors.READ, Read()
+            yield cls, driver.monitors.CANCEL, _after(runtime.enabled_flag, driver.monitors.wake)
         if QUICK_CHECKS not in without:
-            yield cls, driver.monitors.CHECK, _check(runtime, asynchronous)
+            yield cls, driver.monitors.CHECK, CheckAsync() if asynchronous else Check()
             base = next(each for each in cls.__mro__ if driver.monitors.REQUEST in vars(each))
-            yield base, driver.monitors.REQUEST, _request
+            ringing = _after(runtime.enabled_flag, driver.monitors.ring)
+            yield base, driver.monitors.REQUEST, ringing
 
 
-def _read(asynchronous: bool) -> Wrapper:
-    def wrapper(
-        wrapped: Callable[..., Any], monitor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with driver.monitors.reading(monitor, args[0]):
-            return wrapped(*args, **kwargs)
-
-    async def async_wrapper(
-        wrapped: Callable[..., Any], monitor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        with driver.monitors.reading(monitor, args[0]):
-            return await wrapped(*args, **kwargs)
-
-    return async_wrapper if asynchronous else wrapper
+class Read(Interceptor):
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
+        monitor, connection = driver.monitors.read_arguments(given, kwargs)
+        return Entered(monitor, driver.monitors.reading(monitor, connection))
 
 
-def _cancel(runtime: Runtime) -> Wrapper:
-    def wrapper(
-        wrapped: Callable[..., Any], monitor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = wrapped(*args, **kwargs)
-        # In a weak reference's callback or under the driver's lock: nothing is logged.
-        with suppress(Exception):
-            if runtime.enabled_flag.on:
-                driver.monitors.wake(monitor)
+def _after(enabled_flag: EnabledFlag, step: Callable[[Any], None]) -> Method:
+    """In a weak reference's callback or under the driver's lock: nothing is logged."""
+
+    def around(original: Function) -> Function:
+        def method(monitor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(monitor, *args, **kwargs)
+            with suppress(Exception):
+                if enabled_flag.on:
+                    step(monitor)
+            return result
+
+        return method
+
+    return Method(around)
+
+
+class Check(Interceptor):
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(given[0])
+
+    def succeeded(self, entered: Entered, result: Any) -> Any:
+        with shielded("between two checks of a server"):
+            driver.monitors.pause(entered.instance, _interval(entered.instance))
         return result
 
-    return wrapper
 
-
-def _request(
-    wrapped: Callable[..., Any], monitor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    result = wrapped(*args, **kwargs)
-    with suppress(Exception):
-        driver.monitors.ring(monitor)
-    return result
-
-
-def _check(runtime: Runtime, asynchronous: bool) -> Wrapper:
-    def wrapper(
-        wrapped: Callable[..., Any], monitor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = wrapped(*args, **kwargs)
-        try:
-            if runtime.enabled_flag.on:
-                driver.monitors.pause(monitor, _interval(monitor))
-        except Exception:
-            logger.exception("internal error in pymongo-resilience between two checks of a server")
+class CheckAsync(Check):
+    async def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
+        result = await original(*given, **kwargs)
+        with shielded("between two checks of a server"):
+            await driver.monitors.pause_async(entered.instance, _interval(entered.instance))
         return result
 
-    async def async_wrapper(
-        wrapped: Callable[..., Any], monitor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        result = await wrapped(*args, **kwargs)
-        try:
-            if runtime.enabled_flag.on:
-                await driver.monitors.pause_async(monitor, _interval(monitor))
-        except Exception:
-            logger.exception("internal error in pymongo-resilience between two checks of a server")
+    def succeeded(self, entered: Entered, result: Any) -> Any:  # noqa: ARG002 - as above
         return result
-
-    return async_wrapper if asynchronous else wrapper
 
 
 def _interval(monitor: Any) -> Callable[[float], float]:
