@@ -33,6 +33,7 @@ from .faults import (
     Reset,
     Restart,
     RollingRestart,
+    SilentPrimary,
     SkewedClock,
     Slow,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "RollingRestart",
     "Scenario",
     "ShardedCluster",
+    "SilentPrimary",
     "SkewedClock",
     "Slow",
     "Standalone",

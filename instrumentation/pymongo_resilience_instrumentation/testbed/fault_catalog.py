@@ -26,6 +26,7 @@ from .faults import (
     Refuse,
     Reset,
     Restart,
+    SilentPrimary,
 )
 from .scenario import Strike, strike
 
@@ -102,6 +103,11 @@ def restart(rng: random.Random) -> Strike:
     return strike(Restart, downtime=_tenths(rng, 3, 15), gap=_tenths(rng, 1, 8), on=_anyone(rng))
 
 
+def silent_primary(rng: random.Random) -> Strike:
+    """The primary falls silent for a second or two, and another one is elected."""
+    return strike(SilentPrimary, _tenths(rng, 8, 20), gap=_tenths(rng, 1, 5))
+
+
 def not_primary(rng: random.Random) -> Strike:
     """Commands meet a member that is no longer primary, and does not say so in hello."""
     return _command(NotPrimary, rng, WRITES, times=rng.randint(1, 3))
@@ -139,7 +145,7 @@ NETWORK: Final[Sequence[Recipe]] = (
     pool_clearing_storm,
 )
 """Faults of the network alone; the one that distinguishes lost from doubled twice as often."""
-FAILOVER: Final[Sequence[Recipe]] = (election, restart, not_primary)
+FAILOVER: Final[Sequence[Recipe]] = (election, restart, silent_primary, not_primary)
 """Elections, restarts, and members that are late to notice."""
 SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error, write_concern_error)
 """Overload, and errors of the server's own."""

@@ -3,7 +3,7 @@
 from .commands import Corrupt, CutAfter, CutBefore, Fail, FailWriteConcern, NotPrimary
 from .load import Overload, RateLimit, Slow
 from .network import BlackHole, CutAtHandshake, Latency, PoolClearingStorm, Refuse, Reset
-from .replication import Election, Restart, RollingRestart, SkewedClock
+from .replication import Election, Restart, RollingRestart, SilentPrimary, SkewedClock
 
 __all__ = [
     "BlackHole",
@@ -23,6 +23,7 @@ __all__ = [
     "Reset",
     "Restart",
     "RollingRestart",
+    "SilentPrimary",
     "SkewedClock",
     "Slow",
 ]

@@ -10,6 +10,8 @@ from pymongo_resilience_instrumentation.testbed.deployments.replica_set import R
 from pymongo_resilience_instrumentation.testbed.fault import Fault, number, positive, refused
 from pymongo_resilience_instrumentation.testbed.interception import Interception
 
+from .network import BlackHole
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -43,6 +45,38 @@ class Election(Fault):
             await asyncio.sleep(self._gap)
         finally:
             replica_set.end_gap(self)
+
+
+class SilentPrimary(BlackHole):
+    """The primary swallows everything for so many seconds; another member is elected meanwhile.
+
+    What it is sent is never executed, and never answered.
+
+    :param seconds: for how long it is silent; then its connections are closed.
+    :param gap: seconds until another member is elected.
+    """
+
+    def __init__(self, seconds: float, gap: float = 0.5) -> None:
+        super().__init__(seconds)
+        self._gap = positive("gap", gap)
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        """Fall silent, hold the election."""
+        del targets
+        replica_set = _replica_set(deployment, self)
+        primary = replica_set.primary
+        electing = asyncio.ensure_future(self._elect(replica_set))
+        try:
+            await super().strike(deployment, () if primary is None else (primary,))
+            await electing
+        finally:
+            electing.cancel()
+            replica_set.end_gap(self)
+
+    async def _elect(self, replica_set: ReplicaSet) -> None:
+        await asyncio.sleep(self._gap)
+        await replica_set.step_down(self)
+        replica_set.end_gap(self)
 
 
 class Restart(Fault):
