@@ -77,14 +77,15 @@ def _tenacity() -> Callable[[Any], Any]:
 
 
 def _configure_sdk(*, sampled: bool, metrics: bool) -> None:
-    """Spans are dropped for want of a processor; metrics wait for somebody to collect them."""
+    """The default sampler, or none. Spans are dropped for want of a processor; metrics wait for
+    somebody to collect them."""
     from opentelemetry import trace
     from opentelemetry.metrics import set_meter_provider
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_ON
 
-    trace.set_tracer_provider(TracerProvider(sampler=ALWAYS_ON if sampled else ALWAYS_OFF))
+    trace.set_tracer_provider(TracerProvider(sampler=DEFAULT_ON if sampled else ALWAYS_OFF))
     if metrics:
         set_meter_provider(MeterProvider([InMemoryMetricReader()]))

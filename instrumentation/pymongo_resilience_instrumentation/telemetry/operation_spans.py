@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation.timeouts.wait_times import For
 from . import semconv
 from .listeners import publish_without_events
 from .sampling import Sampling
-from .sdk.spans import write
+from .sdk.spans import FinishedSpans, write
 from .span_errors import end_span
 from .suppression import is_suppressed
 from .tracing import KEPT, tracing_of
@@ -65,6 +65,7 @@ class OperationSpans:
         """``leads_from_server``: commands carry the context of the span, drawn or not."""
         self._tracer = tracer
         self._sampling = Sampling(tracer)
+        self._finished = FinishedSpans(tracer)
         self._leads_from_server = leads_from_server
 
     def start(self, call: Call, transaction: Span | None = None) -> None:
@@ -86,14 +87,18 @@ class OperationSpans:
         database, collection = call.known_target or call.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
+        around = outer if transaction is None else trace.set_span_in_context(transaction, outer)
+        late = self._finished.starts_unseen()
         span = calls.publish(
             call,
             self._tracer.start_span,
             name,
-            outer if transaction is None else trace.set_span_in_context(transaction, outer),
+            around,
             kind=SpanKind.CLIENT,
-            attributes=attributes,
+            attributes=None if late else attributes,
         )
+        if late:
+            write(span, attributes)
         call.span = span
         invalid = span is trace.INVALID_SPAN
         if not driver.events.want_commands(client, not invalid):

@@ -7,6 +7,7 @@ end. The span of a command needs none of that where nobody looks at it before it
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 SDK = "opentelemetry.sdk.trace"
+SAMPLERS = SDK + ".sampling"
 ALWAYS_ON = "AlwaysOnSampler"
+_PLAIN = r"(Always(On|Off)Sampler|TraceIdRatioBased\{[^{}]*\})"
+PLAIN = re.compile(rf"{_PLAIN}|ParentBased\{{(\w+:{_PLAIN},?)+\}}")
+"""How samplers describe themselves that look at nothing but the trace's id and its parent."""
 MOST_ATTRIBUTES = 40
 """More than a span of ours ever has."""
 UNSET = Status()
@@ -34,22 +39,20 @@ class FinishedSpans:
         self._sampler: Any = None
         self._processors: Any = None
         self._suits = False
+        self._starts_unseen = False
+
+    def starts_unseen(self) -> bool:
+        """Whether neither a sampler nor a processor reads the attributes that a span starts with:
+        then ``write`` adds them afterwards, for less."""
+        return self._known() is not None and self._starts_unseen
 
     def suits(self, parent: Any) -> bool:
         """Whether a span below ``parent``, one of the same tracer's, is certain to be recorded and
         sampled, and no processor wants to see it before it has ended."""
-        sdk = self._sdk
-        if sdk is None:
-            sdk = self._find()
-            if sdk is None:
-                return False
-        if (
-            sdk.sampler is not self._sampler
-            or sdk.span_processor._span_processors is not self._processors
-        ):
-            self._look(sdk)
+        sdk = self._known()
         return (
-            self._suits
+            sdk is not None
+            and self._suits
             and type(parent) is _span_class()
             and parent._context.trace_flags & 1 == 1
             and sdk._is_enabled()
@@ -97,6 +100,18 @@ class FinishedSpans:
             )
         )
 
+    def _known(self) -> Any:
+        """The SDK's tracer, looked at; None where there is none that is as known."""
+        sdk = self._sdk
+        if sdk is None:
+            sdk = self._find()
+        if sdk is not None and (
+            sdk.sampler is not self._sampler
+            or sdk.span_processor._span_processors is not self._processors
+        ):
+            self._look(sdk)
+        return sdk
+
     def _find(self) -> Any:
         # One that was got before there was an SDK stands for the SDK's.
         sdk: Any = getattr(self._tracer, "_real_tracer", None) or self._tracer
@@ -107,10 +122,11 @@ class FinishedSpans:
     def _look(self, sdk: Any) -> None:
         # Read anew, so that whoever adds a processor or gives it another sampler is heard.
         sampler, processors = sdk.sampler, sdk.span_processor._span_processors
+        unseen = all(map(_waits_for_the_end, processors)) and _limits_nothing(sdk._span_limits)
+        self._starts_unseen = unseen and _ignores_attributes(sampler)
         self._suits = (
-            _samples_below_sampled(sampler)
-            and all(map(_waits_for_the_end, processors))
-            and _limits_nothing(sdk._span_limits)
+            unseen
+            and _samples_below_sampled(sampler)
             and type(sdk._tracer_metrics).__name__ == "NoOpTracerMetrics"
         )
         self._sampler, self._processors = sampler, processors
@@ -127,7 +143,7 @@ def write(span: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def _samples_below_sampled(sampler: Any) -> bool:
-    if type(sampler).__module__ != "opentelemetry.sdk.trace.sampling":
+    if type(sampler).__module__ != SAMPLERS:
         return False
     described: str = sampler.get_description()
     if described.startswith("ParentBased{"):
@@ -135,19 +151,19 @@ def _samples_below_sampled(sampler: Any) -> bool:
     return described == ALWAYS_ON
 
 
+def _ignores_attributes(sampler: Any) -> bool:
+    return type(sampler).__module__ == SAMPLERS and bool(PLAIN.fullmatch(sampler.get_description()))
+
+
 def _waits_for_the_end(processor: Any) -> bool:
+    """The SDK's own do nothing before, nor do those that inherit the empty methods."""
     from opentelemetry.sdk.trace import SpanProcessor, export  # noqa: PLC0415 - there is one here
 
-    starts = {
-        each.on_start
-        for each in (SpanProcessor, export.BatchSpanProcessor, export.SimpleSpanProcessor)
-    }
-    cls = type(processor)
-    own = getattr(processor, "__dict__", {})
-    return (
-        not {"on_start", "_on_ending"} & own.keys()
-        and getattr(cls, "on_start", None) in starts
-        and getattr(cls, "_on_ending", None) is SpanProcessor._on_ending
+    idle = (SpanProcessor, export.BatchSpanProcessor, export.SimpleSpanProcessor)
+    return all(
+        name not in getattr(processor, "__dict__", {})
+        and getattr(type(processor), name, None) in [getattr(each, name, None) for each in idle]
+        for name in ("on_start", "_on_ending")
     )
 
 
