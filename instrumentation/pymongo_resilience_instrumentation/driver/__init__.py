@@ -7,25 +7,20 @@ pymongo, begin there. Nothing is decided here.
 from __future__ import annotations
 
 from . import (
-    attempts_in_flight,
-    checks,
     clients,
     commands,
-    connections,
     cursors,
     deadline,
     events,
     interruptions,
-    monitors,
     names,
-    pools,
     repetition,
     retry_loop,
     selection,
     sessions,
-    topologies,
     waits,
 )
+from .servers import attempts_in_flight, checks, connections, monitors, pools, topologies
 
 __all__ = [
     "attempts_in_flight",

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
-from .attempts_in_flight import ATTEMPTS, CLEAR, CONNECTING, CONNECTION, CONTEXTS
 from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
 from .commands import CONNECTIONS, LIMITED, OF_DELETES, OF_UPDATES, PASSED
-from .connections import FAILED
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .events import ARGUMENTS, ENABLED
 from .interruptions import HANDLED, SENDERS, SENDING
-from .monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
-from .pools import IDLE, IN_USE, PLACES
 from .retry_loop import LOOKING_UP, LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
+from .servers.attempts_in_flight import ATTEMPTS, CLEAR, CONNECTING, CONNECTION, CONTEXTS
+from .servers.connections import FAILED
+from .servers.monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
+from .servers.pools import IDLE, IN_USE, PLACES
+from .servers.topologies import CHANGE
 from .sessions import END_SESSION, WITHIN_TIME_LIMIT
-from .topologies import CHANGE
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTING, SELECTION_TIMEOUT, SYNC_HALF
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.driver.attempts_in_flight import InFlight
+    from pymongo_resilience_instrumentation.driver.servers.attempts_in_flight import InFlight
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
     from pymongo_resilience_instrumentation.runtime import Runtime
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import _OperationCancelled
 
+from pymongo_resilience_instrumentation.driver.deadline import now
+
 from .connections import shut_down
-from .deadline import now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

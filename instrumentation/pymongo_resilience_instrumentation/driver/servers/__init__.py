@@ -1,0 +1,1 @@
+"""How pymongo reaches servers: topologies, monitors and their checks, pools, connections."""
