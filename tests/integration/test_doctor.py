@@ -56,6 +56,7 @@ def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> I
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the examination would wait to its end."""
     monkeypatch.setattr(examination, "TOTAL_S", 2.0)
+    monkeypatch.setattr(examination, "NETWORK_S", 1.5)
 
 
 def assert_well(found: Examination) -> None:
@@ -142,6 +143,15 @@ def test_a_slow_set_is_no_fault(replica_set: ReplicaSet, made: Any, hasty: None)
     assert found.verdict.well
     assert found.verdict.symptom is None
     assert found.seconds < LIMIT
+
+
+def test_a_server_that_is_slower_than_the_check_is_said_to_be_so(
+    replica_set: ReplicaSet, hasty: None
+) -> None:
+    replica_set.inject(Latency(10))
+    found = examine(replica_set.uri)
+    assert found.verdict.symptom is Symptom.SILENT
+    assert re.search(r"no answer within \d\.\d s", found.verdict.text)
 
 
 def test_idle_connections_that_die_are_named(replica_set: ReplicaSet) -> None:

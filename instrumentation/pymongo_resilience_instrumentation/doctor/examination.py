@@ -108,7 +108,7 @@ def _probed(target: Target, end: float) -> list[Probe]:
         pending += len(probes) - before - 1
     for probe in probes.values():
         if probe.symptom is None and probe.hello is None:
-            probe.symptom = unanswered(probe.stage)
+            probe.symptom, probe.said = unanswered(probe.stage), prober.waited
     return list(probes.values())
 
 

@@ -91,6 +91,7 @@ class Prober:
         """``deadline``: on the monotonic clock, for each step of each server."""
         self._target = target
         self._deadline = deadline
+        self.waited = f"no answer within {deadline - time.monotonic():.1f} s"
 
     def run(self, probe: Probe) -> Probe:
         """The same one, filled in. Never raises."""
@@ -102,6 +103,8 @@ class Prober:
             # One that has answered once is slow.
             if probe.hello is None or not isinstance(error, TimeoutError):
                 probe.symptom = _symptom(error, probe.stage)
+            if isinstance(error, TimeoutError):
+                probe.said = self.waited
         with suppress(Exception):
             self._look_again(probe)
         return probe
