@@ -7,7 +7,8 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from .findings import Finding, Level
-from .probe import NotMongoDBError, Prober, say_hello
+from .hello import NotMongoDBError, say_hello
+from .probe import Prober
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import socket
 import ssl
-import struct
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
-
-import bson
-from bson.codec_options import CodecOptions
 
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.selection.diagnosis import Symptom, symptom_of
+
+from .hello import NotMongoDBError, round_trip, say_hello
+from .tls import expiry, tls_context, unchecked
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from .uri import Target
 
 ROUND_TRIPS: Final = 5
-LONGEST_MESSAGE: Final = 48_000_000
-OP_MSG: Final = 2013
-COMMAND_NOT_FOUND: Final = 59
 NO_CHECK_TIME: Final = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME: an expired certificate can then be read."""
 SECOND_LOOK: Final = 1.0
@@ -40,12 +36,6 @@ _CERTIFICATE: Final = {
     64: Symptom.WRONG_HOST_NAME,
 }
 """By OpenSSL's code; the rest is about the authority."""
-_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
-_HEADER = struct.Struct("<iiii")
-
-
-class NotMongoDBError(Exception):
-    """What answers speaks another protocol."""
 
 
 @dataclass
@@ -164,7 +154,7 @@ class Prober:
         wrapped = tls_context(self._target).wrap_socket(plain, server_hostname=probe.address[0])
         wrapped.settimeout(self._left())
         probe.tls_ms, probe.tls_version = _ms(began), wrapped.version()
-        probe.expires = _expiry(wrapped)
+        probe.expires = expiry(wrapped)
         return wrapped
 
     def _measure(self, probe: Probe, connection: socket.socket) -> None:
@@ -192,7 +182,7 @@ class Prober:
                     probe.symptom = Symptom.PLAIN_PORT
             case Symptom.HANGS_UP | Symptom.SILENT | Symptom.NOT_MONGODB if not self._target.tls:
                 with closing(self._anew(probe)) as plain:
-                    _unchecked().wrap_socket(plain, server_hostname=probe.address[0]).close()
+                    unchecked().wrap_socket(plain, server_hostname=probe.address[0]).close()
                     probe.symptom = Symptom.TLS_PORT
             case Symptom.WRONG_HOST_NAME:
                 context = tls_context(self._target)
@@ -220,69 +210,6 @@ class Prober:
             return dict(wrapped.getpeercert() or {})
 
 
-def tls_context(target: Target) -> ssl.SSLContext:
-    """As pymongo makes it. Raises OSError where a file cannot be read."""
-    options = target.options
-    context = ssl.create_default_context(cafile=options.get("tlscafile"))
-    key = options.get("tlscertificatekeyfile")
-    if key is not None:
-        context.load_cert_chain(key, password=options.get("tlscertificatekeyfilepassword", ""))
-    if target.flag("tlsallowinvalidhostnames") or target.flag("tlsinsecure"):
-        context.check_hostname = False
-    if target.flag("tlsallowinvalidcertificates") or target.flag("tlsinsecure"):
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _unchecked() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str, Any]:
-    """Raises NotMongoDBError, or OSError."""
-    command: dict[str, Any] = {"hello": 1, "$db": "admin"}
-    if balanced:
-        command["loadBalanced"] = True
-    reply = round_trip(connection, command)
-    if reply.get("code") == COMMAND_NOT_FOUND:
-        reply = round_trip(connection, {"isMaster": 1, "$db": "admin"})
-        reply.setdefault("isWritablePrimary", reply.get("ismaster"))
-    if reply.get("ok") != 1:
-        raise NotMongoDBError
-    return reply
-
-
-def round_trip(connection: socket.socket, command: dict[str, Any]) -> dict[str, Any]:
-    body = b"\0\0\0\0\0" + bson.encode(command)
-    connection.sendall(_HEADER.pack(_HEADER.size + len(body), 1, 0, OP_MSG) + body)
-    length, _, _, opcode = _HEADER.unpack(_read(connection, _HEADER.size))
-    if opcode != OP_MSG or not _HEADER.size < length < LONGEST_MESSAGE:
-        raise NotMongoDBError
-    answer = _read(connection, length - _HEADER.size)
-    try:
-        # Flags, the kind of the section, the document; a checksum may follow.
-        size = int.from_bytes(answer[5:9], "little")
-        return bson.decode(answer[5 : 5 + size], _OPTIONS)
-    except bson.errors.InvalidBSON:
-        raise NotMongoDBError from None
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(min(size - len(data), 65536))
-        if not part:
-            if data:
-                raise NotMongoDBError
-            raise ConnectionResetError
-        data += part
-    return bytes(data)
-
-
 def _symptom(error: Exception, stage: str) -> Symptom:
     match error:
         case socket.gaierror() | UnicodeError():
@@ -302,13 +229,6 @@ def _symptom(error: Exception, stage: str) -> Symptom:
 def unanswered(stage: str) -> Symptom:
     """Of a server that has not finished a step in time."""
     return {"dns": Symptom.UNKNOWN_HOST, "tcp": Symptom.BLACK_HOLE}.get(stage, Symptom.SILENT)
-
-
-def _expiry(wrapped: ssl.SSLSocket) -> datetime | None:
-    text = (wrapped.getpeercert() or {}).get("notAfter")
-    if not isinstance(text, str):
-        return None
-    return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC)
 
 
 def _ms(began: float) -> float:
