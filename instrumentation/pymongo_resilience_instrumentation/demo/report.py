@@ -13,7 +13,7 @@ from rich.tree import Tree
 from pymongo_resilience_instrumentation.telemetry import semconv
 
 from .contenders import Side
-from .tables import milliseconds, sides_table
+from .live_view import milliseconds, sides_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
