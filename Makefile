@@ -7,6 +7,7 @@
 #   make chaos SEED=7               ledger, failover, memory and hostile input at full length
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
 #   make compatibility              Motor, MongoEngine, Beanie and Django, the newest of each
+#   make examples                   the examples of frameworks: each loses replies, and shows the retries
 #   make bench                      what a healthy operation costs, beside pymongo and others
 #   make report                     all that the documents quote: measured, kept, written into them
 #   make bench-sick                 what a sick server costs, with circuit breakers and without
@@ -28,11 +29,12 @@ OLDEST := .venv-oldest
 WHEEL := .venv-wheel
 COMPATIBILITY := .venv-compatibility
 GATE := .venv-gate
+EXAMPLES := .venv-examples
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-recovery bench-overload fleet report gate docs clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-recovery bench-overload fleet report gate docs examples clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -66,6 +68,9 @@ conformance: $(MAIN)/dev.stamp
 compatibility: $(COMPATIBILITY)/stamp
 	@failed=0; for each in tests/compatibility/try_*.py; do \
 	  $(COMPATIBILITY)/bin/python $$each || failed=1; done; exit $$failed
+
+examples: $(EXAMPLES)/stamp
+	@$(EXAMPLES)/bin/python -m pytest -q --no-header $(ARGS) tests/frameworks/check_examples.py
 
 # How long the server is sick, in seconds: ARGS=30.
 bench-sick: $(MAIN)/demo.stamp
@@ -111,7 +116,7 @@ build/callgrind_marks.so: bench/callgrind_marks.c
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 clean:
-	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) $(DOCS) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) $(DOCS) $(EXAMPLES) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -155,6 +160,10 @@ $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 # What counts as many instructions everywhere.
 $(GATE)/stamp: pyproject.toml bench/gate-requirements.txt | $(GATE)/bin/python
 	$(GATE)/$(PIP_INSTALL) --editable . --requirement bench/gate-requirements.txt
+	@touch $@
+
+$(EXAMPLES)/stamp: pyproject.toml examples/frameworks/requirements.txt | $(EXAMPLES)/bin/python
+	$(EXAMPLES)/$(PIP_INSTALL) --editable ".[testbed]" pytest --requirement examples/frameworks/requirements.txt
 	@touch $@
 
 $(DOCS)/stamp: pyproject.toml | $(DOCS)/bin/python

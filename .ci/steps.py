@@ -123,6 +123,11 @@ def of_rest(folder: Path) -> list[Step]:
         Step("all other tests, oldest pymongo", oldest, (OLDEST,)),
         Step(PROPERTIES, properties, (MAIN,)),
         Step("site, every link", make("docs")),
+        Step(
+            "examples of frameworks",
+            make("examples", f"ARGS=--junitxml={folder / 'examples.xml'}"),
+            ("site, every link",),
+        ),
         *others,
         Step(GATE, gate(folder), (MAIN,), last),
         Step(

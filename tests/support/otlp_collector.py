@@ -35,6 +35,10 @@ class Collector(ThreadingHTTPServer):
             (self._spans.get(parent, (b"", ""))[1], name) for parent, name in self._spans.values()
         ]
 
+    def forget(self) -> None:
+        self.metrics.clear()
+        self._spans.clear()
+
     def take(self, path: str, body: bytes) -> None:
         if path == "/v1/traces":
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
