@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.retries.attempts import Attempts
 from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
-from support.clients import Side, retry_loops
+from support.clients import SentCommands, Side, retry_loops
 from support.telemetry import Instrument
 
 pytestmark = pytest.mark.oldest
@@ -146,6 +146,39 @@ def test_where_the_first_failure_cannot_be_judged_it_is_raised(
     with pytest.raises(AutoReconnect):
         OPERATIONS[name](side, coll)
     assert telemetry.decisions.events == []
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
+    after: int,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``after``: so many failures that were judged."""
+    describe = Attempts.describe
+    faults: list[Exception] = []
+
+    def broken(self: Any, error: Exception, operation: Any) -> Any:
+        if operation.attempts == after:
+            faults.append(error)
+            raise RuntimeError("broken")
+        return describe(self, error, operation)
+
+    telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
+    sent = SentCommands()
+    coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
+    monkeypatch.setattr(Attempts, "describe", broken)
+    proxy.inject(CutAfter("insert", times=after + 1))
+    side.do(coll.insert_one, {})
+    assert len(faults) == 1
+    assert len(telemetry.decisions.events) == after
+    numbers = [each["txnNumber"] for each in sent.named("insert")]
+    assert len(numbers) == after + 2
+    assert len(set(numbers)) == 1
+    assert side.do(coll.count_documents, {}) == 1
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -76,6 +76,15 @@ def test_each_missing_name_is_noticed_with_its_features(
     assert _newly_lacking() == {feature: [name] for feature in REMOVABLE[name]}
 
 
+def test_a_client_that_does_not_look_its_loop_up_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would never find ours."""
+    monkeypatch.setattr(pymongo.MongoClient, driver.retry_loop.LOOKING_UP, lambda _: None)
+    name = f"pymongo.synchronous.mongo_client:MongoClient.{driver.retry_loop.LOOP}"
+    assert _newly_lacking() == {Feature.RETRIES: [name]}
+
+
 def test_a_local_variable_of_another_name_is_noticed() -> None:
     place = "pymongo_resilience_instrumentation.self_check:missing"
     part = Part(Feature.INTERRUPTIONS, place, ("lacking", "telemetry"))
