@@ -159,7 +159,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
         nothing_to_fetch = cursor.cursor_id == 0
         if nothing_to_fetch or driver.deadline.timeout_in_force() is not None:
             return NO_DEADLINE
-        transaction = sessions.transaction_of_any(cursor.session, asynchronous)
+        transaction = transaction_of(sessions.or_bound(cursor.session, asynchronous))
         if transaction is not None:
             # All that holds there; what the driver would put around is a client's timeoutMS.
             return transaction.timeout.resume()

@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import AutoReconnect
@@ -23,6 +24,7 @@ from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.lost_connections import InterruptedAttemptError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.steps import run, run_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.driver.servers.attempts_in_flight import InFlight
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 GRACE = 0.2
@@ -117,42 +120,25 @@ def _end(chosen: list[InFlight]) -> None:
         driver.connections.end(each.connection, InterruptedAttemptError())
 
 
-def _watch(lost: Dethroned) -> None:
+def _watch(lost: Dethroned, sleep: Any, attempts: Any, interrupt: Any) -> Steps:
     with shielded("after an election"):
         for _ in range(LOOKS):
-            time.sleep(GRACE)
+            yield partial(sleep, GRACE)
             pool = lost.pool()
-            if pool is None:
-                return
-            chosen = lost.to_interrupt(driver.attempts_in_flight.in_threads(pool))
+            chosen = None if pool is None else lost.to_interrupt(attempts(pool))
             if chosen is None:
                 return
             if chosen:
                 connections = [each.connection for each in chosen]
-                driver.attempts_in_flight.interrupt(pool, connections, pause=lost.pauses)
-                _end(chosen)
-
-
-async def _watch_async(lost: Dethroned) -> None:
-    with shielded("after an election"):
-        for _ in range(LOOKS):
-            await asyncio.sleep(GRACE)
-            pool = lost.pool()
-            if pool is None:
-                return
-            chosen = lost.to_interrupt(driver.attempts_in_flight.in_tasks(pool))
-            if chosen is None:
-                return
-            if chosen:
-                connections, pause = [each.connection for each in chosen], lost.pauses
-                await driver.attempts_in_flight.interrupt_async(pool, connections, pause=pause)
+                yield partial(interrupt, pool, connections, pause=lost.pauses)
                 _end(chosen)
 
 
 def _start_thread(lost: Dethroned) -> None:
-    threading.Thread(
-        target=_watch, args=(lost,), name="pymongo_resilience_recovery", daemon=True
-    ).start()
+    found = driver.attempts_in_flight
+    watch = _watch(lost, time.sleep, found.in_threads, found.interrupt)
+    name = "pymongo_resilience_recovery"
+    threading.Thread(target=run, args=(watch,), name=name, daemon=True).start()
 
 
 _TASKS: set[asyncio.Task[None]] = set()
@@ -160,7 +146,9 @@ _TASKS: set[asyncio.Task[None]] = set()
 
 
 def _start_task(lost: Dethroned) -> None:
-    task = asyncio.get_running_loop().create_task(_watch_async(lost))
+    found = driver.attempts_in_flight
+    watch = _watch(lost, asyncio.sleep, found.in_tasks, found.interrupt_async)
+    task = asyncio.get_running_loop().create_task(run_async(watch))
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
 

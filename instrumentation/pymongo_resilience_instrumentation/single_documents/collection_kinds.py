@@ -5,6 +5,7 @@ The server is asked once for each client and namespace, before the first write t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -13,6 +14,8 @@ from pymongo_resilience.faults import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from pymongo_resilience_instrumentation.interception.steps import Steps
 
 MOST = 1024
 """Namespaces that are remembered."""
@@ -32,31 +35,16 @@ class Collections:
         for namespace in namespaces:
             self._remember(namespace, permitted=False)
 
-    def permit(self, client: Any, namespaces: Iterable[str]) -> bool:
+    def permit(self, client: Any, namespaces: Iterable[str]) -> Steps:
         """Whether in all of them at most one document can have an ``_id``. In doubt, no."""
         for namespace in namespaces:
             permitted = self._permitted.get(namespace)
             if permitted is None:
                 database, _, name = namespace.partition(".")
+                listed = partial(client[database].list_collections, filter={"name": name})
                 try:
-                    found = client[database].list_collections(filter={"name": name}).to_list()
-                except PyMongoError as error:
-                    permitted = self._unknown(namespace, error)
-                else:
-                    permitted = self._judge(namespace, found)
-            if not permitted:
-                return False
-        return True
-
-    async def permit_async(self, client: Any, namespaces: Iterable[str]) -> bool:
-        """As ``permit``."""
-        for namespace in namespaces:
-            permitted = self._permitted.get(namespace)
-            if permitted is None:
-                database, _, name = namespace.partition(".")
-                try:
-                    cursor = await client[database].list_collections(filter={"name": name})
-                    found = await cursor.to_list()
+                    cursor = yield listed
+                    found = yield cursor.to_list
                 except PyMongoError as error:
                     permitted = self._unknown(namespace, error)
                 else:

@@ -7,6 +7,7 @@ where this cannot hold; there, and where the server refuses it, the call is sent
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo import DeleteMany, UpdateMany
@@ -15,7 +16,8 @@ from pymongo.errors import BulkWriteError, ClientBulkWriteException, OperationFa
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.methods import Method, is_async
+from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.transactions import sessions
 
 from . import bulk_results
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 TWINS = {"delete_many": "delete_one", "update_many": "update_one"}
@@ -86,58 +89,39 @@ def around(
         if names is None or (twin is not None and not set(names) <= set(_parameters(twin) or ())):
             return method.around(original)
         writes.names = names
-        asynchronous = inspect.iscoroutinefunction(inspect.unwrap(original))
-        return method.around((_async if asynchronous else _sync)(writes, original))
+        return method.around(_rewritten(writes, original, is_async(original)))
 
     return Method(wrapped)
 
 
-def _sync(writes: _Writes, original: Function) -> Function:
+def _rewritten(writes: _Writes, original: Function, asynchronous: bool) -> Function:
+    drive: Callable[[Steps], Any] = run_async if asynchronous else run
+
     def method(*given: Any, **kwargs: Any) -> Any:
         write = writes.plan(original, given, kwargs)
         if write is None:
             return original(*given, **kwargs)
-        if not write.collections.permit(write.call.client, write.namespaces):
-            return original(*given, **kwargs)
-        retries = len(write.call.reasons)
-        try:
-            return write.send()
-        except OperationFailure as error:
-            # After another attempt a refusal proves nothing: that one may have been executed.
-            instead = write.fall_back(error)
-            if instead is None or len(write.call.reasons) != retries:
-                raise
-        try:
-            result = instead()
-        except (BulkWriteError, ClientBulkWriteException) as error:
-            result = error
-        return write.settle(result)
+        return drive(_steps(write, partial(original, *given, **kwargs)))
 
     return method
 
 
-def _async(writes: _Writes, original: Function) -> Function:
-    async def method(*given: Any, **kwargs: Any) -> Any:
-        write = writes.plan(original, given, kwargs)
-        if write is None:
-            return await original(*given, **kwargs)
-        if not await write.collections.permit_async(write.call.client, write.namespaces):
-            return await original(*given, **kwargs)
-        retries = len(write.call.reasons)
-        try:
-            return await write.send()
-        except OperationFailure as error:
-            # After another attempt a refusal proves nothing: that one may have been executed.
-            instead = write.fall_back(error)
-            if instead is None or len(write.call.reasons) != retries:
-                raise
-        try:
-            result = await instead()
-        except (BulkWriteError, ClientBulkWriteException) as error:
-            result = error
-        return write.settle(result)
-
-    return method
+def _steps(write: Attempted, unchanged: Callable[[], Any]) -> Steps:
+    if not (yield from write.collections.permit(write.call.client, write.namespaces)):
+        return (yield unchanged)
+    retries = len(write.call.reasons)
+    try:
+        return (yield write.send)
+    except OperationFailure as error:
+        # After another attempt a refusal proves nothing: that one may have been executed.
+        instead = write.fall_back(error)
+        if instead is None or len(write.call.reasons) != retries:
+            raise
+    try:
+        result = yield instead
+    except (BulkWriteError, ClientBulkWriteException) as error:
+        result = error
+    return write.settle(result)
 
 
 class _Writes:

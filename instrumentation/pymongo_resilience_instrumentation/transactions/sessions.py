@@ -13,12 +13,9 @@ from pymongo.errors import ConfigurationError
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
 OPTION = "default_timeout_ms"
 # A private attribute of the session: changed by others, transactions would end too soon or late.
@@ -58,15 +55,11 @@ def session_of_call(
     session = kwargs.get("session")
     if session is None and session_at is not None and len(args) > session_at:
         session = args[session_at]
-    return driver.sessions.bound_session(asynchronous) if session is None else session
+    return or_bound(session, asynchronous)
 
 
-def transaction_of_any(session: Any, asynchronous: bool) -> TransactionDeadline | None:
-    """The deadline of the with_transaction of ``session``, or of the one that is bound around."""
-    return transaction_of(_or_bound(session, asynchronous))
-
-
-def _or_bound(session: Any, asynchronous: bool) -> Any:
+def or_bound(session: Any, asynchronous: bool) -> Any:
+    """The session, or the one that is bound around the caller."""
     return driver.sessions.bound_session(asynchronous) if session is None else session
 
 
