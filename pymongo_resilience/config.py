@@ -102,6 +102,12 @@ class Config:
         "Whether the timeout of a cursor holds for its whole life or for each batch that it "
         "fetches; unset is its life for one that the application sets, else each batch.",
     )
+    attempt_timeout_ms: int | None = _option(
+        None,
+        integer(1, LONGEST_MS, optional=True),
+        "How long what was sent may stay unanswered before it is given up, and repeated where it "
+        "may be; unset is as long as the operation has.",
+    )
     max_retries: int = _option(
         5,
         integer(0, 1000),

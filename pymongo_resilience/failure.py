@@ -68,6 +68,8 @@ class RetryReason(enum.Enum):
     """The server showed no sign of life: the path to it swallows packets, or its host is gone."""
     INTERRUPTED = "interrupted", False, False
     """The library gave the attempt up: its server is no longer the primary, and does not answer."""
+    ATTEMPT_TIMEOUT = "attempt_timeout", False, False
+    """It was sent and not answered within ``attempt_timeout_ms``."""
     CIRCUIT_BREAKER_OPEN = "circuit_breaker_open", True, False
     """The server's circuit breaker is open: nothing was sent."""
     LOAD_SHED = "load_shed", True, False

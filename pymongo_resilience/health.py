@@ -21,6 +21,7 @@ UNHEALTHY = frozenset(
         RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
         RetryReason.DEAD_PEER,
         RetryReason.INTERRUPTED,
+        RetryReason.ATTEMPT_TIMEOUT,
         RetryReason.TEMPORARILY_UNAVAILABLE,
     }
 )

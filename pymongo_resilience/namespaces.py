@@ -84,7 +84,9 @@ class NamespaceRules:
         self._of = lru_cache(REMEMBERED)(self._combined)
         self.any = bool(policies)
         """Whether there are any."""
-        self.have_timeouts = any(each.timeout_ms is not None for each in policies.values())
+        self.have_timeouts = any(
+            (each.timeout_ms, each.attempt_timeout_ms) != (None, None) for each in policies.values()
+        )
 
     def policy_of(self, database: str, collection: str | None) -> Policy:
         """What the rules say on one namespace; nothing where no rule matches.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DISTRESS = frozenset({
     RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.NOT_PRIMARY, RetryReason.OVERLOADED,
     RetryReason.TEMPORARILY_UNAVAILABLE, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
-    RetryReason.DEAD_PEER, RetryReason.INTERRUPTED,
+    RetryReason.DEAD_PEER, RetryReason.INTERRUPTED, RetryReason.ATTEMPT_TIMEOUT,
 })  # fmt: skip
 """What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
 the application's own, and what a breaker or load shedding refused was never sent."""

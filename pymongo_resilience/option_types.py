@@ -72,6 +72,7 @@ def number(low: float, high: float) -> OptionType:
     return OptionType("number", f"a number from {low:g} to {high:g}", float, legal)
 
 
+ATTEMPT_TIMEOUT_MS = integer(1, LONGEST_MS)
 TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 disables the timeout."""
 

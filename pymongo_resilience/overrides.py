@@ -44,6 +44,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         strategy: RetryStrategy | None = None,
         data: Mapping[str, Any] | None = None,
         priority: Priority | None = None,
+        attempt_timeout_ms: int | None = None,
     ) -> None:
         self._policy = Policy(
             timeout_ms=timeout_ms,
@@ -52,6 +53,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             strategy=strategy,
             data=data,
             priority=priority,
+            attempt_timeout_ms=attempt_timeout_ms,
         )
         self._entered: list[Block] = []
         """Those that have not ended."""

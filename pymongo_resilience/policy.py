@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pymongo_resilience.option_types import PRIORITY, TIMEOUT_MODE, TIMEOUT_MS, OptionType
+from pymongo_resilience.option_types import (
+    ATTEMPT_TIMEOUT_MS,
+    PRIORITY,
+    TIMEOUT_MODE,
+    TIMEOUT_MS,
+    OptionType,
+)
 from pymongo_resilience.strategy import check_strategy
 
 if TYPE_CHECKING:
@@ -36,6 +42,8 @@ class Policy:
     """Milliseconds that each operation has, its retries included; 0 disables the timeout."""
     timeout_mode: TimeoutMode | None = None
     """Whether a cursor has the timeout for its whole life, or anew for each batch it fetches."""
+    attempt_timeout_ms: int | None = None
+    """Milliseconds that what was sent may stay unanswered, before it is given up and repeated."""
     priority: Priority | None = None
     """Which operations are refused first with load shedding; normal where nothing names one."""
 
@@ -45,8 +53,10 @@ class Policy:
             raise TypeError(
                 f"idempotent is of type {type(self.idempotent).__name__}: expected a bool"
             )
-        if self.timeout_ms is not None:
-            _check_timeout(self.timeout_ms)
+        for name, least in (("timeout_ms", 0), ("attempt_timeout_ms", 1)):
+            value = getattr(self, name)
+            if value is not None:
+                _check_timeout(name, value, least)
         _check_name("timeout_mode", self.timeout_mode, TIMEOUT_MODE)
         _check_name("priority", self.priority, PRIORITY)
         if self.strategy is not None:
@@ -74,11 +84,12 @@ def shorter(one: _Number, other: _Number) -> _Number:
     return min(one, other) or max(one, other)
 
 
-def _check_timeout(value: object) -> None:
+def _check_timeout(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"timeout_ms is of type {type(value).__name__}: expected an int")
-    if not TIMEOUT_MS.legal(value):
-        raise ValueError(f"timeout_ms={value}: expected {TIMEOUT_MS.allowed}")
+        raise TypeError(f"{name} is of type {type(value).__name__}: expected an int")
+    kind = ATTEMPT_TIMEOUT_MS if least else TIMEOUT_MS
+    if not kind.legal(value):
+        raise ValueError(f"{name}={value}: expected {kind.allowed}")
 
 
 def _check_name(field_name: str, value: object, kind: OptionType) -> None:

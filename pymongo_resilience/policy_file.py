@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
 from pymongo_resilience.option_types import (
+    ATTEMPT_TIMEOUT_MS,
     BOOLEAN,
     PRIORITY,
     TIMEOUT_MODE,
@@ -29,6 +30,7 @@ _TABLE = OptionType(
 )
 KEYS: Mapping[str, OptionType] = {
     "timeout_ms": TIMEOUT_MS,
+    "attempt_timeout_ms": ATTEMPT_TIMEOUT_MS,
     "timeout_mode": TIMEOUT_MODE,
     "idempotent": _TRUTH,
     "strategy": one_of(NAMED),

@@ -65,6 +65,10 @@ class Call:
     """The policy that the collection, database or session carries."""
     within: Policy = NOTHING
     """That of the blocks around it."""
+    attempt_timeout: float | None = None
+    """Seconds that what was sent may stay unanswered."""
+    reply_within: float | None = None
+    """The same, of the command that is being sent. A later batch of a cursor may wait for news."""
     cursor: Any = None
     """A CursorTimeout (timeouts/): what a cursor keeps of it, where this call makes one or
     fetches a batch."""

@@ -410,7 +410,8 @@ def _runtime(
         tracers=OtherTracers(),
         operation_metrics=operation_metrics,
         driver_metrics=driver_metrics,
-        no_configured_timeout=config.timeout_ms is None and not rules.have_timeouts,
+        no_configured_timeout=(config.timeout_ms, config.attempt_timeout_ms) == (None, None)
+        and not rules.have_timeouts,
         closings=closings,
         unreported=Unreported(),
         owns_retries=owns_retries,

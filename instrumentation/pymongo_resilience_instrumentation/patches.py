@@ -40,7 +40,7 @@ from pymongo_resilience_instrumentation.selection import fast_fail, selection_er
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
 from pymongo_resilience_instrumentation.telemetry import interruptions, transaction_spans
-from pymongo_resilience_instrumentation.timeouts import time_limits, waits
+from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, time_limits, waits
 from pymongo_resilience_instrumentation.transactions import sessions, wrappers as session_wrappers
 
 from . import driver
@@ -280,6 +280,10 @@ def _of_fast_fail(runtime: Runtime) -> Iterator[Wrapped]:
     return fast_fail.wrapped(runtime.enabled_flag, runtime.rules)
 
 
+def _of_attempt_timeouts(_: Runtime) -> Iterator[Wrapped]:
+    return attempt_timeouts.wrapped()
+
+
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.commands.limited_connections():
         yield owner, driver.commands.LIMITED, time_limits.limit(runtime.enabled_flag)
@@ -341,6 +345,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
 """What is wrapped where the installed pymongo can have all of the features."""
 _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
     ("avoided server", (Feature.RETRIES, Feature.RETARGETING), _of_selection),
+    ("attempt timeout", (Feature.TIME_LIMITS,), _of_attempt_timeouts),
     ("timeout", (Feature.WAITS,), _of_selections),
     ("timeout", (Feature.TIME_LIMITS,), _of_time_limits),
     ("timeout", (Feature.CLEANUP, Feature.CURSORS), _of_closing),

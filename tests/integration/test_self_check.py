@@ -221,7 +221,7 @@ def test_without_the_drivers_waits_a_deadline_is_still_one(
     before = [vars(half.module("pool"))[half.wait] for half in halves]
     _pretend_to_need(monkeypatch, Feature.WAITS, "_no_such_wait")
     caplog.clear()
-    instrument(timeout_ms=100)
+    instrument(timeout_ms=100, dead_peer_s=0)
     (line,) = _errors(caplog)
     assert Feature.WAITS.value in line
     assert [vars(half.module("pool"))[half.wait] for half in halves] == before

@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "circuit_breaker_window_s": 10.0,
     "circuit_breaker_minimum_calls": 20,
     "circuit_breaker_open_s": 5.0,
+    "attempt_timeout_ms": None,
     "recovery_without": (),
     "dead_peer_s": 5,
     "traces": True,
@@ -90,6 +91,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("metrics", text, value)
       for text, value in (("all", "all"), ("ALL", "all"), ("1", True), ("off", False))),
     *(("dead_peer_s", str(number), number) for number in (0, 1, 3600)),
+    *(("attempt_timeout_ms", str(number), number) for number in (1, 300, 2_147_483_647)),
     *(("recovery_without", text, names)
       for text, names in (("quick_checks", ("quick_checks",)),
                           ("WOKEN_CHECKS, quick_checks", ("woken_checks", "quick_checks")))),
@@ -125,6 +127,8 @@ BAD: list[tuple[str, str, str]] = [
       for text in ("0", "1000001", "1.5")),
     *(("command_spans", text, "one of always, on_retry, never") for text in ("retry", "true")),
     *(("metrics", text, "all or true, false, 1, 0, yes, no, on or off") for text in ("some", "2")),
+    *(("attempt_timeout_ms", text, "an integer from 1 to 2147483647")
+      for text in ("0", "-1", "1.5")),
     *(("dead_peer_s", text, "an integer from 0 to 3600") for text in ("-1", "3601", "1.5", "5s")),
     *(("recovery_without", text, "any of " + ", ".join(RECOVERIES))
       for text in ("all", "true", "quick")),
@@ -148,6 +152,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("circuit_breaker", value) for value in (None, True, False, 1, "true")),
     *(("command_spans", value) for value in (None, True, "some")),
     *(("metrics", value) for value in (None, 1, "some", "true", ["all"])),
+    *(("attempt_timeout_ms", value) for value in (True, 1.0, "1", -1, 0)),
     *(("recovery_without", value) for value in (None, True, "quick_checks", [1], ["all"])),
     *(("disabled_metrics", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
     *((f"circuit_breaker_{name}", value)

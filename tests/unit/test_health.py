@@ -20,6 +20,7 @@ def failure(stage: Stage, reason: RetryReason, **facts: bool | frozenset[str]) -
 
 CASES = {
     "a cut in flight": (failure(IN_FLIGHT, R.SOCKET_CLOSED_WHILE_IN_FLIGHT), Evidence.UNHEALTHY),
+    "an attempt's timeout": (failure(IN_FLIGHT, R.ATTEMPT_TIMEOUT), Evidence.UNHEALTHY),
     "an interruption": (failure(IN_FLIGHT, R.INTERRUPTED), Evidence.UNHEALTHY),
     "a dead peer": (failure(IN_FLIGHT, R.DEAD_PEER), Evidence.UNHEALTHY),
     "a timeout in flight": (

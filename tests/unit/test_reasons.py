@@ -14,6 +14,7 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.failures import classify, reasons
 from pymongo_resilience_instrumentation.failures.lost_connections import (
+    AttemptTimeoutError,
     DeadPeerError,
     InterruptedAttemptError,
 )
@@ -76,6 +77,7 @@ CLASSES = [
     (_caused_by(DeadPeerError(5)), True, reasons.DEAD_PEER),
     (_caused_by(DeadPeerError(5)), False, reasons.SOCKET_NOT_AVAILABLE),
     (_caused_by(InterruptedAttemptError()), True, reasons.INTERRUPTED),
+    (_caused_by(AttemptTimeoutError(1)), True, reasons.ATTEMPT_TIMEOUT),
     (_caused_by(InterruptedAttemptError()), False, reasons.INTERRUPTED),
     (_caused_by(UNTRUSTED), False, reasons.TLS_ERROR),
     (CircuitBreakerOpenError("open"), False, reasons.CIRCUIT_BREAKER_OPEN),

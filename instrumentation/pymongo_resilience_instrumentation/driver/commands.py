@@ -10,13 +10,41 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from pymongo import DeleteMany, DeleteOne, UpdateMany, UpdateOne
+from pymongo import DeleteMany, DeleteOne, UpdateMany, UpdateOne, _csot
 from pymongo.errors import ExecutionTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterator, MutableMapping
+    from types import ModuleType
 
 PASSED = "send_cluster_time"
+RECEIVE = "receive_message"
+
+
+def receivers() -> Iterator[tuple[ModuleType, str]]:
+    """The functions that await a reply, where pymongo's modules have them."""
+    for half, prefix in (("synchronous", ""), ("asynchronous", "async_")):
+        for part in ("pool", "network"):
+            try:
+                module = importlib.import_module(f"pymongo.{half}.{part}")
+            except ImportError:
+                continue
+            if f"{prefix}{RECEIVE}" in vars(module):
+                yield module, f"{prefix}{RECEIVE}"
+
+
+def limit_attempt(connection: Any, command: Any, seconds: float) -> None:
+    """After the driver has limited a command: the shorter of its limit and ``seconds``. ``command``
+    is None for a getMore, which has none."""
+    if command is None:
+        return
+    of_server = max(1, int((seconds - (_csot.get_rtt() or 0.0)) * 1000))
+    own = command.get("maxTimeMS")
+    command["maxTimeMS"] = min(own, of_server) if isinstance(own, int) and own else of_server
+    socket = connection.conn.gettimeout
+    present = socket() if callable(socket) else socket
+    if present is None or present > seconds:
+        connection.set_conn_timeout(seconds)
 
 
 def commanded_connections() -> set[type]:

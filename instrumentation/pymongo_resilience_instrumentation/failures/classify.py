@@ -129,9 +129,8 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         in_texts=refusal is None and _in_texts(labels, code),
         transaction_over=_says(document, TRANSIENT_TRANSACTION),
         executed=executed,
-        timed_out=code == MAX_TIME_EXPIRED
-        if isinstance(cause, OperationFailure)
-        else expired(cause),
+        timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT
+        and (code == MAX_TIME_EXPIRED if isinstance(cause, OperationFailure) else expired(cause)),
         next_probe_in=attribute(refusal, "next_probe_in"),
         elsewhere=bool(attribute(refusal, "elsewhere")),
     )

@@ -22,6 +22,15 @@ class DeadPeerError(LostConnectionError):
         super().__init__(f"connection closed: no sign of life from the server for {seconds} s")
 
 
+class AttemptTimeoutError(LostConnectionError, TimeoutError):
+    """Nothing was answered in the time of an attempt; pymongo takes it for a network timeout."""
+
+    reason = RetryReason.ATTEMPT_TIMEOUT
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"timed out: no answer within {seconds * 1000:.0f} ms")
+
+
 class InterruptedAttemptError(LostConnectionError):
     """Its server is the primary no more, and says nothing."""
 

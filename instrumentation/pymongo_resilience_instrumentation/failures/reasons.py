@@ -140,6 +140,13 @@ INTERRUPTED = Row(
     errors=(ConnectionFailure,),
     when="where the server ceased to be the primary and then did not answer for 0.2 s",
 )
+ATTEMPT_TIMEOUT = Row(
+    RetryReason.ATTEMPT_TIMEOUT,
+    "`SOCKET_CLOSED_WHILE_IN_FLIGHT`: the same, and the library closed it",
+    errors=(ConnectionFailure,),
+    when="where what was sent was not answered within `attempt_timeout_ms`; code 50, "
+    "MaxTimeMSExpired, where that limit was the attempt's",
+)
 CIRCUIT_BREAKER_OPEN = Row(
     RetryReason.CIRCUIT_BREAKER_OPEN,
     "`CIRCUIT_BREAKER_OPEN`: not sent, on purpose",
@@ -183,6 +190,7 @@ ROWS = (
     SOCKET_CLOSED_WHILE_IN_FLIGHT,
     DEAD_PEER,
     INTERRUPTED,
+    ATTEMPT_TIMEOUT,
     CIRCUIT_BREAKER_OPEN,
     LOAD_SHED,
     AUTHENTICATION_ERROR,

@@ -22,7 +22,7 @@ from pymongo.errors import (
 
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
-from pymongo_resilience.failure import Stage
+from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.faults import logger
 from pymongo_resilience.health import Evidence, evidence
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
@@ -38,7 +38,11 @@ from pymongo_resilience_instrumentation.failures import classify as failures
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
-from pymongo_resilience_instrumentation.timeouts import cursor_timeouts, wait_times
+from pymongo_resilience_instrumentation.timeouts import (
+    attempt_timeouts,
+    cursor_timeouts,
+    wait_times,
+)
 from pymongo_resilience_instrumentation.timeouts.errors import elapsed, timed_out
 
 from . import deprioritized
@@ -308,6 +312,8 @@ class Attempts(driver.retry_loop.DriverLoop):
                 min_rtt=driver.deadline.min_rtt(),
             ),
         )
+        if failure.timed_out and failure.code is not None and self.call.attempt_timeout is not None:
+            failure = attempt_timeouts.told_apart(failure, operation)
         if self.permit is not None:
             self._report_to_breaker(evidence(failure))
         return failure
@@ -332,6 +338,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         elif (
             driver.retry_loop.is_sharded(self)
             or failure.elsewhere
+            or failure.reason is RetryReason.ATTEMPT_TIMEOUT
             or (failure.overloaded and self._avoids_overloaded())
         ):
             if self.avoided is None:

@@ -50,6 +50,7 @@ class TimeoutRules:
         self.timeout_mode = config.timeout_mode
         """That of the process, for cursors."""
         self._rules = rules
+        self._attempt_ms = config.attempt_timeout_ms
         self._default = None if config.timeout_ms is None else config.timeout_ms / 1000
 
     def of_call(self, call: Call) -> tuple[float | None, AbstractContextManager[None]]:
@@ -67,6 +68,9 @@ class TimeoutRules:
         in_force, around = driver.deadline.timeout_in_force(), blocks.current()
         if around is not NOTHING:
             call.within = around
+        attempt_ms = self._attempt_timeout(call, around)
+        if attempt_ms is not None:
+            call.attempt_timeout = attempt_ms / 1000
         own = around.timeout_ms
         hidden = None if in_force else driver.deadline.hidden_timeout()
         if hidden is not None and not own:
@@ -79,6 +83,13 @@ class TimeoutRules:
         seconds, call.configured = self.without_blocks(call)
         # Also where it is the client's own: pymongo's loop over several batches has none.
         return seconds, NO_DEADLINE if seconds is None else driver.deadline.timeout(seconds)
+
+    def _attempt_timeout(self, call: Call, around: Policy) -> int | None:
+        """Milliseconds."""
+        own = around.attempt_timeout_ms or call.bound.attempt_timeout_ms
+        if own is None and self._rules.have_timeouts:
+            own = self._rules.policy_of(call.database, call.collection).attempt_timeout_ms
+        return self._attempt_ms if own is None else own
 
     def without_blocks(self, call: Call) -> tuple[float | None, bool]:
         """The seconds that ``of_call`` would give, were there no ``pymongo.timeout`` around it.

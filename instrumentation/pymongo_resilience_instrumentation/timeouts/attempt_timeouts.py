@@ -1,0 +1,89 @@
+"""The time that an attempt may stay unanswered, ``attempt_timeout_ms``: around each reply that is
+awaited, and as its command's ``maxTimeMS``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.failure import RetryReason
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.failures.lost_connections import AttemptTimeoutError
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.operation import Operation
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+
+
+def wrapped() -> Iterator[Wrapped]:
+    """What to wrap once an attempt has such a time, and with what."""
+    for owner in driver.commands.limited_connections():
+        yield owner, driver.commands.LIMITED, Limited()
+    for module, name in driver.commands.receivers():
+        yield module, name, Received()
+
+
+class _Command(Entered):
+    __slots__ = ("command",)
+
+    def __init__(self, connection: Any, command: Any) -> None:
+        super().__init__(connection)
+        self.command = command
+
+
+class Limited(Interceptor):
+    """Where a command gets its limit of time."""
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Command | None:
+        call = calls.found()
+        if call is None or call.attempt_timeout is None:
+            return None
+        return _Command(given[0], (*given, *kwargs.values())[-1])
+
+    def succeeded(self, entered: _Command, result: Any) -> Any:
+        call, command = calls.found(), entered.command
+        seconds = None if call is None else call.attempt_timeout
+        if call is not None:
+            # None is a getMore, which may wait for news.
+            call.reply_within = None if command is None else seconds
+        if command is not None and seconds is not None:
+            driver.commands.limit_attempt(entered.instance, command, seconds)
+        return result
+
+
+class _Reply(Entered):
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(None, driver.deadline.within(seconds))
+        self.seconds = seconds
+
+
+class Received(Interceptor):
+    """Where a reply is awaited."""
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reply | None:  # noqa: ARG002 - none
+        call = calls.found()
+        if call is None or call.reply_within is None:
+            return None
+        seconds, call.reply_within = call.reply_within, None
+        return _Reply(seconds)
+
+    def failed(self, reply: _Reply | None, error: BaseException, *_: Any) -> BaseException:
+        if reply is None or not isinstance(error, TimeoutError):
+            return error
+        left = driver.deadline.remaining()
+        # Once the operation's own deadline is over, it is that one's.
+        return error if left is not None and left <= 0 else AttemptTimeoutError(reply.seconds)
+
+
+def told_apart(failure: Failure, operation: Operation) -> Failure:
+    """Of a limit that the server has kept: the attempt's, where the operation has time left."""
+    deadline = operation.deadline
+    if deadline is not None and not deadline.allows(0):
+        return failure
+    return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)

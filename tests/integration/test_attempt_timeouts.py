@@ -1,0 +1,136 @@
+"""What was sent and is not answered in the time of an attempt is given up, and repeated."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo.errors import NetworkTimeout
+from pymongo_resilience_instrumentation.testbed import BlackHole, ReplicaSet
+from support.clients import Side, fail_command
+from support.telemetry import Instrument
+
+from pymongo_resilience import Policy, bind, override
+
+pytestmark = pytest.mark.oldest
+PLENTY_MS = 20_000
+SLOW_MS = 3000
+SOON = 10.0
+ATTEMPT_MS = 300
+
+
+def reasons(telemetry: Any) -> list[str]:
+    return [event.reason.value for event in telemetry.decisions.events]
+
+
+@pytest.mark.parametrize("deadline", [PLENTY_MS, None])
+@pytest.mark.parametrize("operation", ["insert", "find"])
+def test_an_attempt_without_an_answer_is_repeated(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    deadline: int | None,
+    operation: str,
+) -> None:
+    telemetry = instrument(timeout_ms=deadline, attempt_timeout_ms=ATTEMPT_MS)
+    coll = side.do(side.client, proxy.uri)[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+    hole = BlackHole(2 * ATTEMPT_MS / 1000)
+    began = time.monotonic()
+    proxy.inject(hole)
+    if operation == "insert":
+        with override(timeout_ms=PLENTY_MS):
+            side.do(coll.insert_one, {"_id": 2})
+    else:
+        with override(timeout_ms=PLENTY_MS):
+            assert side.do(coll.find_one, {"_id": 1}) == {"_id": 1}
+    assert time.monotonic() - began < SOON
+    assert "attempt_timeout" in reasons(telemetry)
+    assert side.do(coll.count_documents, {}) == (2 if operation == "insert" else 1)
+
+
+@pytest.mark.parametrize("how", ["config", "override", "binding", "rule"])
+def test_wherever_it_is_set(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, how: str
+) -> None:
+    policy = Policy(attempt_timeout_ms=ATTEMPT_MS)
+    telemetry = instrument(
+        attempt_timeout_ms=ATTEMPT_MS if how == "config" else None,
+        policies={f"{database}.*": policy} if how == "rule" else None,
+    )
+    coll = side.do(side.client, proxy.uri)[database].coll
+    side.do(coll.insert_one, {"_id": 1})
+    if how == "binding":
+        coll = bind(coll, policy)
+    proxy.inject(BlackHole(SLOW_MS / 1000))
+    with override(attempt_timeout_ms=ATTEMPT_MS if how == "override" else None):
+        began = time.monotonic()
+        with pytest.raises(NetworkTimeout) as raised:
+            side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+    assert time.monotonic() - began < SLOW_MS / 1000
+    assert f"no answer within {ATTEMPT_MS} ms" in str(raised.value)
+    assert reasons(telemetry) == ["attempt_timeout"]
+
+
+def test_the_server_has_the_same_limit(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=PLENTY_MS)
+    sent: list[Any] = []
+
+    class Commands(pymongo.monitoring.CommandListener):
+        def started(self, event: Any) -> None:
+            sent.append(event.command.get("maxTimeMS"))
+
+        def succeeded(self, event: Any) -> None: ...
+
+        def failed(self, event: Any) -> None: ...
+
+    client = side.do(side.client, proxy.uri, event_listeners=[Commands()])
+    coll = client[database].coll
+    side.do(coll.find_one)
+    with override(attempt_timeout_ms=ATTEMPT_MS):
+        side.do(coll.find_one)
+    with override(attempt_timeout_ms=ATTEMPT_MS, timeout_ms=ATTEMPT_MS // 2):
+        side.do(coll.find_one)
+    side.do(coll.find_one)
+    first, attempts, deadlines, last = sent
+    assert 0 < attempts <= ATTEMPT_MS
+    assert 0 < deadlines <= ATTEMPT_MS // 2
+    assert min(first, last) > ATTEMPT_MS, "it ends with its block"
+
+
+def test_a_limit_that_the_server_keeps_is_the_attempts(
+    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=PLENTY_MS, attempt_timeout_ms=ATTEMPT_MS)
+    coll = side.do(side.client, proxy.uri)[database].coll
+    with fail_command(control, "find", errorCode=50, times=1):
+        assert side.do(coll.find_one) is None
+    assert reasons(telemetry) == ["attempt_timeout"]
+
+
+def test_the_deadline_comes_first_where_it_is_shorter(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=ATTEMPT_MS, attempt_timeout_ms=PLENTY_MS)
+    coll = side.do(side.client, proxy.uri)[database].coll
+    with override(timeout_ms=PLENTY_MS):
+        side.do(coll.insert_one, {"_id": 1})
+    proxy.inject(BlackHole(SLOW_MS / 1000))
+    began = time.monotonic()
+    with pytest.raises(pymongo.errors.PyMongoError) as raised:
+        side.do(coll.insert_one, {"_id": 2})
+    assert time.monotonic() - began < SLOW_MS / 1000
+    assert "exceeded its timeout" in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_what_is_no_time_is_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="attempt_timeout_ms"):
+        Policy(attempt_timeout_ms=value)
+    with pytest.raises(TypeError, match="attempt_timeout_ms"):
+        Policy(attempt_timeout_ms=1.5)  # type: ignore[arg-type]
