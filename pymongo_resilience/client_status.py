@@ -50,5 +50,8 @@ class ClientStatus:
     dead_peer_s: int | None = None
     """After how many seconds without a sign of life from a server a new connection to it is closed;
     None where it is not: the option is off, or the system cannot do it."""
+    spans: str | None = None
+    """Who draws the spans of its operations: ``pymongo_resilience``, or ``pymongo`` where the
+    application asked the driver for its own; None where nobody does."""
     config: Config | None = None
     """The configuration in force in the process; None while the library is off."""

@@ -45,6 +45,12 @@ def knows_tracing() -> bool:
     return "tracing" in getattr(common, "VALIDATORS", ())
 
 
+def draws_spans(client: Any) -> bool:
+    """Whether this pymongo draws the spans of the client itself."""
+    tracing = getattr(client.options, "tracing", None) if knows_tracing() else None
+    return bool(tracing and tracing["enabled"])
+
+
 def show_listeners(client: Any, given: Any, hidden: type) -> None:
     """Where the client lists its options, show the listeners it was given (None for none), and
     those of the process: what is ``hidden`` is a class of ours."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,17 @@ def interrupted_commands(error: BaseException) -> Iterator[Callable[[], None]]:
             continue
         sending = frame.f_locals
         telemetry = sending.get("telemetry")
+        cls: Any = type(telemetry)
         if telemetry is not None and telemetry._start and not telemetry._duration_s:
             yield functools.partial(
-                telemetry.failed, failure, sending["command_name"], is_server_side_error=False
+                telemetry.failed,
+                failure,
+                sending["command_name"],
+                error if _takes_the_error(cls) else False,
             )
+
+
+@functools.lru_cache(maxsize=8)
+def _takes_the_error(telemetry: Any) -> bool:
+    """As the branch with spans of its own; else ``failed`` takes whether a server sent it."""
+    return "exc" in inspect.signature(telemetry.failed).parameters

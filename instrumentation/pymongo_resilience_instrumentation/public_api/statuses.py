@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.client_status import ClientStatus, ServerStatus
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.selection import descriptions
+from pymongo_resilience_instrumentation.telemetry.tracing import tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,13 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         pool = driver.pools.pool_of(client, at)
         return {} if pool is None else driver.connections.lost(pool)
 
+    if driver.clients.draws_spans(client):
+        spans: str | None = "pymongo"
+    else:
+        ours = runtime is not None and runtime.operation_spans is not None
+        spans = "pymongo_resilience" if ours and tracing_of(client).enabled else None
     return ClientStatus(
+        spans=spans,
         topology=known.type.value,
         servers=tuple(
             ServerStatus(

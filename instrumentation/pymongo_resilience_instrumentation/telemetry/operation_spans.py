@@ -121,6 +121,12 @@ class OperationSpans:
             if call.span is not None and call.span is not trace.INVALID_SPAN:
                 _end_operation(call, call.span, error, ended_ns)
 
+    def describe(self, call: Call, error: BaseException | None) -> None:
+        """What is known of a call, onto a span that somebody else ends."""
+        if call.span is not None and call.span.is_recording():
+            call.span.set_attributes(_result_attributes(call, error))
+            self.add_waits(call)
+
     def add_waits(self, call: Call) -> None:
         """Each that had to be, for a server or for a connection, at the time when it was over."""
         if not call.waits or call.span is None or not call.span.is_recording():

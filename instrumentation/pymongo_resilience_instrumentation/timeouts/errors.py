@@ -130,7 +130,8 @@ def _timeout_class(cls: type) -> Any:
     try:
         return _classes[cls]
     except KeyError:
-        body = {"__module__": __name__, "_of": cls}
+        # As the application names it, and spans.
+        body = {"__module__": "pymongo_resilience", "_of": cls}
         return _classes.setdefault(cls, type("OperationTimeoutError", (_TimedOutError, cls), body))
 
 
