@@ -120,7 +120,7 @@ clean:
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Takes about ten minutes. ARGS="--seed 9" for other arrivals, ARGS="--json list.json" for the numbers. The
+# Takes a quarter of an hour. ARGS="--seed 9" for other arrivals, ARGS="--json list.json" for the numbers. The
 # documents take them from there: make report ARGS="--overload list.json".
 bench-overload: $(MAIN)/bench.stamp
 	@$(MAIN)/bin/python bench/overload.py $(ARGS)
