@@ -69,9 +69,7 @@ def play(options: Options, console: Console) -> Result:
         direct = stack.enter_context(MongoClient[dict[str, Any]](server.uri))
         for side in Side:
             prepare(direct[side.database])
-        replica_sets = {
-            side: stack.enter_context(ReplicaSet(server.address, members=1)) for side in Side
-        }
+        replica_sets = {side: stack.enter_context(ReplicaSet(server.address)) for side in Side}
         settings = [
             Settings(side, replica_sets[side].uri, options.otlp, _TRACED_PHASE) for side in Side
         ]

@@ -14,6 +14,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Fault,
     NotPrimary,
     Overload,
+    SilentPrimary,
     Slow,
 )
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 MAX_IDLE: Final = 0.2
 """After so many seconds without use the clients of all sides give a connection up."""
-_GAP: Final = 1.0
+_GAP: Final = 0.2
+_SILENT: Final = 2.0
 _BASE_BACKOFF: Final = 0.02
 _DELAY: Final = 0.03
 _CALM_BETWEEN: Final = 3
@@ -78,7 +80,7 @@ TIMELINE: Final = (
     Phase("healthy", 0.1),
     Phase(
         "handshake cut",
-        0.15,
+        0.1,
         (
             _after_idleness(Kind.BULK, times=1),
             _after_idleness(Kind.INSERT, times=3),
@@ -87,7 +89,7 @@ TIMELINE: Final = (
     ),
     Phase(
         "cut before",
-        0.175,
+        0.125,
         (
             Scene(Kind.INSERT, lambda: [CutBefore(times=2)]),
             Scene(Kind.FIND, lambda: [CutBefore(times=2)]),
@@ -96,7 +98,7 @@ TIMELINE: Final = (
     ),
     Phase(
         "cut after",
-        0.175,
+        0.125,
         (
             Scene(Kind.INSERT, lambda: [CutAfter(times=2)]),
             Scene(Kind.UPDATE, lambda: [CutAfter(times=2)]),
@@ -110,6 +112,16 @@ TIMELINE: Final = (
             # The new primary refuses one more write before it has caught up.
             Scene(Kind.UPDATE, lambda: [Election(_GAP), NotPrimary(times=1)]),
             Scene(Kind.INSERT, lambda: [NotPrimary(times=2)]),
+        ),
+    ),
+    Phase(
+        "silent primary",
+        0.15,
+        (
+            # Another one is elected, and nothing says so to what waits for the old one.
+            Scene(Kind.UPDATE, lambda: [SilentPrimary(_SILENT, gap=_GAP / 2)]),
+            Scene(Kind.INSERT, lambda: [SilentPrimary(_SILENT, gap=_GAP / 2)]),
+            Scene(Kind.BULK, lambda: [SilentPrimary(_SILENT, gap=_GAP / 2)]),
         ),
     ),
     Phase(

@@ -115,7 +115,7 @@ class Dethroned:
 
 
 def _end(chosen: list[InFlight]) -> None:
-    logger.warning("%d attempts on a lost primary are interrupted and repeated", len(chosen))
+    logger.info("attempts interrupted on a member that is no longer the primary: %d", len(chosen))
     for each in chosen:
         driver.connections.end(each.connection, InterruptedAttemptError())
 
