@@ -238,6 +238,43 @@ def test_no_span_is_asked_for_below_one_that_the_sampler_dropped(
 
 
 @pytest.mark.parametrize(
+    ("sampler", "flags", "asked_for"),
+    [
+        (ParentBased(ALWAYS_ON), 0, 0),
+        (ParentBased(ALWAYS_ON), 1, 1),
+        (ParentBased(ALWAYS_ON, local_parent_not_sampled=ALWAYS_ON), 0, 1),
+        (ALWAYS_ON, 0, 1),
+    ],
+)
+def test_nothing_is_asked_for_in_a_trace_that_was_not_sampled(
+    side: Side, proxy: ReplicaSet, database: str, sampled: Drawn, sampler: Sampler, flags: int,
+    asked_for: int,
+) -> None:  # fmt: skip
+    exporter, asked = sampled(sampler)
+    client = side.do(side.client, proxy.uri)
+    above = trace.NonRecordingSpan(
+        trace.SpanContext(17, 18, is_remote=False, trace_flags=trace.TraceFlags(flags))
+    )
+
+    def find() -> Any:
+        with trace.use_span(above):
+            found = client[database].coll.find_one()
+            assert trace.get_current_span() is above
+            return found
+
+    async def async_find() -> Any:
+        with trace.use_span(above):
+            found = await client[database].coll.find_one()
+            assert trace.get_current_span() is above
+            return found
+
+    side.do(find if side.runner is None else async_find)
+    assert asked.count(f"find {database}.coll") == asked_for
+    drawn = [span for span in exporter.get_finished_spans() if span.context.trace_id == 17]
+    assert len(drawn) == 2 * asked_for
+
+
+@pytest.mark.parametrize(
     ("sampler", "drawn", "of_the_command"),
     [
         (OnlyCommands(), ["find"], ["find"]),

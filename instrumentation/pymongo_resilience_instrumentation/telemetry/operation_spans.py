@@ -84,6 +84,13 @@ class OperationSpans:
             KEPT in vars(client) and not tracing_of(client).enabled
         ):
             return
+        if sampling.never_below and not self._leads_from_server:
+            parent = trace.get_current_span(outer) if transaction is None else transaction
+            above = parent.get_span_context()
+            if above.is_valid and not above.is_remote and not above.trace_flags & 1:
+                # As above, of this trace.
+                call.span = trace.INVALID_SPAN
+                return
         database, collection = call.known_target or call.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
@@ -165,10 +172,9 @@ def _end_operation(
     quotes = shown and tracing_of(call.client).quotes
     try:
         if span.is_recording():
-            attributes = _result_attributes(call, error)
             if call.only_command is not None:
-                attributes = {**call.only_command.settle(call, error), **attributes}
-            write(span, attributes)
+                write(span, call.only_command.settle(call, error))
+            write(span, _result_attributes(call, error))
     finally:
         end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 

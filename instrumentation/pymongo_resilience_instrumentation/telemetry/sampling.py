@@ -24,13 +24,13 @@ class Sampling:
         """The one that was looked at last."""
         self.never = False
         """Whether it draws no span at all."""
-        self._never_below = False
+        self.never_below = False
 
     def never_below_undrawn(self) -> bool:
         """Whether it draws no span whose parent, of this process, it did not draw."""
         if getattr(self._tracer, "sampler", None) is not self.sampler:
             self.look()
-        return self._never_below
+        return self.never_below
 
     def look(self) -> None:
         # Read anew, so that whoever gives the tracer another one is heard.
@@ -39,7 +39,7 @@ class Sampling:
         if sampler is not None and type(sampler).__module__ == SDK:
             described = sampler.get_description()
         self.never = described == OFF
-        self._never_below = self.never or (
+        self.never_below = self.never or (
             described.startswith("ParentBased{")
             and described.endswith(f"localParentNotSampled:{OFF}}}")
         )

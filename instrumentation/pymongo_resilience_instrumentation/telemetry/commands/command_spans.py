@@ -298,6 +298,9 @@ class CommandSpans:
     ) -> Mapping[str, Any]:
         """See ``SentCommand.settle``."""
         if self._mode == NEVER or (error is None and not call.reasons):
+            if sent.status is UNSET:
+                return sent.attributes
+            # The span of an operation has no error.type.
             return {
                 name: each for name, each in sent.attributes.items() if name != semconv.ERROR_TYPE
             }
