@@ -16,6 +16,7 @@
 #   make docs                       the documents as a site: build/site/index.html
 #   make fleet                      simulated fleets under overload: a table and a figure of docs/overload.md
 #   make gate                       fails where an operation takes more instructions than it did
+#   make package                    sdist and wheel: metadata, tests from the sdist, types by mypy and pyright
 #   make clean                      remove what the other targets made
 
 PYTHON ?= python3
@@ -30,11 +31,12 @@ WHEEL := .venv-wheel
 COMPATIBILITY := .venv-compatibility
 GATE := .venv-gate
 EXAMPLES := .venv-examples
+PACKAGE := .venv-package
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-recovery bench-overload fleet report gate docs examples clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-recovery bench-overload fleet report gate docs examples package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,6 +73,19 @@ compatibility: $(COMPATIBILITY)/stamp
 
 examples: $(EXAMPLES)/stamp
 	@$(EXAMPLES)/bin/python -m pytest -q --no-header $(ARGS) tests/frameworks/check_examples.py
+
+# The unit tests run from the unpacked sdist; mypy and pyright see the wheel, as users have it.
+package: $(MAIN)/dev.stamp $(PACKAGE)/stamp
+	@rm -rf build/package && mkdir -p build/package/types
+	@$(MAIN)/bin/python -m build --no-isolation --outdir build/package . > build/package/log
+	@$(PACKAGE)/bin/twine check --strict build/package/*.tar.gz build/package/*.whl
+	@$(PACKAGE)/$(PIP_INSTALL) --force-reinstall --no-deps build/package/*.whl
+	@cp tests/typing/usage.py tests/typing/pyrightconfig.json build/package/types
+	@cd build/package/types && $(CURDIR)/$(PACKAGE)/bin/mypy --strict usage.py
+	@cd build/package/types && $(CURDIR)/$(PACKAGE)/bin/pyright --pythonpath $(CURDIR)/$(PACKAGE)/bin/python
+	@cd build/package && tar xzf *.tar.gz && cd pymongo_resilience-*/ && \
+	  PYTHONPATH=$$PWD:$$PWD/instrumentation $(CURDIR)/$(MAIN)/bin/python -m pytest -q --no-header \
+	  -p no:cacheprovider -m "not hypothesis and not thorough and not alone" $(ARGS) tests/unit
 
 # How long the server is sick, in seconds: ARGS=30.
 bench-sick: $(MAIN)/demo.stamp
@@ -116,7 +131,7 @@ build/callgrind_marks.so: bench/callgrind_marks.c
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 clean:
-	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) $(DOCS) $(EXAMPLES) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) $(DOCS) $(EXAMPLES) $(PACKAGE) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -164,6 +179,11 @@ $(GATE)/stamp: pyproject.toml bench/gate-requirements.txt | $(GATE)/bin/python
 
 $(EXAMPLES)/stamp: pyproject.toml examples/frameworks/requirements.txt | $(EXAMPLES)/bin/python
 	$(EXAMPLES)/$(PIP_INSTALL) --editable ".[testbed]" pytest --requirement examples/frameworks/requirements.txt
+	@touch $@
+
+# Pyright's package fetches its own part from npm, once.
+$(PACKAGE)/stamp: pyproject.toml | $(PACKAGE)/bin/python
+	$(PACKAGE)/$(PIP_INSTALL) . "twine>=6" "mypy>=1.15" "pyright>=1.1.400"
 	@touch $@
 
 $(DOCS)/stamp: pyproject.toml | $(DOCS)/bin/python

@@ -126,7 +126,13 @@ def of_rest(folder: Path) -> list[Step]:
         Step(
             "examples of frameworks",
             make("examples", f"ARGS=--junitxml={folder / 'examples.xml'}"),
-            ("site, every link",),
+            after=("site, every link",),
+        ),
+        Step(
+            "package",
+            make("package", f"ARGS=--junitxml={folder / 'sdist.xml'}"),
+            (MAIN,),
+            after=("examples of frameworks",),
         ),
         *others,
         Step(GATE, gate(folder), (MAIN,), last),
