@@ -1,2 +1,3 @@
-"""How fast a client finds servers again: its monitors are woken after network errors, and check a
-server that went away more often while an operation waits for it."""
+"""How soon operations go on after a failure. Monitors are woken after network errors, and check a
+lost server more often while an operation waits for it. What waits for a member that is no longer
+the primary is interrupted. Connections without a sign of life are closed."""
