@@ -66,6 +66,8 @@ class OperationSpans:
         self._tracer = tracer
         self._sampling = Sampling(tracer)
         self._finished = FinishedSpans(tracer)
+        self._starts_spans = False
+        """Whether there was any: without an SDK, nobody looks what it is like."""
         self._leads_from_server = leads_from_server
 
     def start(self, call: Call, transaction: Span | None = None) -> None:
@@ -95,7 +97,7 @@ class OperationSpans:
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
         around = outer if transaction is None else trace.set_span_in_context(transaction, outer)
-        late = self._finished.starts_unseen()
+        late = self._starts_spans and self._finished.starts_unseen()
         span = calls.publish(
             call,
             self._tracer.start_span,
@@ -113,6 +115,7 @@ class OperationSpans:
         if invalid:
             # Of an API without an SDK, and outside of any trace: nothing has to find it.
             return
+        self._starts_spans = True
         call.outer_context = outer
         context.attach(trace.set_span_in_context(span, outer))
 
