@@ -31,6 +31,7 @@ INTEGERS = {
     "PYMONGO_RESILIENCE_CIRCUIT_BREAKER_MINIMUM_CALLS": range(1, 1_000_001),
     "PYMONGO_RESILIENCE_DEAD_PEER_S": range(3601),
     "PYMONGO_RESILIENCE_ATTEMPT_TIMEOUT_MS": range(1, 2_147_483_648),
+    "PYMONGO_RESILIENCE_SLOW_MS": range(2_147_483_648),
 }
 NUMBERS = {
     "PYMONGO_RESILIENCE_CIRCUIT_BREAKER_FAILURE_RATE": (Fraction(1, 100), 1),
@@ -39,6 +40,15 @@ NUMBERS = {
 }
 STRATEGIES = {"fast_fail", "best_effort", "mongodb", "driver"}
 WORDS = {"1", "true", "yes", "on", "0", "false", "no", "off"}
+CHOICES = {
+    "PYMONGO_RESILIENCE_CIRCUIT_BREAKER": {"off", "on", "always"},
+    "PYMONGO_RESILIENCE_COMMAND_SPANS": {"always", "on_retry", "never"},
+    "PYMONGO_RESILIENCE_METRICS": {"all", *WORDS},
+    "PYMONGO_RESILIENCE_RETRY_BUDGET": {"ratio", "tokens", "off"},
+    "PYMONGO_RESILIENCE_SERVER_SELECTION": {"driver", "least_loaded"},
+    "PYMONGO_RESILIENCE_STRATEGY": STRATEGIES,
+    "PYMONGO_RESILIENCE_TIMEOUT_MODE": {"cursor_lifetime", "iteration"},
+}
 ODD = (
     *("", " ", "\t\n", "\0", "5\0", "\ufeff5", "5\r\n", " 5 ", "+5", "-0", "005", "1_000", "1__0"),
     *("\u0663", "\uff15", "\u00b2", "1e3", "inf", "nan", "0x10", "5.0", "9" * 5000, "\udcff", "%s"),
@@ -78,26 +88,16 @@ def is_legal(variable: str, text: str) -> bool:
             return plausible and int(text) in INTEGERS[variable]
         except ValueError:
             return False
-    if variable == "PYMONGO_RESILIENCE_TIMEOUT_MODE":
-        return text.lower() in {"cursor_lifetime", "iteration"}
     if variable in NUMBERS:
         low, high = NUMBERS[variable]
         try:
             return low <= Fraction(float(text)) <= high
         except (ValueError, OverflowError):  # the latter of infinity
             return False
-    if variable == "PYMONGO_RESILIENCE_CIRCUIT_BREAKER":
-        return text.lower() in {"off", "on", "always"}
-    if variable == "PYMONGO_RESILIENCE_RETRY_BUDGET":
-        return text.lower() in {"ratio", "tokens", "off"}
-    if variable == "PYMONGO_RESILIENCE_SERVER_SELECTION":
-        return text.lower() in {"driver", "least_loaded"}
-    if variable == "PYMONGO_RESILIENCE_STRATEGY":
-        return text.lower() in STRATEGIES
     names = NAMES.get(variable)
     if names is not None:
         return {part.strip().lower() for part in text.split(",")} - {""} <= set(names)
-    return text.lower() in WORDS
+    return text.lower() in CHOICES.get(variable, WORDS)
 
 
 @examples(100)

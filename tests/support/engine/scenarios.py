@@ -87,6 +87,9 @@ WRITE_IN_TXN = UPDATE_MANY(in_transaction=True)
 _R = RetryReason
 BOTH = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
 CUT = Fault(reason=_R.SOCKET_CLOSED_WHILE_IN_FLIGHT, stage=Stage.IN_FLIGHT)
+DEAD_PEER = CUT(reason=_R.DEAD_PEER)
+INTERRUPTED = CUT(reason=_R.INTERRUPTED)
+UNANSWERED = CUT(reason=_R.ATTEMPT_TIMEOUT)
 UNCONNECTED = Fault(reason=_R.SOCKET_NOT_AVAILABLE, stage=Stage.NOT_SENT)
 UNSENT_TXN = Fault(reason=_R.TEMPORARILY_UNAVAILABLE, stage=Stage.NOT_SENT)
 NOT_PRIMARY = Fault(reason=_R.NOT_PRIMARY)
@@ -236,6 +239,12 @@ RULE_1 = [
 ]
 RULE_2 = [
     S("a read cut in flight", READ, [CUT], OK, 2, [0]),
+    S("a read, a dead peer", READ, [DEAD_PEER], OK, 2, [0]),
+    S("a read, interrupted", READ, [INTERRUPTED], OK, 2, [0]),
+    S("a read, its attempt's time is up", READ, [UNANSWERED], OK, 2, [0]),
+    S("another write, a dead peer", UPDATE_MANY, [DEAD_PEER], NOT_SAFE, 1, []),
+    S("another write, interrupted", UPDATE_MANY, [INTERRUPTED], NOT_SAFE, 1, []),
+    S("another write, its attempt's time is up", UPDATE_MANY, [UNANSWERED], NOT_SAFE, 1, []),
     S("a read, not primary", READ, [NOT_PRIMARY], OK, 2, [0.001]),
     S("a read, temporarily unavailable", READ, [UNAVAILABLE], OK, 2, [0]),
     S("a read that was not sent", READ, [UNCONNECTED], OK, 2, [0]),
