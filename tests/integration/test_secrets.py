@@ -68,6 +68,9 @@ LIVING_TOO_SHORT = {
     "BreakerSettings": "numbers",
     "Refusal": "a number",
     "Snapshot": "a state and numbers",
+    # of an operation that failed or was slow
+    "Phase": "a name, a number, a server and a reason",
+    "Run": "the same of an attempt",
     # of a selection, made where it is explained or has failed
     "Criteria": "a read preference and addresses",
     "ReadPreference": "a mode and tags of the deployment",
