@@ -343,6 +343,14 @@ def test_the_readme_is_short_and_its_table_is_that_of_the_errors() -> None:
     assert {line.replace("](docs/", "](") for line in table} <= set(ERRORS.read_text().splitlines())
 
 
+@pytest.mark.parametrize("place", ["mkdocs.yml", "docs/index.md"])
+def test_every_page_can_be_found(place: str) -> None:
+    text = (ROOT / place).read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+    assert pages == set(re.findall(r"\b([a-z-]+\.md)\b", text)) - {"index.md"}
+
+
 def test_each_trial_of_another_package_is_in_the_table() -> None:
     document = (ROOT / "docs" / "compatibility.md").read_text()
     trials = {path.name for path in (ROOT / "tests" / "compatibility").glob("try_*.py")}
