@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 FILE_VARIABLE = PREFIX + "CONFIG"
 RULES = "policies"
 STRATEGIES = (*NAMED, "driver")
-SERVER_SELECTIONS = ("driver", "least_loaded")
+PEAK_EWMA = "peak_ewma"
+SERVER_SELECTIONS = ("driver", "least_loaded", PEAK_EWMA)
 RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
 BREAKER_MODES = ("off", "on", "always")
 ALL = "all"
@@ -161,7 +162,8 @@ class Config:
         "driver",
         one_of(SERVER_SELECTIONS),
         "Who chooses among the servers that an operation may go to: pymongo, or the library, which "
-        "counts the attempts in progress on each.",
+        "counts the attempts in progress on each (least_loaded), or weighs them with its latency "
+        "(peak_ewma).",
     )
     circuit_breaker: str = _option(
         "off",

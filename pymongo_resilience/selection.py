@@ -53,11 +53,12 @@ def select(
 
 
 def choose(
-    servers: Sequence[ServerDescription], operations: Mapping[str, int], random: Random
+    servers: Sequence[ServerDescription], loads: Mapping[str, float], random: Random
 ) -> ServerDescription:
-    """Of two servers picked at random, the one with fewer operations in progress.
+    """Of two servers picked at random, the one with the smaller load.
 
-    ``servers`` must not be empty. ``random`` returns a float in [0, 1).
+    ``servers`` must not be empty. ``loads``: by address the number of operations in progress, or
+    what PeakEwma makes of it; 0 where it has none. ``random`` returns a float in [0, 1).
     Source: "operationCount-based selection within the latency window".
     """
     if len(servers) == 1:
@@ -65,6 +66,6 @@ def choose(
     one = int(random() * len(servers))
     other = int(random() * (len(servers) - 1))
     first, second = servers[one], servers[other + (other >= one)]
-    if operations.get(second.address, 0) < operations.get(first.address, 0):
+    if loads.get(second.address, 0) < loads.get(first.address, 0):
         return second
     return first

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pymongo
@@ -14,7 +15,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import OFF, TOKENS, load
+from pymongo_resilience.config import OFF, PEAK_EWMA, TOKENS, load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
@@ -383,7 +384,7 @@ def _runtime(
     )
     breakers = _breakers(config, clock, listener, ours) if has_breakers else None
     shedding = _shedding(config, clock, rules) if owns_retries else None
-    selectors = _selectors(config, breakers, ours, counts_in_flight=counts_in_flight)
+    selectors = _selectors(config, breakers, ours, clock, counts_in_flight=counts_in_flight)
     return Runtime(
         config=config,
         rules=rules,
@@ -453,6 +454,7 @@ def _selectors(
     config: Config,
     breakers: BreakerRegistry | None,
     ours: enabled_flag.EnabledFlag,
+    clock: Clock,
     *,
     counts_in_flight: bool,
 ) -> Selectors | None:
@@ -461,7 +463,12 @@ def _selectors(
         return None
     from pymongo_resilience_instrumentation.selection.selector import Selectors  # noqa: PLC0415 - pymongo mostly selects
 
-    return Selectors(ours, breakers, counting=counting)
+    latencies = None
+    if counting and config.server_selection == PEAK_EWMA:
+        from pymongo_resilience.peak_ewma import PeakEwma  # noqa: PLC0415 - as the selector
+
+        latencies = partial(PeakEwma, clock)
+    return Selectors(ours, breakers, latencies, counting=counting)
 
 
 def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:

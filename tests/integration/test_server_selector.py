@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,18 +19,19 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.selection import selector
 from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster, Standalone
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Latency, Reset
+from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Latency, Reset, Slow
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.busy_pools import Silent
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience import status
+from pymongo_resilience import peak_ewma, status
 
 pytestmark = pytest.mark.oldest
 
 BY_LOAD = {"server_selection": "least_loaded"}
+BY_LATENCY = {"server_selection": "peak_ewma"}
 ANYWHERE = {"localThresholdMS": 60_000}
 
 
@@ -296,6 +298,59 @@ def test_the_server_with_fewer_attempts_is_taken(
     else:
         side.do(asyncio.wait, [task])
     assert in_flight(client) == {}
+
+
+def read_on(side: Side, coll: Any, seconds: float) -> None:
+    """One read after the other: none is in progress where the next one goes."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        side.do(coll.find_one)
+
+
+def test_a_slow_member_loses_its_reads_and_gets_them_back(
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instrument(**BY_LATENCY)
+    client, watching = watched(side, replica_set.uri, 3, **ANYWHERE)
+    coll, slow = nearest(client, database), replica_set.members[1].host_and_port
+    read_on(side, coll, 0.2)
+    assert slow in watching.where("find")
+    replica_set.inject(Slow(0.5), on=1)
+    read_on(side, coll, 2.0)
+    watching.seen.clear()
+    read_on(side, coll, 0.3)
+    reads = watching.where("find")
+    assert reads.count(slow) <= 0.02 * len(reads)
+    replica_set.clear()
+    monkeypatch.setattr(peak_ewma, "DECAY", 0.02)
+
+    def is_back() -> bool:
+        read_on(side, coll, 0.05)
+        return watching.where("find").count(slow) > 20
+
+    wait_until(is_back)
+    assert in_flight(client) == {}
+
+
+def test_what_has_no_choice_of_servers_tells_of_no_latency(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """A write may wait for other members, and a batch for documents to come."""
+    instrument(**BY_LATENCY)
+    client, _ = watched(side, replica_set.uri, 3, **ANYWHERE)
+    latencies = client._topology_settings.server_selector.counts.latencies
+    coll = nearest(client, database)
+    side.do(coll.insert_many, [{} for _ in range(6)])
+    assert latencies._latencies == {}
+    cursor = coll.find(batch_size=2)
+    side.do(cursor.next)
+    ((address, noted),) = latencies._latencies.items()
+    side.documents(cursor)
+    assert latencies._latencies == {address: noted}
 
 
 def test_a_server_outside_of_the_latency_window_is_not_chosen(

@@ -81,7 +81,7 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("retry_token_capacity", str(number), number) for number in (1, 1_000_000)),
     *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
     *(("max_backoff_ms", str(number), number) for number in (1, 600_000)),
-    *(("server_selection", name, name) for name in ("driver", "least_loaded")),
+    *(("server_selection", name, name) for name in ("driver", "least_loaded", "peak_ewma")),
     *(("circuit_breaker", name, name) for name in ("off", "on", "always")),
     *(("circuit_breaker_failure_rate", text, float(text)) for text in ("0.01", "0.25", "1", "1.0")),
     *((f"circuit_breaker_{name}_s", text, float(text))
@@ -117,7 +117,8 @@ BAD: list[tuple[str, str, str]] = [
       for text in ("0", "1000001", "1e3")),
     *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
     *(("max_backoff_ms", text, "an integer from 1 to 600000") for text in ("0", "600001", "1e3")),
-    *(("server_selection", text, "one of driver, least_loaded") for text in ("DRIVERS", "1")),
+    *(("server_selection", text, "one of driver, least_loaded, peak_ewma")
+      for text in ("DRIVERS", "1")),
     *(("circuit_breaker", text, "one of off, on, always") for text in ("true", "1", "YES")),
     *(("circuit_breaker_failure_rate", text, "a number from 0.01 to 1")
       for text in ("0", "1.01", "50", "50%", "-0.5", "nan", "inf")),

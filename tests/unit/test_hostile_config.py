@@ -45,7 +45,7 @@ CHOICES = {
     "PYMONGO_RESILIENCE_COMMAND_SPANS": {"always", "on_retry", "never"},
     "PYMONGO_RESILIENCE_METRICS": {"all", *WORDS},
     "PYMONGO_RESILIENCE_RETRY_BUDGET": {"ratio", "tokens", "off"},
-    "PYMONGO_RESILIENCE_SERVER_SELECTION": {"driver", "least_loaded"},
+    "PYMONGO_RESILIENCE_SERVER_SELECTION": {"driver", "least_loaded", "peak_ewma"},
     "PYMONGO_RESILIENCE_STRATEGY": STRATEGIES,
     "PYMONGO_RESILIENCE_TIMEOUT_MODE": {"cursor_lifetime", "iteration"},
 }

@@ -150,7 +150,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             return
         unfinished = error is not None and closes_a_coroutine(error)
         if self.count is not None:
-            self._uncount(unfinished)
+            self._uncount(unfinished, succeeded=error is None)
         if self.permit is not None:
             # Of an unacknowledged write nobody knows; of a failed attempt, it was told before.
             unheard = error is not None or (call.public and not call.acknowledged)
@@ -170,13 +170,13 @@ class Attempts(driver.retry_loop.DriverLoop):
         if not call.ended:
             call.selected = driver.retry_loop.server(self)
 
-    def _uncount(self, unfinished: bool) -> None:
+    def _uncount(self, unfinished: bool, *, succeeded: bool) -> None:
         try:
             if self.count is not None:
                 if unfinished:
                     defer(self.count.release)
                 else:
-                    self.count.release()
+                    self.count.release(succeeded=succeeded)
         except Exception:
             logger.exception("internal error in pymongo-resilience after an attempt")
 
@@ -283,7 +283,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         return Deadline(clock, clock.now() + left, given), None
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
-        self._uncount(unfinished=False)
+        self._uncount(unfinished=False, succeeded=False)
         if self.call.waits:
             wait_times.over(self.call, None if self.reached_connection else error)
         progress = driver.retry_loop.bulk_progress(self)

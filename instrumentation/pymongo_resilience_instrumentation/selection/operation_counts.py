@@ -6,15 +6,21 @@ Source: Server Selection, "operationCount-based selection within the latency win
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pymongo_resilience.peak_ewma import PeakEwma
 
 
 class OperationCounts:
     """Of one client. Thread- and task-safe: a lock that is held for two changes of a set, reentrant
     as that of a circuit breaker."""
 
-    __slots__ = ("_attempts", "_lock")
+    __slots__ = ("_attempts", "_lock", "latencies")
 
-    def __init__(self) -> None:
+    def __init__(self, latencies: PeakEwma | None = None) -> None:
+        """``latencies``: None where they do not matter."""
+        self.latencies = latencies
         self._lock = threading.RLock()
         self._attempts: dict[str, set[AttemptCount]] = {}
 
@@ -49,11 +55,12 @@ class AttemptCount:
     until it no longer is: whatever strikes in between, ``release`` takes it back.
     """
 
-    __slots__ = ("_address", "_counts")
+    __slots__ = ("_address", "_began", "_counts")
 
     def __init__(self, counts: OperationCounts) -> None:
         self._counts = counts
         self._address: str | None = None
+        self._began: float | None = None
 
     def take(self, address: str) -> None:
         """The attempt goes to this server, wherever it was counted before."""
@@ -62,8 +69,16 @@ class AttemptCount:
             self._address = address
             self._counts.enter(address, self)
 
-    def release(self) -> None:
+    def measure(self) -> None:
+        """The attempt's server was chosen among several: how long it takes tells of its latency."""
+        if self._counts.latencies is not None:
+            self._began = self._counts.latencies.begin()
+
+    def release(self, *, succeeded: bool = False) -> None:
         """The attempt is over."""
         if self._address is not None:
+            began, self._began = self._began, None
+            if began is not None and self._counts.latencies is not None:
+                self._counts.latencies.end(self._address, began, succeeded=succeeded)
             self._counts.leave(self._address, self)
             self._address = None

@@ -22,7 +22,10 @@ from . import descriptions
 from .operation_counts import OperationCounts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from pymongo_resilience.enabled_flag import EnabledFlag
+    from pymongo_resilience.peak_ewma import PeakEwma
     from pymongo_resilience.server_description import ServerDescription
 
     from .breakers import BreakerRegistry, ClientBreakers
@@ -73,6 +76,9 @@ class ServerSelector:
         call = calls.current()
         if call is not None and call.selecting is not None:
             call.selecting.take(address_text(chosen.address))
+            if len(found) > 1:
+                # Not of a write, nor of what waits for data on the server of its cursor.
+                call.selecting.measure()
         return [chosen]
 
     def _least_loaded(self, found: Any, counts: OperationCounts) -> Any:
@@ -81,7 +87,10 @@ class ServerSelector:
             return found[0]
         known = [self._described(each, client) for each in found]
         near = in_latency_window(known, client.options.local_threshold_ms / 1000)
-        chosen = choose(near, counts.by_address, random.random)
+        loads: Mapping[str, float] = counts.by_address
+        if counts.latencies is not None:
+            loads = counts.latencies.loads([each.address for each in near], counts.by_address)
+        chosen = choose(near, loads, random.random)
         return next(each for each, ours in zip(found, known, strict=True) if ours is chosen)
 
     def _described(self, described: Any, client: Any) -> ServerDescription:
@@ -91,6 +100,8 @@ class ServerSelector:
             return cached[1]
         there = driver.selection.known_addresses(client)
         self._converted = {each: it for each, it in self._converted.items() if each in there}
+        if self.counts is not None and self.counts.latencies is not None:
+            self.counts.latencies.keep({address_text(each) for each in there})
         converted = descriptions.server(described)
         self._converted[described.address] = described, converted
         return converted
@@ -110,19 +121,29 @@ class Selectors:
     """
 
     def __init__(
-        self, enabled_flag: EnabledFlag, breakers: BreakerRegistry | None, *, counting: bool
+        self,
+        enabled_flag: EnabledFlag,
+        breakers: BreakerRegistry | None,
+        latencies: Callable[[], PeakEwma] | None,
+        *,
+        counting: bool,
     ) -> None:
-        """``breakers``: None while they are off. ``counting``: servers are chosen by load."""
+        """``breakers``: None while they are off. ``counting``: servers are chosen by load;
+        ``latencies``: and by latency, each client's made by this."""
         self._enabled_flag = enabled_flag
         self._breakers = breakers
         self.counting = counting
+        self._latencies = latencies
         self._counts: dict[int, OperationCounts] = {}
 
     def of_new_client(self, client: Any, given: Any) -> ServerSelector:
         """The selector for a client that is being made, around the one it was given."""
         breakers = None if self._breakers is None else self._breakers.of(client)
-        counts = keep(self._counts, client, OperationCounts()) if self.counting else None
+        counts = keep(self._counts, client, self._new_counts()) if self.counting else None
         return ServerSelector(client, applications_own(given), self._enabled_flag, counts, breakers)
+
+    def _new_counts(self) -> OperationCounts:
+        return OperationCounts(None if self._latencies is None else self._latencies())
 
     def counts_of(self, client: Any) -> OperationCounts | None:
         """None for a client that was made before ``instrument()``."""

@@ -1,0 +1,67 @@
+"""A server's latency as a peak-EWMA: it rises at once, and falls by decay. Seconds as float.
+
+Source: Finagle, "Peak EWMA".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from pymongo_resilience.clock import Clock
+
+DECAY = 5.0
+"""After so many seconds without an answer a latency counts 1/e of what it was."""
+
+
+class PeakEwma:
+    """The latencies of one client's servers, by address. Thread- and task-safe: each is replaced as
+    a whole, and of two that are noted at the same moment one may be lost."""
+
+    __slots__ = ("_clock", "_latencies")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._latencies: dict[str, tuple[float, float]] = {}
+
+    def begin(self) -> float:
+        """The time at which an attempt begins, for ``end``."""
+        return self._clock.now()
+
+    def end(self, address: str, began: float, *, succeeded: bool) -> None:
+        """Of an attempt. One that failed, maybe at once, never lowers the latency."""
+        now = self._clock.now()
+        seconds = now - began
+        known, weight = self._decayed(address, now)
+        if seconds < known or not known:
+            if not succeeded:
+                return
+            seconds = known + (1 - weight) * seconds
+        self._latencies[address] = seconds, now
+
+    def loads(self, addresses: Collection[str], operations: Mapping[str, int]) -> dict[str, float]:
+        """Latency times what would be in progress with one operation more.
+
+        A server that never answered has no load while it is idle, and else an infinite one: one
+        operation finds out.
+        """
+        now = self._clock.now()
+        return {each: self._load(each, operations.get(each, 0), now) for each in addresses}
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Forget all other servers."""
+        for each in self._latencies.copy().keys() - set(addresses):
+            self._latencies.pop(each, None)
+
+    def _load(self, address: str, operations: int, now: float) -> float:
+        if address not in self._latencies:
+            return math.inf if operations else 0.0
+        return self._decayed(address, now)[0] * (operations + 1)
+
+    def _decayed(self, address: str, now: float) -> tuple[float, float]:
+        latency, noted = self._latencies.get(address, (0.0, -math.inf))
+        weight = math.exp((noted - now) / DECAY)
+        return latency * weight, weight
