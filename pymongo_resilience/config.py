@@ -441,4 +441,4 @@ def _row(entry: Field[Any]) -> Option:
 
 
 OPTIONS: tuple[Option, ...] = tuple(_row(entry) for entry in fields(Config) if entry.name != RULES)
-"""The table that ``pymongo-resilience config`` and the README show."""
+"""The table that ``pymongo-resilience config`` and docs/options.md show."""
