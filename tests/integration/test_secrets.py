@@ -47,7 +47,6 @@ LIVING_TOO_SHORT = {
     "TxnNumberLostError": "a text of ours",
     "TxnNumberUnsupportedError": "the same",
     "Postponed": "has no fields",
-    "Dropped": "has no fields",
     # made and dropped while metrics are collected
     "PoolSizes": "two numbers",
     # of the dashboard, which no operation makes
@@ -90,6 +89,32 @@ LIVING_TOO_SHORT = {
     "TopologyType": "the same",
     "ServerStatus": "an address, numbers and an error without any text of the server's",
     "ClientStatus": "these",
+    # of what ended a connection, raised or handed to the driver
+    "LostConnectionError": "never made itself",
+    "DeadPeerError": "a number, in a text of ours",
+    "AttemptTimeoutError": "the same",
+    "InterruptedAttemptError": "a text of ours",
+    # between an election or a check and what is done about it
+    "LastCheck": "two facts of a monitor",
+    "InFlight": "pymongo's loop and connection, in no list that is shown",
+    "_Chosen": "pymongo's cancellation contexts",
+    # of one attempt, inside of the executor alone
+    "_Outcome": "what the application gets next",
+    # of the doctor, whose own tests look at what it says
+    "Target": "addresses and options; it hides the URI",
+    "Probe": "an address, and texts of ours",
+    "NotMongoDBError": "nothing",
+    "Level": "words of ours",
+    "Finding": "texts of ours",
+    "Verdict": "the same",
+    "Examination": "these",
+    "Symptom": "words of ours",
+    "Diagnosis": "these, and addresses",
+    # of reports, which are made of files
+    "ReportError": "where a file is no recording",
+    "Fault": "what the test bed was asked for",
+    "Side": "names, times and counts",
+    "Latency": "numbers",
     # in the queue of a background task, between two ticks
     "RequeuedId": "a cursor's id, a number of the server's",
 }
