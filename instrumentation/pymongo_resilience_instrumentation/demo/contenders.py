@@ -66,9 +66,7 @@ def connect(
     listeners: list[Any] = []
     if side is Side.OURS:
         counts = ReportedRetries()
-        # Every fourth operation fails, up to four times: what no budget allows in the long run.
-        config = Config(timeout_ms=DEADLINE_MS, retry_budget="off")
-        instrument(config=config, listeners=[counts], **providers)
+        instrument(config=Config(timeout_ms=DEADLINE_MS), listeners=[counts], **providers)
     else:
         counts = FailedAttempts()
         listeners = [counts]
