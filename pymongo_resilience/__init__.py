@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.client_status import ClientStatus, ServerStatus
     from pymongo_resilience.eligibility import SelectionRule
     from pymongo_resilience.explanation import ServerVerdict
+    from pymongo_resilience.transactions import Attempts
 
 __all__ = [
     "BestEffort",
@@ -80,6 +81,7 @@ __all__ = [
     "instrument",
     "is_instrumented",
     "override",
+    "retry_transaction",
     "status",
     "uninstrument",
 ]
@@ -201,6 +203,28 @@ def explain_selection(
     Source: Server Selection, "Server Selection Algorithm".
     """
     return _instrumentor().explain_selection(client, read_preference, writes=writes)
+
+
+def retry_transaction(client: Any, **options: Any) -> Attempts:
+    """A transaction that is repeated as with_transaction repeats one, for code that is no callback.
+
+    ::
+
+        for attempt in retry_transaction(client):
+            with attempt as session:
+                orders.insert_one(order, session=session)
+
+    With an AsyncMongoClient it is ``async for`` and ``async with``. The block is run in a
+    transaction that is committed where the block is left, and aborted where it raises; after an
+    error labelled TransientTransactionError all of it is run again, with a new session, after one
+    labelled UnknownTransactionCommitResult the commit. All of it has one timeout, of ``override``
+    or the client; without one nothing is repeated after 120 s. ``options``: those of
+    ``start_transaction``.
+    Raises OperationTimeoutError where the timeout is over, else the last error; TypeError for what
+    is no client. The result is for one thread or task.
+    Source: Convenient API for Transactions.
+    """
+    return _instrumentor().retry_transaction(client, options)
 
 
 def _instrumentor() -> PymongoResilienceInstrumentor:

@@ -21,6 +21,7 @@ from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.namespaces import NamespaceRules
+from pymongo_resilience.policy import NOTHING
 from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation.clients.budgets import Budgets
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry
     from pymongo_resilience_instrumentation.selection.selector import Selectors
+    from pymongo_resilience_instrumentation.transactions.by_hand import Transactions
 
 SCOPE = "pymongo_resilience"
 SUPPORTED = ("pymongo >= 4.17, < 5",)
@@ -222,6 +224,20 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         _check_client(client, "explain_selection")
         breakers = {} if self._runtime is None else self._runtime.breakers_of(client)
         return explanations.explain_selection(client, read_preference, breakers, writes=writes)
+
+    def retry_transaction(self, client: Any, options: dict[str, Any]) -> Transactions:
+        """As :func:`pymongo_resilience.retry_transaction`."""
+        from pymongo_resilience_instrumentation.transactions import by_hand  # noqa: PLC0415 - for who asks
+
+        _check_client(client, "retry_transaction")
+
+        def seconds() -> float | None:
+            runtime = self._runtime
+            if runtime is None or not runtime.enabled_flag.on:
+                return None
+            return runtime.timeouts.of_several(client, ("", None), NOTHING)[0]
+
+        return by_hand.Transactions(client, options, seconds)
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)
