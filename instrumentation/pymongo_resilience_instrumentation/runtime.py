@@ -261,7 +261,7 @@ class Runtime:
             call.deadline = driver.deadline.Timeout.anew(call.timeout).resume()
         if call.timeout is not None:
             self.need("timeout")
+            call.policy_seconds = call.elapsed()
         if call.attempt_timeout is not None:
             self.need("attempt timeout")
-            call.policy_seconds = call.elapsed()
         calls.enter(call)

@@ -8,19 +8,17 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, self_check
-from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.interception.methods import Need
-from pymongo_resilience_instrumentation.patches import Patches
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side, fail_command
 from support.every_method import SENDING, exists
 from support.every_operation import Scene
+from support.late_patches import put_all_on
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
@@ -143,15 +141,6 @@ class Reshaped:
         pymongo_resilience.uninstrument()
         for place, original in self._stubs.items():
             setattr(*place, original)
-
-
-def put_all_on() -> Patches:
-    """Also what operations do without until it is needed."""
-    patches = PymongoResilienceInstrumentor()._patches
-    assert patches is not None
-    for need in get_args(Need):
-        patches.need(need)
-    return patches
 
 
 @pytest.fixture(params=SHAPES)

@@ -35,6 +35,7 @@ TABLES = {
     "MongoClient": (canary_operations.CLIENT, operations.CLIENT),
 }
 LIVING_TOO_SHORT = {
+    "Repeat": "an enumeration",
     # made and dropped between two decisions
     "Part": "names of pymongo's private parts",
     "Attempt": "the loop's facts, which the Failure made of them repeats",

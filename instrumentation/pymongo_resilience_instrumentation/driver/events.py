@@ -8,7 +8,7 @@ kind, it is handed what the event would be made of.
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pymongo import monitoring
@@ -104,7 +104,7 @@ def tell_with_events(client: Any) -> None:
         publisher[ENABLED] = True
 
 
-@cache
+@lru_cache(maxsize=len(ARGUMENTS))
 def _is_as_known(name: str) -> bool:
     method = getattr(monitoring._EventListeners, name, None)
     if method is None:

@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from pymongo import monitoring
+from pymongo.asynchronous.monitor import MonitorBase as AsyncMonitor
+from pymongo.synchronous.monitor import MonitorBase
 from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.interception.interceptor import Entered
+from pymongo_resilience_instrumentation.recovery.check_intervals import CheckIntervals
+
+from pymongo_resilience.faults import shielded
 
 Things = dict[Hashable, str]
 
@@ -34,6 +40,14 @@ FILLED_ONCE = frozenset({
 })  # fmt: skip
 """As much as the driver has, for good: one class for each of its exception classes, and a variable
 for each of its APIs."""
+SERIES = "pymongo_resilience_instrumentation.telemetry.sdk.histograms.Series"
+BOUNDED = (
+    "pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics.OperationMetrics._series",
+    f"{SERIES}.attributes",
+    f"{SERIES}._storages",
+)
+"""A cache that is meant to be filled, and what its values hold; ``KNOWN_NAMES`` is its bound."""
+BETWEEN_CHECKS = "between two checks of a server"
 PATCHED = ("pymongo", "bson", "gridfs")
 CONTAINERS = (
     dict, list, set, deque,
@@ -50,7 +64,7 @@ def take(context: Context, spans: Iterable[tuple[int, str]]) -> dict[str, Things
     types = set(map(type, objects))
     task_types = {cls for cls in types if issubclass(cls, asyncio.Task)}
     our_types = {cls for cls in types if _is_ours(cls)}
-    ours = [each for each in objects if type(each) in our_types]
+    ours = [each for each in objects if type(each) in our_types and not _of_a_monitor(each)]
     return {
         "thread": {thread: thread.name for thread in threading.enumerate()},
         "task": {
@@ -72,9 +86,23 @@ def take(context: Context, spans: Iterable[tuple[int, str]]) -> dict[str, Things
             for call in ours
             if type(call) is Call and not call.ended
         },
-        "object": _by_number(Counter(_type_name(type(each)) for each in ours)),
+        "object": _by_number(
+            Counter(name for each in ours if (name := _type_name(type(each))) != SERIES)
+        ),
         "entry": _by_number(_entries(ours)),
     }
+
+
+def _of_a_monitor(each: Any) -> bool:
+    """In use while a living client's monitor waits for its next check."""
+    match each:
+        case CheckIntervals():
+            return True
+        case Entered():
+            return isinstance(each.instance, MonitorBase | AsyncMonitor)
+        case shielded():
+            return each._what == BETWEEN_CHECKS
+    return False
 
 
 def _by_number(counter: Counter[str]) -> Things:
@@ -156,7 +184,7 @@ def _entries(ours: list[Any]) -> Counter[str]:
     """What the containers hold in all that belong to a module, a class or an object of ours."""
     sizes: Counter[str] = Counter()
     for place, value in _attributes(ours):
-        if place in FILLED_ONCE:
+        if place in FILLED_ONCE or place in BOUNDED:
             continue
         if issubclass(type(value), CONTAINERS):
             sizes[place] += len(value)
