@@ -28,7 +28,7 @@ from support.engine.retry_strategies import quarter
 from support.engine.scenarios import SCENARIOS, Scenario
 from support.scenario_calls import DOCUMENTS, Maker, RealCall
 from support.scenario_faults import FaultsInOrder, as_stated, is_refusal
-from support.scenario_servers import SHORT_MS, Bed
+from support.scenario_servers import SHORT_MS, Bed, selects
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -149,6 +149,9 @@ def turn_time_by_hand(
     def left() -> float | None:
         if really_left() is None or row.timeout is None:
             return None
+        if not (row.timeout or faults.met or selects(row)):
+            # The attempt's own waits ask, too, and it has to come to its fault.
+            return really_left()
         return START + row.timeout - clock.now()
 
     patch.setattr(driver.deadline, "remaining", left)
