@@ -42,6 +42,7 @@ from pymongo_resilience import (
     instrument,
     is_instrumented,
     override,
+    retry_transaction,
     status,
     uninstrument,
 )
@@ -210,9 +211,17 @@ with override(idempotent=True, strategy=Patient(), data={"robot": True}) as poli
     assert_type(policy.idempotent, bool | None)
 
 
-async def asynchronously() -> None:
+async def asynchronously(client: object) -> None:
     async with override(strategy=AsksElsewhere()) as inside:
         assert_type(inside, Policy)
+    async for attempt in retry_transaction(client):
+        async with attempt:
+            pass
+
+
+for begun in retry_transaction(object(), read_concern=None):
+    with begun as session:
+        shows(session)
 
 
 @override(idempotent=True)
