@@ -252,11 +252,3 @@ def test_the_interpreter_exits_at_once_quietly_and_with_everything_exported(
     assert now - float(end) < EXITS_WITHIN
     assert exported <= set(names)
     assert "find exits.other" not in names  # by then it was uninstrumented
-
-
-def test_the_interpreter_exits_quietly_in_the_midst_of_a_check(server: EmbeddedServer) -> None:
-    # Without the library, Python prints "coroutine ignored GeneratorExit".
-    command = [sys.executable, PROGRAMS / "exit_in_a_check.py", server.uri]
-    status, _, errors = ended(command, {})
-    assert status == 0
-    assert "ignored" not in errors

@@ -73,7 +73,7 @@ class Check(Interceptor):
 
 class CheckAsync(Check):
     async def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
-        result = await driver.monitors.destroyed_quietly(original(*given, **kwargs))
+        result = await original(*given, **kwargs)
         with shielded("between two checks of a server"):
             await driver.monitors.pause_async(entered.instance, _interval(entered.instance))
         return result

@@ -6,8 +6,6 @@ import asyncio
 import errno
 import importlib
 import os
-import types
-import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -20,7 +18,7 @@ from pymongo_resilience_instrumentation.driver.deadline import now
 from .connections import shut_down
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator, Iterator
+    from collections.abc import Iterator
 
 Interval = Callable[[float], float]
 """Seconds between two checks where one is asked for, given the driver's own."""
@@ -33,8 +31,6 @@ OF_AN_EXECUTOR = (
 )  # fmt: skip
 OF_A_TOPOLOGY = ("_description",)
 _READING, _BELL = "_pymongo_resilience_reading", "_pymongo_resilience_bell"
-_AWAITS = 20
-"""At most, in what the driver does when a check is destroyed."""
 _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 
@@ -83,37 +79,6 @@ def reading(monitor: Any, connection: Any) -> Iterator[None]:
         raise
     finally:
         vars(monitor).pop(_READING, None)
-
-
-@types.coroutine
-def destroyed_quietly(check: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """A check that may be destroyed with its loop while it waits: the driver closes connections
-    even then, which awaits where nothing can be awaited, and Python prints that."""
-    step, given = check.send, None
-    while True:
-        try:
-            waiting = step(given)
-        except StopIteration as ended:
-            return ended.value
-        try:
-            step, given = check.send, (yield waiting)
-        except GeneratorExit:
-            _destroy(check)
-            raise
-        except BaseException as error:  # noqa: BLE001 - the check's to handle
-            step, given = check.throw, error
-
-
-def _destroy(check: Coroutine[Any, Any, Any]) -> None:
-    # While the interpreter exits, the module cannot be looked up any more.
-    with warnings.catch_warnings(module=warnings):
-        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that are never awaited
-        for _ in range(_AWAITS):
-            try:
-                check.close()
-            except Exception:  # noqa: BLE001, S112 - it awaits once more, or finds no loop
-                continue
-            return
 
 
 def wake(monitor: Any) -> None:
