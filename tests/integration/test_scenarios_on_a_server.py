@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -22,13 +23,14 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, instrumentor
 from pymongo_resilience_instrumentation.clients import budgets
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
+from pymongo_resilience_instrumentation.timeouts import waits
 from support.clients import Side
 from support.engine.failing_work import START
 from support.engine.retry_strategies import quarter
 from support.engine.scenarios import SCENARIOS, Scenario
 from support.scenario_calls import DOCUMENTS, Maker, RealCall
 from support.scenario_faults import FaultsInOrder, as_stated, is_refusal
-from support.scenario_servers import SHORT_MS, Bed, selects
+from support.scenario_servers import SHORT_MS, Bed
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -134,6 +136,10 @@ def config_of(row: Scenario) -> dict[str, Any]:
     return config
 
 
+class Waiting(threading.local):
+    is_asked = False
+
+
 def turn_time_by_hand(
     patch: pytest.MonkeyPatch, row: Scenario, clock: FakeClock, faults: FaultsInOrder
 ) -> None:
@@ -144,17 +150,26 @@ def turn_time_by_hand(
     """
     patch.setattr(instrumentor, "ClientClock", lambda _: clock)
     patch.setattr(instrumentor, "RetryRules", functools.partial(RetryRules, random=quarter))
-    really_left = driver.deadline.remaining
+    really_left, really_to_wait = driver.deadline.remaining, waits.time_to_wait
+    waiting = Waiting()
+
+    def to_wait() -> float | None:
+        # An attempt has to come to its fault: its own waits are real.
+        waiting.is_asked = True
+        try:
+            return really_to_wait()
+        finally:
+            waiting.is_asked = False
 
     def left() -> float | None:
         if really_left() is None or row.timeout is None:
             return None
-        if not (row.timeout or faults.met or selects(row)):
-            # The attempt's own waits ask, too, and it has to come to its fault.
+        if waiting.is_asked:
             return really_left()
         return START + row.timeout - clock.now()
 
     patch.setattr(driver.deadline, "remaining", left)
+    patch.setattr(waits, "time_to_wait", to_wait)
     patch.setattr(driver.retry_loop, "server_selection_timeout", lambda loop: row.window)
     patch.setattr(driver.deadline, "min_rtt", lambda: faults.min_rtt)
 
