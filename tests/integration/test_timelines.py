@@ -49,7 +49,7 @@ def test_a_missed_deadline_says_where_the_time_went(
     ):
         side.do(coll.find_one)
     found = caught.value.timeline
-    assert abs(sum(each.milliseconds for each in found) - caught.value.elapsed_s * 1000) < 5
+    assert abs(sum(each.milliseconds for each in found) - caught.value.elapsed_s * 1000) < 50
     assert found[0].name == "policy"
     assert {each.name for each in found} <= {
         "policy", "server_selection", "pool_wait", "connecting", "attempt", "backoff",
