@@ -90,18 +90,12 @@ class Decision(NamedTuple):
         return self.steps[-1][1]
 
 
-class IncompatibleTopologyError(Exception):
-    """No wire version is common to the driver and every server: nothing may be sent."""
-
-
 def decide(topology: TopologyDescription, criteria: Criteria) -> Decision:
     """Apply every rule once.
 
-    Raises IncompatibleTopologyError, ValueError for a maximum staleness that is too small for the
-    replica set, and whatever the application's selector raises.
+    Raises ValueError for a maximum staleness that is too small for the replica set, and whatever
+    the application's selector raises.
     """
-    if topology.incompatible is not None:
-        raise IncompatibleTopologyError(topology.incompatible)
     limit = criteria.read_preference.staleness_limit
     if limit is not None and topology.type in REPLICA_SETS and not criteria.write:
         check_maximum(limit, topology.heartbeat_frequency)

@@ -1,7 +1,7 @@
 """What is known of a deployment and its servers at one moment, as plain values.
 
 The names are those of Server Discovery and Monitoring and of Server Selection. Nothing here knows
-the driver: whoever asks for a selection states what the driver knows. All times are in seconds.
+the driver: the caller states what the driver knows. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -79,5 +79,3 @@ class TopologyDescription(NamedTuple):
     servers: tuple[ServerDescription, ...]
     heartbeat_frequency: float = 10.0
     """How often servers are checked: ``heartbeatFrequencyMS``, in seconds."""
-    incompatible: str | None = None
-    """Why the driver cannot speak with some server, where no wire version is common to both."""

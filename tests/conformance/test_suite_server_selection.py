@@ -1,6 +1,6 @@
 """The specifications "Server Selection" and "Max Staleness", by their own tests.
 
-Those of the log messages are left out: the messages are the driver's, and so is the test of them.
+Those of log messages and round-trip times are left out: the driver writes and measures them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from support.conformance.selection_cases import (
     SelectionCase,
-    averages_as_told,
     load,
     selects_as_told,
     spreads_as_told,
@@ -21,7 +20,7 @@ from support.conformance.specifications import NOT_SET, checkout, parameters
 
 SELECTION = "server-selection"
 STALENESS = "max-staleness"
-AT_LEAST = 135
+AT_LEAST = 128
 """As many cases as there were when this was written."""
 
 
@@ -32,7 +31,6 @@ def cases(judge: Callable[[Any], None], suite: str, *within: str) -> list[Any]:
 CASES = [
     *cases(selects_as_told, SELECTION, "server_selection"),
     *cases(spreads_as_told, SELECTION, "in_window"),
-    *cases(averages_as_told, SELECTION, "rtt"),
     *cases(selects_as_told, STALENESS),
 ]
 

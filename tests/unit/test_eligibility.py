@@ -10,7 +10,6 @@ from support.engine.topologies import primary, reading, replica_set, secondary, 
 from pymongo_resilience.eligibility import (
     LOCAL_THRESHOLD,
     Criteria,
-    IncompatibleTopologyError,
     decide,
     in_latency_window,
     without_open_breakers,
@@ -202,9 +201,3 @@ def test_a_maximum_staleness_that_cannot_be_measured_is_refused() -> None:
     asked = reading(Mode.NEAREST, max_staleness=89)
     with pytest.raises(ValueError, match="at least 90"):
         decide(MEMBERS, asked)
-
-
-def test_nothing_is_sent_to_servers_that_the_driver_cannot_speak_with() -> None:
-    topology = replica_set(primary("a"), incompatible="a:27017 is too old")
-    with pytest.raises(IncompatibleTopologyError, match="too old"):
-        decide(topology, Criteria())

@@ -25,7 +25,6 @@ from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Verdict
-from pymongo_resilience.rtt import RoundTripTime
 from pymongo_resilience.strategy import RetryAction, RetryStrategy
 from pymongo_resilience.testing import FakeClock
 
@@ -49,23 +48,6 @@ def decided(operation: Operation, failure: Failure, delay: float) -> Verdict:
     if isinstance(verdict, NeedsStrategy):
         return retry_rules.apply_strategy(operation, failure, RetryAction(delay))
     return verdict
-
-
-@examples(60)
-@given(samples=st.lists(numbers, max_size=30))
-def test_a_round_trip_time_is_a_number_or_unknown(samples: list[float]) -> None:
-    rtt = RoundTripTime()
-    for sample in samples:
-        rtt.add(sample)
-    for value in (rtt.average, rtt.minimum):
-        assert value is None or 0 <= value < math.inf
-
-
-def test_an_infinite_sample_does_not_stay_for_good() -> None:
-    rtt = RoundTripTime()
-    for sample in (0.25, math.inf, 0.25):
-        rtt.add(sample)
-    assert (rtt.average, rtt.minimum) == (0.25, 0.25)
 
 
 @examples(60)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from hypothesis import assume, given, settings, strategies as st
 from support.engine.topologies import ADDRESSES, any_criteria, topologies
 from support.examples import scaled
 
 from pymongo_resilience.eligibility import Criteria, decide
 from pymongo_resilience.explanation import explain
-from pymongo_resilience.selection import ServerSelectionError, choose, select
 from pymongo_resilience.server_description import TopologyDescription
+from pymongo_resilience.two_choices import choose
 
 counts = st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 20))
 
@@ -75,12 +74,8 @@ def test_what_is_selected_is_eligible_and_who_is_busiest_is_not_selected(
     dice: Random,
 ) -> None:
     in_window = decide(topology, criteria).in_window
-    if not in_window:
-        with pytest.raises(ServerSelectionError) as raised:
-            select(topology, criteria, operations, dice.random)
-        assert not any(each.eligible for each in raised.value.servers)
-        return
-    selected = select(topology, criteria, operations, dice.random)
+    assume(in_window)
+    selected = choose(in_window, operations, dice.random)
     assert selected in in_window
     others = [operations.get(each.address, 0) for each in in_window if each is not selected]
     assert not others or operations.get(selected.address, 0) <= max(others)

@@ -1,4 +1,4 @@
-"""What is known of the clients that are alive: their servers, round-trip times and pools.
+"""What is known of the clients that are alive: their servers and pools.
 
 Written by the driver's monitor and application threads, read when metrics are collected.
 """
@@ -11,7 +11,6 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pymongo_resilience.rtt import RoundTripTime
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 
@@ -37,7 +36,10 @@ class Server:
 
     def __init__(self, pool_name: str) -> None:
         self.type = "Unknown"
-        self.rtt = RoundTripTime()
+        self.average_rtt: float | None = None
+        """Here and below: in seconds, as the driver measures it; None while the server is
+        unknown."""
+        self.minimum_rtt: float | None = None
         self.pool = Pool(pool_name)
 
 
@@ -71,7 +73,7 @@ class ClientState:
         return self.number is not None and self._client() is not None
 
     def refresh(self) -> None:
-        """Read the types of its servers from the client: no event reports changes."""
+        """Read the state of its servers from the client: no event reports changes."""
         client = self._client()
         if client is None:
             return
@@ -81,13 +83,9 @@ class ClientState:
         for address, server in self.servers().items():
             now = current.get(address)
             server.type = "Unknown" if now is None else now.server_type_name
-            if now is None or server.type == "Unknown":
-                server.rtt.reset()
-            elif now.min_round_trip_time:
-                # Heartbeats that stream are all awaited but for the first. The driver measures with
-                # hellos beside them, in the same way, and reports no event (pymongo 4.20).
-                server.rtt.average = now.round_trip_time
-                server.rtt.minimum = now.min_round_trip_time
+            known = now is not None and now.is_server_type_known
+            server.average_rtt = now.round_trip_time if known else None
+            server.minimum_rtt = (now.min_round_trip_time or None) if known else None
 
     def pool_sizes(self) -> PoolSizes:
         client = self._client()
@@ -120,17 +118,6 @@ class ClientState:
         """A copy: the dictionary may change while it is walked."""
         with self._lock:
             return dict(self._servers)
-
-    def round_trip(self, address: Address, seconds: float | None) -> None:
-        """One measured round trip; None after a failed one."""
-        with self._lock:
-            server = self._servers.get(address)
-        if server is None:
-            return
-        if seconds is None:
-            server.rtt.reset()
-        else:
-            server.rtt.add(seconds)
 
     def pools(self) -> list[Pool]:
         return [server.pool for server in self.servers().values()]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.eligibility import in_latency_window
 from pymongo_resilience.faults import deliver
-from pymongo_resilience.selection import choose
+from pymongo_resilience.two_choices import choose
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep

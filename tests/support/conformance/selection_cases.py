@@ -1,4 +1,4 @@
-"""The specification tests that the engine passes alone: selection, staleness, round-trip times.
+"""The specification tests that the engine passes alone: selection and staleness.
 
 They have formats of their own and ask for no server: a case is a JSON file, and is held against
 the engine's functions.
@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 from bson import json_util
 from support.conformance.matching import CaseFailed, only_known
 
 from pymongo_resilience.eligibility import Criteria, Decision, decide
 from pymongo_resilience.read_preference import Mode, ReadPreference
-from pymongo_resilience.rtt import RoundTripTime
-from pymongo_resilience.selection import select
 from pymongo_resilience.server_description import (
     ServerDescription,
     ServerType,
     TopologyDescription,
     TopologyType,
 )
+from pymongo_resilience.two_choices import choose
 
 _CASE: Final = {
     "deprioritized_servers",
@@ -96,31 +94,18 @@ def spreads_as_told(case: Mapping[str, Any]) -> None:
     A frequency of 0 or 1 is exact.
     """
     only_known(case, _IN_WINDOW_CASE, "case")
-    topology = _topology(case)
     criteria = Criteria(read_preference=ReadPreference(Mode.NEAREST))
+    in_window = decide(_topology(case), criteria).in_window
     operations = {
         each["address"]: each["operation_count"] for each in case["mocked_topology_state"]
     }
     dice = random.Random(SEED).random  # noqa: S311 - the same choices in every run
-    taken = Counter(
-        select(topology, criteria, operations, dice).address for _ in range(case["iterations"])
-    )
+    taken = Counter(choose(in_window, operations, dice).address for _ in range(case["iterations"]))
     for address, expected in case["outcome"]["expected_frequencies"].items():
         frequency = taken[address] / case["iterations"]
         tolerance = 0 if expected in {0, 1} else case["outcome"]["tolerance"]
         if abs(frequency - expected) > tolerance:
             raise CaseFailed(f"{address}: expected {expected}, got {frequency}")
-
-
-def averages_as_told(case: Mapping[str, Any]) -> None:
-    """The format "RTT Calculation Tests"."""
-    only_known(case, {"avg_rtt_ms", "new_avg_rtt", "new_rtt_ms"}, "case")
-    rtt = RoundTripTime()
-    if case["avg_rtt_ms"] != "NULL":
-        rtt.add(case["avg_rtt_ms"] / 1000)
-    rtt.add(case["new_rtt_ms"] / 1000)
-    if rtt.average != pytest.approx(case["new_avg_rtt"] / 1000):
-        raise CaseFailed(f"expected {case['new_avg_rtt']} ms, got {rtt.average} s")
 
 
 def _refused(case: Mapping[str, Any]) -> None:

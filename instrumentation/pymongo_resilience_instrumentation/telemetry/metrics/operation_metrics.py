@@ -217,10 +217,10 @@ class ServerMetrics:
         return observe
 
     def _rtt(self, _: CallbackOptions) -> Iterable[Observation]:
-        return self._of_each_server(lambda server: server.rtt.average)
+        return self._of_each_server(lambda server: server.average_rtt)
 
     def _rtt_min(self, _: CallbackOptions) -> Iterable[Observation]:
-        return self._of_each_server(lambda server: server.rtt.minimum)
+        return self._of_each_server(lambda server: server.minimum_rtt)
 
     def _state(self, _: CallbackOptions) -> Iterable[Observation]:
         for client in self._clients():
