@@ -196,7 +196,7 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
             method = public.method(runtime.enabled_flag, asynchronous)
             if name != single_documents.BULK or Feature.SINGLE_WRITES not in without:
                 method = single_documents.around(
-                    runtime, method, owner, name, originals=originals, of_clients=collections
+                    runtime, method, name, originals=originals, of_clients=collections
                 )
             yield owner, name, method
     for owner in CLIENTS:
@@ -285,7 +285,7 @@ def _of_attempt_timeouts(_: Runtime) -> Iterator[Wrapped]:
 
 
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in driver.commands.limited_connections():
+    for owner in driver.commands.connections_with(driver.commands.LIMITED):
         yield owner, driver.commands.LIMITED, time_limits.limit(runtime.enabled_flag)
 
 
@@ -293,7 +293,7 @@ def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.config.command_comment:
         from pymongo_resilience_instrumentation.telemetry.commands import command_comments  # noqa: PLC0415 - off by default
 
-        for owner in driver.commands.commanded_connections():
+        for owner in driver.commands.connections_with(driver.commands.PASSED):
             yield owner, driver.commands.PASSED, command_comments.comment(runtime.enabled_flag)
 
 

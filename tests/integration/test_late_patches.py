@@ -21,7 +21,7 @@ from pymongo_resilience import override
 pytestmark = pytest.mark.oldest
 Place = tuple[Any, str]
 LIMITED: list[Place] = [
-    *((owner, "apply_timeout") for owner in driver.commands.limited_connections()),
+    *((owner, "apply_timeout") for owner in driver.commands.connections_with("apply_timeout")),
     *((o, "get_server_selection_timeout") for o in driver.waits.selection_timeout_owners()),
 ]
 AVOIDING: list[Place] = [(driver.clients.topology_description(), "apply_selector")]

@@ -57,7 +57,7 @@ LIVING_TOO_SHORT = {
     # while the library is switched on
     "Loaded": "what variables and a file say of options, as Config has it",
     # of one call, while it is sent otherwise
-    "Attempted": "functions",
+    "_Plans": "functions",
     # of a cursor, a transaction or a stream, while one is under way
     "Timeout": "two numbers",
     "_Ours": "a number",
@@ -80,8 +80,6 @@ LIVING_TOO_SHORT = {
     "ServerVerdict": "an address, and a text of ours",
     "Check": "a time and two facts of a monitor",
     "_Explained": "pymongo's words and these texts",
-    "ServerSelectionError": "these texts",
-    "IncompatibleTopologyError": "the driver's text about versions",
     "ServerSelector": "as the application's own shows itself",
     "Mode": "words of ours",
     "SelectionRule": "the same",

@@ -47,13 +47,13 @@ def limit_attempt(connection: Any, command: Any, seconds: float) -> None:
         connection.set_conn_timeout(seconds)
 
 
-def commanded_connections() -> set[type]:
-    """The classes that have the method: two, or the one that both share."""
+def connections_with(method: str) -> set[type]:
+    """The classes that have ``PASSED`` or ``LIMITED``: two, or the one that both share."""
     found = set()
     for place in CONNECTIONS:
         module, _, name = place.partition(":")
         cls = getattr(importlib.import_module(module), name)
-        found.add(next(each for each in cls.__mro__ if PASSED in vars(each)))
+        found.add(next(each for each in cls.__mro__ if method in vars(each)))
     return found
 
 
@@ -67,17 +67,10 @@ OF_DELETES = ("_filter", "_collation", "_hint", "_namespace")
 OF_UPDATES = (*OF_DELETES, "_doc", "_upsert", "_array_filters")
 
 
-def filter_of(model: Any) -> Any:
-    return model._filter
-
-
-def has_collation(model: Any) -> bool:
-    return model._collation is not None
-
-
-def namespace_of_model(model: Any) -> str:
-    """``"database.collection"``, which a client's bulk write asks for; empty without one."""
-    return model._namespace or ""
+def facts_of_model(model: Any) -> tuple[Any, Any, str]:
+    """Filter, collation, and ``"database.collection"``, which a client's bulk write asks for; empty
+    without one."""
+    return model._filter, model._collation, model._namespace or ""
 
 
 def for_one_document(model: UpdateMany | DeleteMany) -> Any:
@@ -101,16 +94,6 @@ LIMIT = "maxTimeMS"
 LIMITED = "apply_timeout"
 """A connection's method that gives a command its limit of time."""
 CONNECTIONS = ("pymongo.synchronous.pool:Connection", "pymongo.asynchronous.pool:AsyncConnection")
-
-
-def limited_connections() -> set[type]:
-    """The classes that have the method: two, or the one that both share."""
-    found = set()
-    for place in CONNECTIONS:
-        module, _, name = place.partition(":")
-        cls = getattr(importlib.import_module(module), name)
-        found.add(next(each for each in cls.__mro__ if LIMITED in vars(each)))
-    return found
 
 
 def limits_for_a_client(method: Any) -> bool:

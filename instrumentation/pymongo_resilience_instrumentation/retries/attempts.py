@@ -313,7 +313,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             ),
         )
         if failure.timed_out and failure.code is not None and self.call.attempt_timeout is not None:
-            failure = attempt_timeouts.told_apart(failure, operation)
+            failure = attempt_timeouts.as_attempt_timeout(failure, operation)
         if self.permit is not None:
             self._report_to_breaker(evidence(failure))
         return failure

@@ -30,21 +30,15 @@ def show_as_many(error: Any, many: Collection[int]) -> None:
     """An error shows what the application asked for, not what was sent in its stead."""
     text = error.args[0]
     for each in error.details.get(ERRORS, ()):
-        operation = each.get("op")
-        if each[_index_in(each)] not in many or not isinstance(operation, dict):
-            continue
-        shown = dict(operation)
-        if "limit" in shown:
-            shown["limit"] = 0
-        else:
-            shown["multi"] = True
-        each["op"] = shown
-        text = text.replace(str(operation), str(shown))
+        sent = each.get("op")
+        if each[_index_in(each)] in many and isinstance(sent, dict):
+            each["op"] = dict(sent) | ({"limit": 0} if "limit" in sent else {"multi": True})
+            text = text.replace(str(sent), str(each["op"]))
     error.args = (text, *error.args[1:])
 
 
 def without_errors(details: Details, indexes: Sequence[int]) -> Details:
-    """A copy, to be added to, that says nothing of these models."""
+    """A copy, to be added to, without the errors of these models."""
     copied = {
         name: value.copy() if isinstance(value, (list, dict)) else value
         for name, value in details.items()
@@ -59,38 +53,29 @@ def whole(before: Details, second: Any, indexes: Sequence[int]) -> Any:
     ``second`` is the second part's result or error, ``indexes`` what it was sent, by their indexes
     in the whole.
     """
-    error = second if isinstance(second, BaseException) else None
-    details: Any = second.bulk_api_result if error is None else second.details
+    failed_too = isinstance(second, BaseException)
+    details = second.details if failed_too else second.bulk_api_result
     for name, value in details.items():
         if isinstance(value, int) and not isinstance(value, bool):
             before[name] = before.get(name, 0) + value
         elif name in OF_MODELS:
             before[name].update({indexes[index]: each for index, each in value.items()})
         elif name in {ERRORS, UPSERTED}:
-            before[name] += [_moved(each, indexes) for each in value]
+            for each in value:
+                index = _index_in(each)
+                before[name].append({**each, index: indexes[each[index]]})
         elif name == CONCERNS:
             before[name] += value
         else:
             before[name] = before.get(name) or value
     before[ERRORS].sort(key=lambda each: each[_index_in(each)])
-    of_a_client = isinstance(second, (ClientBulkWriteResult, ClientBulkWriteException))
-    if before[ERRORS] or before[CONCERNS] or before.get("error"):
-        if of_a_client:
-            raise ClientBulkWriteException(before, _is_verbose(second))
-        raise BulkWriteError(before)
-    if of_a_client:
-        return ClientBulkWriteResult(
-            before, acknowledged=True, has_verbose_results=_is_verbose(second)
-        )
-    return BulkWriteResult(before, acknowledged=True)
-
-
-def _moved(document: Any, indexes: Sequence[int]) -> Any:
-    name = _index_in(document)
-    return {**document, name: indexes[document[name]]}
-
-
-def _is_verbose(second: Any) -> bool:
-    if isinstance(second, ClientBulkWriteException):
-        return second.verbose
-    return bool(second.has_verbose_results)
+    is_error = bool(before[ERRORS] or before[CONCERNS] or before.get("error"))
+    of_client = isinstance(second, (ClientBulkWriteResult, ClientBulkWriteException))
+    if not of_client:
+        if is_error:
+            raise BulkWriteError(before)
+        return BulkWriteResult(before, acknowledged=True)
+    verbose = bool(second.verbose if failed_too else second.has_verbose_results)
+    if is_error:
+        raise ClientBulkWriteException(before, verbose)
+    return ClientBulkWriteResult(before, acknowledged=True, has_verbose_results=verbose)

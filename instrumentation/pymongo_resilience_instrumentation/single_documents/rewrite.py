@@ -7,6 +7,7 @@ where this cannot hold; there, and where the server refuses it, the call is sent
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,8 +26,9 @@ from .collection_kinds import Collections
 from .pinned_ids import pins_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.interception.steps import Steps
@@ -47,23 +49,9 @@ REFUSALS = frozenset({
 """What a server refuses a write to one document with, before anything is written."""
 
 
-class Attempted(NamedTuple):
-    """A write that is sent for single documents."""
-
-    call: Call
-    collections: Collections
-    namespaces: Iterable[str]
-    send: Callable[[], Any]
-    fall_back: Callable[[BaseException], Callable[[], Any] | None]
-    """What to do after the error of an only attempt; None where that is to be raised."""
-    settle: Callable[[Any], Any]
-    """From the result of the fallback to that of the call."""
-
-
 def around(
     runtime: Runtime,
     method: Method,
-    owner: type,
     name: str,
     *,
     originals: Mapping[str, Any],
@@ -76,86 +64,50 @@ def around(
     """
     if not (runtime.owns_retries and runtime.config.single_document_writes):
         return method
-    if name in TWINS and TWINS[name] in originals:
-        twin = originals[TWINS[name]]
-    elif name == BULK:
-        twin = None
-    else:
+    twin = originals.get(TWINS.get(name, ""))
+    if twin is None and name != BULK:
         return method
-    writes = _Writes(runtime, owner, name, twin, of_clients)
 
     def wrapped(original: Function) -> Function:
         names = _parameters(original)
         if names is None or (twin is not None and not set(names) <= set(_parameters(twin) or ())):
             return method.around(original)
-        writes.names = names
-        return method.around(_rewritten(writes, original, is_async(original)))
+        asynchronous = is_async(original)
+        plans = _Plans(runtime.enabled_flag, original, twin, names, asynchronous)
+        drive: Callable[[Steps], Any] = run_async if asynchronous else run
+
+        def rewritten(*given: Any, **kwargs: Any) -> Any:
+            write = plans.plan(given, kwargs)
+            if write is None:
+                return original(*given, **kwargs)
+            client = write.call.client
+            known = of_clients.get(id(client)) or keep(of_clients, client, Collections())
+            return drive(write.steps(known, partial(original, *given, **kwargs)))
+
+        return method.around(rewritten)
 
     return Method(wrapped)
 
 
-def _rewritten(writes: _Writes, original: Function, asynchronous: bool) -> Function:
-    drive: Callable[[Steps], Any] = run_async if asynchronous else run
+class _Plans(NamedTuple):
+    """Of one method of one class. Immutable, so thread- and task-safe."""
 
-    def method(*given: Any, **kwargs: Any) -> Any:
-        write = writes.plan(original, given, kwargs)
-        if write is None:
-            return original(*given, **kwargs)
-        return drive(_steps(write, partial(original, *given, **kwargs)))
-
-    return method
-
-
-def _steps(write: Attempted, unchanged: Callable[[], Any]) -> Steps:
-    if not (yield from write.collections.permit(write.call.client, write.namespaces)):
-        return (yield unchanged)
-    retries = len(write.call.reasons)
-    try:
-        return (yield write.send)
-    except OperationFailure as error:
-        # After another attempt a refusal proves nothing: that one may have been executed.
-        instead = write.fall_back(error)
-        if instead is None or len(write.call.reasons) != retries:
-            raise
-    try:
-        result = yield instead
-    except (BulkWriteError, ClientBulkWriteException) as error:
-        result = error
-    return write.settle(result)
-
-
-class _Writes:
-    """Those of one method of one class. Thread- and task-safe: nothing changes but a set."""
-
+    flag: EnabledFlag
+    original: Function
+    twin: Any
     names: tuple[str, ...]
-    """The method's parameters but ``self``."""
+    """Of the method's parameters but ``self``."""
+    asynchronous: bool
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        owner: type,
-        name: str,
-        twin: Any,
-        of_clients: dict[int, Collections],
-    ) -> None:
-        self._enabled_flag = runtime.enabled_flag
-        self._of_clients = of_clients
-        self._twin = twin
-        self._required = {"filter", "update"} if name == "update_many" else {"filter"}
-        self._asynchronous = owner.__name__.startswith("Async")
-        self._of_a_client = not hasattr(owner, "update_many")
-
-    def plan(
-        self, original: Function, given: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Attempted | None:
+    def plan(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Write | None:
         """None where the call is to be sent as it is."""
         try:
-            if self._twin is not None:
+            if self.twin is not None:
                 criteria = given[1] if len(given) > 1 else kwargs.get("filter")
                 if not pins_id(criteria):
                     return None
             call = calls.current()
-            if call is None or not self._enabled_flag.on or len(given) > 1 + len(self.names):
+            if call is None or not self.flag.on or len(given) > 1 + len(self.names):
                 return None
             if call.made is None or call.made[1][0] is not given[0]:
                 return None
@@ -163,159 +115,121 @@ class _Writes:
             if kwargs.keys() & arguments.keys() or not kwargs.keys() <= set(self.names):
                 return None
             arguments.update(kwargs)
-            if self._twin is not None:
-                return self._plan_one(call, original, given[0], arguments)
-            return self._plan_bulk(call, original, given[0], arguments)
+            write = self._write(call, given[0], arguments)
+            if write is None or not self._may_be_retried(write, given[0], arguments):
+                return None
+            return write  # noqa: TRY300 - all of it is ours
         except Exception:
             logger.exception("internal error in pymongo-resilience before a write")
             return None
 
-    def _plan_one(
-        self, call: Call, original: Function, collection: Any, arguments: dict[str, Any]
-    ) -> Attempted | None:
-        if arguments.get("collation") is not None or not self._required <= arguments.keys():
-            return None
-        if not self._may_be_retried(call, collection, arguments, {call.namespace}):
-            return None
-        namespaces, collections = (call.namespace,), self._collections_of(call.client)
-        send = self._twin.__get__(collection, type(collection))
-
-        def fall_back(error: BaseException) -> Callable[[], Any] | None:
-            if not _is_refusal(error):
+    def _write(self, call: Call, target: Any, arguments: dict[str, Any]) -> _Write | None:
+        original, name = self.original, self.names[0]
+        if self.twin is not None:
+            required = {"filter", "update"} & set(self.names)
+            if arguments.get("collation") is not None or not required <= arguments.keys():
                 return None
-            return lambda: original(collection, **arguments)
-
-        def settle(result: Any) -> Any:
-            collections.refuse(namespaces)
-            return result
-
-        return Attempted(
-            call, collections, namespaces, lambda: send(**arguments), fall_back, settle
-        )
-
-    def _plan_bulk(
-        self, call: Call, original: Function, target: Any, arguments: dict[str, Any]
-    ) -> Attempted | None:
-        name = "models" if self._of_a_client else "requests"
+            single = partial(self.twin.__get__(target, type(target)), **arguments)
+            return _Write(call, {call.namespace}, single, lambda _: original(target, **arguments))
         models = arguments.get(name)
-        if type(models) is not list:
-            return None
-        if MANY.isdisjoint(map(type, models)):
+        if type(models) is not list or MANY.isdisjoint(map(type, models)):
             return None
         many = [index for index, each in enumerate(models) if isinstance(each, tuple(MANY))]
-        if not all(_can_be_single(models[index]) for index in many):
-            return None
-        namespaces = {
-            driver.commands.namespace_of_model(models[index])
-            if self._of_a_client
-            else call.namespace
-            for index in many
-        }
-        if not self._may_be_retried(call, target, arguments, namespaces):
-            return None
-        collections = self._collections_of(call.client)
-        bulk = _Bulk(models, many, ordered=bool(arguments.get("ordered", True)))
+        namespaces = set()
+        for index in many:
+            criteria, collation, namespace = driver.commands.facts_of_model(models[index])
+            if type(models[index]) not in MANY or collation is not None or not pins_id(criteria):
+                return None
+            namespaces.add(call.namespace if name == "requests" else namespace)
 
         def send(models: Sequence[Any]) -> Any:
             return original(target, **{**arguments, name: models})
 
-        def settle(result: Any) -> Any:
-            if not bulk.is_refused_as_well(result):
-                collections.refuse(namespaces)
-            return bulk.settle(result)
+        single_models = models.copy()
+        for index in many:
+            single_models[index] = driver.commands.for_one_document(models[index])
+        ordered = bool(arguments.get("ordered", True))
+        single = partial(send, single_models)
+        return _Write(call, namespaces, single, send, models, many, ordered)
 
-        def fall_back(error: BaseException) -> Callable[[], Any] | None:
-            rest = bulk.rest_after(error)
-            return None if rest is None else lambda: send(rest)
-
-        return Attempted(
-            call, collections, namespaces, lambda: send(bulk.single), fall_back, settle
-        )
-
-    def _may_be_retried(
-        self, call: Call, target: Any, arguments: Mapping[str, Any], namespaces: set[Any]
-    ) -> bool:
+    def _may_be_retried(self, write: _Write, target: Any, arguments: dict[str, Any]) -> bool:
         concern = arguments.get("write_concern") or target.write_concern
-        if not (call.client.options.retry_writes and concern.acknowledged):
+        if not (write.call.client.options.retry_writes and concern.acknowledged):
             return False
-        if not all(namespaces) or not _UNNUMBERED.isdisjoint(map(_database, namespaces)):
+        databases = {namespace.partition(".")[0] for namespace in write.namespaces}
+        if not all(databases) or not _UNNUMBERED.isdisjoint(databases):
             return False
-        session = sessions.session_of_call((), dict(arguments), None, self._asynchronous)
+        session = sessions.session_of_call((), arguments, None, self.asynchronous)
         # What is no session is the driver's to refuse.
         return session is None or not getattr(session, "in_transaction", True)
 
-    def _collections_of(self, client: Any) -> Collections:
-        found = self._of_clients.get(id(client))
-        return found or keep(self._of_clients, client, Collections())
 
+@dataclass(slots=True, eq=False, repr=False)
+class _Write:
+    """One call, in one thread or task, that is sent for single documents."""
 
-class _Bulk:
-    """One bulk write, in one thread or task."""
+    call: Call
+    namespaces: set[str]
+    single: Callable[[], Any]
+    many: Callable[[Sequence[Any]], Any]
+    """Sends models of the call as they are; of no bulk write, the call."""
+    models: Sequence[Any] = ()
+    rewritten: Sequence[int] = ()
+    """Which of the models."""
+    ordered: bool = True
+    sent_as_many: Sequence[int] = ()
+    before: dict[str, Any] = field(default_factory=dict)
+    """The result of the other models, where not all were refused."""
 
-    def __init__(self, models: list[Any], many: Sequence[int], *, ordered: bool) -> None:
-        self._models = models
-        self._many = frozenset(many)
-        self._ordered = ordered
-        self._sent: Sequence[int] = ()
-        self._before: dict[str, Any] = {}
-        self.single = [
-            driver.commands.for_one_document(each) if index in self._many else each
-            for index, each in enumerate(models)
-        ]
+    def steps(self, collections: Collections, unchanged: Callable[[], Any]) -> Steps:
+        if not (yield from collections.permit(self.call.client, self.namespaces)):
+            return (yield unchanged)
+        retries = len(self.call.reasons)
+        try:
+            return (yield self.single)
+        except OperationFailure as error:
+            # After another attempt a refusal proves nothing: that one may have been executed.
+            models = self._refused(error)
+            if models is None or len(self.call.reasons) != retries:
+                raise
+        try:
+            result = yield partial(self.many, models)
+        except (BulkWriteError, ClientBulkWriteException) as error:
+            result = error
+        details: Any = getattr(result, "details", {})
+        if not any(code in REFUSALS for _, code in bulk_results.failed(details)):
+            # Else the rest failed of what it was refused for: not of being for one document.
+            collections.refuse(self.namespaces)
+        if self.before:
+            return bulk_results.whole(self.before, result, self.sent_as_many)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-    def rest_after(self, error: BaseException) -> list[Any] | None:
+    def _refused(self, error: OperationFailure) -> Sequence[Any] | None:
         """The models to be sent as they are; None where the error is to be raised."""
-        details = getattr(error, "details", None)
+        details: Any = error.details
         if not isinstance(error, (BulkWriteError, ClientBulkWriteException)):
-            alone = len(self._models) == 1 and _is_refusal(error)
-            self._sent = range(len(self._models))
-            return self._models if alone else None
+            return self.models if len(self.models) <= 1 and _is_refusal(error) else None
         if not isinstance(details, dict):
             return None
-        bulk_results.show_as_many(error, self._many)
+        bulk_results.show_as_many(error, self.rewritten)
         refused = [
             index
             for index, code in bulk_results.failed(details)
-            if index in self._many and code in REFUSALS
+            if index in self.rewritten and code in REFUSALS
         ]
         if not refused or details.get("error") is not None:
             return None
-        self._sent = range(refused[0], len(self._models)) if self._ordered else refused
-        self._before = bulk_results.without_errors(details, refused)
-        return [self._models[index] for index in self._sent]
-
-    def is_refused_as_well(self, result: Any) -> bool:
-        """Whether the rest failed of what it was refused for: then not of being for one."""
-        details = result.details if isinstance(result, BaseException) else {}  # type: ignore[attr-defined]  # of a bulk write
-        return any(code in REFUSALS for _, code in bulk_results.failed(details))
-
-    def settle(self, result: Any) -> Any:
-        """The result of the whole; raises the error of the whole."""
-        if not self._before:
-            if isinstance(result, BaseException):
-                raise result
-            return result
-        return bulk_results.whole(self._before, result, self._sent)
+        self.sent_as_many = range(refused[0], len(self.models)) if self.ordered else refused
+        self.before = bulk_results.without_errors(details, refused)
+        return [self.models[index] for index in self.sent_as_many]
 
 
-def _is_refusal(error: BaseException) -> bool:
+def _is_refusal(error: OperationFailure) -> bool:
     """Whether a reply shows that nothing was written, and why."""
-    if not isinstance(error, OperationFailure):
-        return False
     details = error.details or {}
     return error.code in REFUSALS and "writeConcernError" not in details and not details.get("n")
-
-
-def _can_be_single(model: Any) -> bool:
-    return (
-        type(model) in MANY
-        and not driver.commands.has_collation(model)
-        and pins_id(driver.commands.filter_of(model))
-    )
-
-
-def _database(namespace: str) -> str:
-    return namespace.partition(".")[0]
 
 
 def _parameters(method: Any) -> tuple[str, ...] | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def wrapped() -> Iterator[Wrapped]:
     """What to wrap once an attempt has such a time, and with what."""
-    for owner in driver.commands.limited_connections():
+    for owner in driver.commands.connections_with(driver.commands.LIMITED):
         yield owner, driver.commands.LIMITED, Limited()
     for module, name in driver.commands.receivers():
         yield module, name, Received()
@@ -81,8 +81,8 @@ class Received(Interceptor):
         return error if left is not None and left <= 0 else AttemptTimeoutError(reply.seconds)
 
 
-def told_apart(failure: Failure, operation: Operation) -> Failure:
-    """Of a limit that the server has kept: the attempt's, where the operation has time left."""
+def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:
+    """A limit that the server has kept is the attempt's where the operation has time left."""
     deadline = operation.deadline
     if deadline is not None and not deadline.allows(0):
         return failure
