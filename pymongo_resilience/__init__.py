@@ -121,7 +121,7 @@ def instrument(
     ``config`` defaults to :meth:`Config.from_env`; ``strategy`` replaces the one it names.
     ``policies`` are rules for namespaces, by patterns such as ``"shop.*"``; they replace those of
     the configuration. What an :class:`override` around the operation says wins over them.
-    ``listeners`` hear every retry decision, and every circuit breaker that opens or closes. The
+    ``listeners`` get every retry decision, and every circuit breaker that opens or closes. The
     providers default to OpenTelemetry's global ones, looked up when they are needed, so that the
     SDK may be set up before or after.
 

@@ -55,8 +55,8 @@ class CircuitBreaker:
     """Thread- and task-safe: a lock that is held for an addition, never across an ``await``.
     Reentrant, for what a signal handler or a finalizer of the application's does meanwhile.
 
-    ``changed`` hears when it opens and when it closes, without the lock, from whoever ended the
-    call that did it; half-open it becomes by itself, as time passes.
+    ``changed`` is called when it opens and when it closes, without the lock, by the thread that
+    reported the decisive call; it becomes half-open as time passes.
     """
 
     __slots__ = ("_changed", "_state", "lock", "now", "settings")
@@ -144,7 +144,7 @@ class Breakers(Generic[Server]):
     """The breakers of one client, made as its servers are called. Thread- and task-safe.
 
     The mapping is replaced, never changed, so that looking a server up needs no lock.
-    ``changed`` hears of each that opens or closes, as a breaker tells it.
+    ``changed`` is called as a breaker's own, with the server.
     """
 
     def __init__(

@@ -45,8 +45,7 @@ class Holder(Protocol):
 class Permit:
     """Leave to send one call; its owner reports the outcome, from any thread.
 
-    A probe counts once, whatever is said of it. Once the breaker has changed its state no call of
-    the time before counts.
+    A probe counts once. Once the breaker has changed its state, earlier calls do not count.
     """
 
     __slots__ = ("_breaker", "spent", "state")
@@ -148,8 +147,8 @@ class Open:
 class HalfOpen:
     """Lets as many probes through as must succeed, and no more.
 
-    A probe of which nothing is heard any more, because it hangs or its task is gone, is replaced
-    after the time that the breaker was open. Should it be heard of after all, that counts.
+    A probe that does not report, because it hangs or its task is gone, is replaced after the time
+    that the breaker was open. Its report still counts if it comes later.
     """
 
     __slots__ = ("_breaker", "_opened_by", "_succeeded", "_under_way")

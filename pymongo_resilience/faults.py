@@ -1,12 +1,12 @@
 """Internal errors: logged, and distinguished from exceptions of signal handlers.
 
 A signal handler may raise at any line, ours included: Celery's SoftTimeLimitExceeded comes so, and
-it is an Exception like any other. It is nobody's fault and is the application's to see, so that
-whoever catches what code of ours raises lets it pass. Known is it by where it comes from: the frame
-of a handler was given the frame that it interrupts. What another thread sets in this one
-(``PyThreadState_SetAsyncExc``) has no frame of its own; at a line of ours it is known by its class,
-for we raise none that is the application's. Out of reach is a handler without a frame, or one that
-forgets its arguments before it raises. So it is with what closes a coroutine: see ``unfinished``.
+it is an Exception like any other. It is the application's, so code that catches our own errors
+raises it again. Its origin identifies it: the frame of a handler was given the frame that it
+interrupts. What another thread sets in this one (``PyThreadState_SetAsyncExc``) has no frame of its
+own; at a line of ours its class identifies it, since we raise none that is the application's. A
+handler without a frame, or one that deletes its arguments before it raises, is not recognised. The
+same holds for what closes a coroutine: see ``unfinished``.
 """
 
 from __future__ import annotations

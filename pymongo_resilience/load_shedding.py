@@ -80,7 +80,7 @@ class LoadShedder:
         k = LOW_K if priority == LOW else K
         if priority == LOW and higher:
             k = max(0.0, LOW_K - LOW_LOSS * rejected / max(1, accepted))
-        # One request more, so that something is always sent: but higher ones tell as much.
+        # One request more, so that something is always sent, unless higher ones are.
         most = requests + 1 if higher == 0 else max(1, requests)
         return min(1.0, max(0.0, (requests + higher - k * accepted) / most))
 

@@ -104,11 +104,11 @@ class FastFailOnTerminalError(BestEffort):
 
 
 class MongoDBSpecification(_Comparable):
-    """Exactly what the driver texts say: repeat at once, wait only for an overloaded server.
+    """Exactly MongoDB's specifications: repeat at once, wait only for an overloaded server.
 
-    Sources: Retryable Reads ("When to allow retry"), which tells by the code, and Retryable Writes,
-    which tells by the label and knows no other writes. Writes that the caller declares idempotent,
-    which no text does, are told as reads are.
+    Sources: Retryable Reads ("When to allow retry"), which goes by the code, and Retryable Writes,
+    which goes by the label, for writes with a transaction number alone. Writes that the caller
+    declares idempotent, which neither text knows, are decided as reads are.
     """
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:

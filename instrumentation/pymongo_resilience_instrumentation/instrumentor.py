@@ -414,7 +414,7 @@ def _runtime(
             config.retry_budget if owns_retries else OFF,
             config.retry_token_capacity,
             clock,
-            wishes=None if earlier is None else earlier.budgets.wishes,
+            chosen=None if earlier is None else earlier.budgets.chosen,
         ),
         breakers=breakers,
         shedding=shedding,

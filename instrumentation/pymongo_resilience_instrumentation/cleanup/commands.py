@@ -69,7 +69,7 @@ class Cleanup:
         return classify.describe(
             error,
             classify.Attempt(
-                # Nothing else tells; in doubt it counts as sent.
+                # Nothing else is known; in doubt it counts as sent.
                 reached_connection=not isinstance(error, ServerSelectionTimeoutError),
                 carried_txn_number=False,
                 server=None if address is None else address_text(address),

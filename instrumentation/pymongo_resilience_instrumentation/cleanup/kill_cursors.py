@@ -64,8 +64,8 @@ def _requeues(cursor_id: int) -> int:
 
 
 class KillWork(Cleanup):
-    """One killCursors. ``in_background``: the rules judge the cursor that was put back least often,
-    and each one has a count of its own."""
+    """One killCursors. ``in_background``: the rules see the count of the cursor that was put back
+    least often, and each one has a count of its own."""
 
     def __init__(self, *facts: Any, ids: Sequence[int], address: Any, in_background: bool) -> None:
         super().__init__(*facts)
@@ -93,7 +93,7 @@ class KillWork(Cleanup):
     def operation(self) -> Operation:
         facts: dict[str, Any] = {"enabled": self._client.options.retry_reads}
         if self._in_background:
-            # The task of an async client inherits the policy of whoever used the client first.
+            # The task of an async client inherits the policy of the client's first caller.
             facts |= {"attempts": self._fewest, "max_retries": self._most}
         else:
             clock, facts["block"] = self.executor.clock, blocks.current()
@@ -242,7 +242,7 @@ class BackgroundRun(Interceptor):
         call = BackgroundCall(given[0])
         calls.enter(call)
         if not call.is_last:
-            # The task of an async client inherits the span of whoever used the client first.
+            # The task of an async client inherits the span of the client's first caller.
             call.outer_context = context.get_current()
             context.attach(Context())
         return call

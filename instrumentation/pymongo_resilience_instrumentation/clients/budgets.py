@@ -22,15 +22,15 @@ class Budgets:
     count as equal. Holds no client alive. Thread- and task-safe."""
 
     def __init__(
-        self, kind: str, capacity: float, clock: Clock, wishes: dict[int, bool] | None = None
+        self, kind: str, capacity: float, clock: Clock, chosen: dict[int, bool] | None = None
     ) -> None:
         """``kind``: of clients that do not say themselves; ``capacity``: of the token buckets;
-        ``wishes``: what clients that exist have said."""
+        ``chosen``: what existing clients chose themselves."""
         self._kind = kind
         self._capacity = capacity
         self._clock = clock
-        self.wishes: dict[int, bool] = {} if wishes is None else wishes
-        """What clients say themselves, by their identity."""
+        self.chosen: dict[int, bool] = {} if chosen is None else chosen
+        """What clients chose themselves, by their identity."""
         self.incomplete: set[RetryBudget] = set()
         """Those that are not full: of the others, successes need not be reported."""
         self._budgets: dict[int, RetryBudget | None] = {}
@@ -40,12 +40,12 @@ class Budgets:
         try:
             return self._budgets[id(client)]
         except KeyError:
-            return self.open(client, self.wishes.get(id(client)))
+            return self.open(client, self.chosen.get(id(client)))
 
     def open(self, client: Any, adaptive: bool | None) -> RetryBudget | None:
         """For a client that is being made, with what it says itself."""
         if adaptive is not None:
-            keep(self.wishes, client, adaptive)
+            keep(self.chosen, client, adaptive)
             made = self._made(TOKENS if adaptive else OFF)
         else:
             made = self._made(self._kind)

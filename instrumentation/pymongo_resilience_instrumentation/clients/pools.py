@@ -1,4 +1,4 @@
-"""A server's pool as its events tell it: which connections there are, and for how long in use."""
+"""A server's pool by its events: which connections there are, and for how long in use."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def retargets_on_overload(client: Any) -> bool | None:
 
 
 def _own_option(client: Any, *names: str) -> Any:
-    # The public properties do not tell a value that was given from a default.
+    # The public properties do not distinguish a given value from a default.
     given = client.options._options
     return next((given[name] for name in names if name in given), None)
 

@@ -2,7 +2,7 @@
 
 pymongo builds an event for each command that starts and ends, and for each connection taken and
 given back, with a property for everything in it. Where a listener of ours is the only one of its
-kind, it is handed what the event would be made of.
+kind, it gets the arguments that the event would be made of.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ARGUMENTS = {
     "publish_connection_checked_out": ("address", "connection_id", "duration"),
     "publish_connection_checked_in": ("address", "connection_id"),
 }  # fmt: skip
-"""The methods that functions given to ``tell`` stand in for, as in pymongo 4.17 to 4.20."""
+"""The methods that ``publish_directly`` replaces, as in pymongo 4.17 to 4.20."""
 
 
 ENABLED = "_EventListeners__enabled_for_commands"
@@ -50,7 +50,7 @@ class CommandEvents:
 
 
 def want_commands(client: Any, wanted: bool) -> bool:
-    """Whether the driver is to tell of commands, where it can do without.
+    """Have the driver publish commands or not, where that can be switched.
 
     False once the client has made its listeners anew, as one of an SRV record does when it connects
     (pymongo 4.20): those make events until that is switched off.
@@ -71,7 +71,7 @@ def listeners_of(client: Any) -> list[Any]:
     return [] if publisher is None else list(type(publisher).event_listeners(publisher))
 
 
-def tell(
+def publish_directly(
     client: Any,
     listener: Any,
     instead: Mapping[str, Callable[..., None]],
@@ -82,8 +82,8 @@ def tell(
 
     ``dispensable``: publishing them may be switched off, by ``want_commands``.
 
-    Nothing changes where somebody else listens to the same kind as well, or where pymongo's methods
-    have other arguments than they are known to have. Those of ``instead`` must not raise.
+    Nothing changes where another listener of the same kind is registered, or where pymongo's
+    methods have other arguments than known. Those of ``instead`` must not raise.
     """
     publisher = client._event_listeners
     if not all(_is_as_known(name) for name in instead):
@@ -95,8 +95,8 @@ def tell(
             vars(client)[_KEPT] = CommandEvents(publisher)
 
 
-def tell_with_events(client: Any) -> None:
-    """Take back what ``tell`` did."""
+def publish_events(client: Any) -> None:
+    """Take back what ``publish_directly`` did."""
     publisher = vars(client._event_listeners)
     for name in ARGUMENTS:
         publisher.pop(name, None)

@@ -1,4 +1,4 @@
-"""What pymongo's retry loop must be told before an attempt is repeated."""
+"""What has to be set in pymongo's retry loop before an attempt is repeated."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def kind(loop: Any) -> Kind:
     """What the operation is to the retry rules.
 
     The driver's read flag alone proves nothing: command runners, aggregates with a write stage
-    and getMore use its read path too, told apart by what it says beside.
+    and getMore use its read path too, and other attributes distinguish them.
     """
     name = operation_name(loop)
     if name in ("commitTransaction", "abortTransaction"):
@@ -231,8 +231,8 @@ def address_of(server: Any) -> str | None:
 def supports_txn_number(loop: Any, connection: Any) -> bool:
     """Whether the selected server takes a retryable write on this connection.
 
-    As the driver decides it, but for a connection to a standalone: of that the server's description
-    may not tell yet.
+    As the driver decides it, but for a connection to a standalone, which the server's description
+    may not show yet.
     """
     return bool(
         loop._session
@@ -246,8 +246,8 @@ def lost_its_txn_number(loop: Any, connection: Any) -> bool:
     """The server turned Unknown, or secondary, between selection and sending: the driver would
     now send a retryable write as one that is not.
 
-    A standalone server knows no retryable writes at all; and whoever connects to one server
-    directly gets that server, secondary or not.
+    A standalone server knows no retryable writes at all; and a direct connection is to that one
+    server, secondary or not.
     """
     if loop._is_read or in_transaction(loop) or not connection.supports_sessions:
         return False

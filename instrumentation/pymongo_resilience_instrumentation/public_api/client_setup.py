@@ -65,7 +65,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
             each.enabled_flag = EnabledFlag()
         else:
             vars(each).update(vars(made))
-    driver.events.tell_with_events(client)
+    driver.events.publish_events(client)
     publish_without_events(client, dispensable=runtime.owns_retries)
     return not wanted and not runtime.counts_in_flight
 

@@ -70,7 +70,7 @@ class AttemptCount:
             self._counts.enter(address, self)
 
     def measure(self) -> None:
-        """The attempt's server was chosen among several: how long it takes tells of its latency."""
+        """The attempt's server was chosen among several: its duration is a sample of latency."""
         if self._counts.latencies is not None:
             self._began = self._counts.latencies.begin()
 

@@ -1,4 +1,4 @@
-"""What pymongo tells its listeners, turned into command spans and into the state of clients.
+"""pymongo's events, turned into command spans and into the state of clients.
 
 Each is a no-op while the library is switched off, since a client keeps its listeners for life; but
 connections are counted nevertheless, or the count would be wrong once it is on again. A fault of
@@ -92,12 +92,6 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
             complaint.log(error)
 
     return callback
-
-
-class _OfOneClient(OurListener):
-    def __init__(self, client: ClientState, enabled_flag: EnabledFlag) -> None:
-        super().__init__(enabled_flag)
-        self.client = client
 
 
 class Commands(OurListener, monitoring.CommandListener):
@@ -235,37 +229,30 @@ class LastServer(OurListener, monitoring.CommandListener):
     def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
 
 
-class Heartbeats(_OfOneClient, monitoring.ServerHeartbeatListener):
-    """Round-trip times. An awaited heartbeat lasts as long as the server likes: not one."""
-
-    def __init__(
-        self, client: ClientState, metrics: DriverMetrics, enabled_flag: EnabledFlag
-    ) -> None:
-        super().__init__(client, enabled_flag)
+class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
+    def __init__(self, metrics: DriverMetrics, enabled_flag: EnabledFlag) -> None:
+        super().__init__(enabled_flag)
         self._metrics = metrics
 
     def started(self, event: monitoring.ServerHeartbeatStartedEvent) -> None: ...
 
     @_harmless
     def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
-        if not event.awaited:
-            self.client.round_trip(event.connection_id, event.duration)
         self._metrics.heartbeat(
             event.connection_id, event.duration, awaited=event.awaited, failed=False
         )
 
     @_harmless
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
-        self.client.round_trip(event.connection_id, None)
         self._metrics.heartbeat(
             event.connection_id, event.duration, awaited=event.awaited, failed=True
         )
 
 
-class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
+class Pools(OurListener, monitoring.ConnectionPoolListener):
     """Every connection from the moment its socket is made to the moment it is closed.
 
-    A server has a pool as long as the client knows it, so its pool tells when it comes and goes.
+    A server has a pool as long as the client knows it, so pool events show when it comes and goes.
     """
 
     def __init__(
@@ -275,7 +262,8 @@ class Pools(_OfOneClient, monitoring.ConnectionPoolListener):
         metrics: DriverMetrics | None,
         enabled_flag: EnabledFlag,
     ) -> None:
-        super().__init__(client, enabled_flag)
+        super().__init__(enabled_flag)
+        self.client = client
         self._pools = client.pools_by_address
         self._spans = spans
         self._metrics = metrics
@@ -381,7 +369,7 @@ def publish_without_events(client: Any, *, dispensable: bool) -> None:
     for each in driver.events.listeners_of(client):
         if isinstance(each, (Commands, Pools)):
             instead = each.without_events()
-            driver.events.tell(
+            driver.events.publish_directly(
                 client,
                 each,
                 instead,
@@ -402,9 +390,9 @@ def listeners_of(
     recorded_elsewhere: Callable[[], bool] | None = None,
     records_server: bool = False,
 ) -> list[Any]:
-    """What one new client is given: nothing that nobody consumes, since each listener costs.
+    """What one new client is given: only what is consumed, since each listener costs.
 
-    ``records_server``: nothing but a command's event tells which server an operation went to.
+    ``records_server``: only a command's event shows which server an operation went to.
 
     No server or topology listeners: with one, pymongo starts a thread for each client, whose
     ``close()`` then takes half a second longer, and an async client can no longer be made outside
@@ -417,7 +405,7 @@ def listeners_of(
     else:
         return []
     if metrics is not None:
-        chosen.append(Heartbeats(client, metrics, enabled_flag))
-    # The pool tells which connection a command went over, so spans need it too.
+        chosen.append(Heartbeats(metrics, enabled_flag))
+    # Only pool events name the connection of a command, so spans need them too.
     chosen.append(Pools(client, spans, metrics, enabled_flag))
     return chosen

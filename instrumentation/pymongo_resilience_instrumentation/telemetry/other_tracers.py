@@ -43,7 +43,7 @@ class OtherTracers:
         return Tracing(enabled=False)
 
     def recorded_by_contrib(self) -> bool:
-        """Whether a client that is being made hears OpenTelemetry's own instrumentation."""
+        """Whether OpenTelemetry's own instrumentation listens to a client that is being made."""
         if not contrib_is_active():
             return False
         self._warn(

@@ -1,4 +1,4 @@
-"""Who is told of decisions: the call in progress, the logs, the application's listeners."""
+"""Who receives decisions: the call in progress, the logs, the application's listeners."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class CallLog:
 
 
 class Reported(Broadcast):
-    """Tells the logs and the application's listeners, and nobody of what they send meanwhile."""
+    """For the logs and the application's listeners: what they send meanwhile is not reported."""
 
     def on_event(self, event: Event, /) -> None:
         calls.reported(super().on_event, event)
 
 
 class Unreported:
-    """Counts what others send while they are told something; logs the first. Thread-safe."""
+    """Counts what others send while they handle an event; logs the first. Thread-safe."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)

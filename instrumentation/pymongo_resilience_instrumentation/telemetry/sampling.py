@@ -1,4 +1,4 @@
-"""Whether a tracer can draw at all, and whether it can below a span that it did not draw.
+"""Whether a tracer records at all, and whether it does below a span that it did not record.
 
 Only what is certain counts: an SDK's own samplers, asked what they are by the description that
 OpenTelemetry's specification asks of them ("Sampler", "GetDescription").
@@ -33,7 +33,7 @@ class Sampling:
         return self.never_below
 
     def look(self) -> None:
-        # Read anew, so that whoever gives the tracer another one is heard.
+        # Read anew: the application may have replaced it.
         sampler = getattr(self._tracer, "sampler", None)
         described = ""
         if sampler is not None and type(sampler).__module__ == SDK:

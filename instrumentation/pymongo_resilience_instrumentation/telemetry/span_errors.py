@@ -55,6 +55,6 @@ def end_span(
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as fault:  # noqa: BLE001 - the driver's error may stumble over its reply
+    except Exception as fault:  # noqa: BLE001 - str(error) may raise
         deliver(fault)
         return safe_message(error)

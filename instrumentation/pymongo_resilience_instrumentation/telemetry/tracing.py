@@ -67,7 +67,7 @@ def keep_for_existing(client: Any) -> None:
 def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """A client's keywords without ``tracing``, and what it said; None where it did not.
 
-    A driver that knows the option gets it, and judges it. Else raises ConfigurationError
+    A driver that knows the option gets and checks it. Else raises ConfigurationError
     (pymongo's) that names every bad value.
     """
     if OPTION not in kwargs:

@@ -44,7 +44,7 @@ def _no_session() -> None:
 
 
 class TransactionSpan:
-    """One transaction's. Ended once, whoever comes first; kept alive by being open."""
+    """One transaction's. Ended once; kept alive while it is open."""
 
     __slots__ = ("_open", "_quotes", "_session", "_unknown", "span")
 

@@ -80,7 +80,7 @@ class _Chosen(set[Any]):
 
 
 def interrupt(pool: Any, connections: Iterable[Any], *, pause: bool) -> None:
-    """As the driver interrupts all connections of a pool, and tells its listeners.
+    """As the driver interrupts all connections of a pool, events for listeners included.
 
     ``pause``: until its server answers a check, who waits for a connection gets an error.
     """

@@ -79,7 +79,7 @@ def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool
 
 
 def nothing_arrived_for(connection: Any, seconds: float) -> bool:
-    """True also where the system does not tell."""
+    """True also where the system does not report it."""
     facts = _facts(connection)
     return facts is None or bool(facts[_SINCE_DATA] >= seconds * 1000)
 

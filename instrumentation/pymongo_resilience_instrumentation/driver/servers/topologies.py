@@ -23,7 +23,7 @@ def topologies() -> Iterator[tuple[type, bool]]:
 
 def dethroned(topology: Any) -> Address | None:
     """After a change: the address of the member that was the primary until then, where another one
-    is now, or where it says itself that it is none. Each is told of once."""
+    is now, or where its own reply is that of no primary. Each is reported once."""
     described = topology._description.server_descriptions()
     before: Address | None = vars(topology).get(_PRIMARY)
     now = next((at for at, each in described.items() if each.server_type_name == "RSPrimary"), None)

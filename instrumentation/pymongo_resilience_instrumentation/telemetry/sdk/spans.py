@@ -120,7 +120,7 @@ class FinishedSpans:
         return self._sdk
 
     def _look(self, sdk: Any) -> None:
-        # Read anew, so that whoever adds a processor or gives it another sampler is heard.
+        # Read anew: the application may add a processor or replace the sampler.
         sampler, processors = sdk.sampler, sdk.span_processor._span_processors
         unseen = all(map(_waits_for_the_end, processors)) and _limits_nothing(sdk._span_limits)
         self._starts_unseen = unseen and _ignores_attributes(sampler)
@@ -228,7 +228,7 @@ def works() -> bool:
 
 
 def _facts(span: Any) -> tuple[Any, ...]:
-    """All that tells a span from another but its id."""
+    """All that distinguishes a span from another but its id."""
     context = span.context
     return (
         type(span), span.name, span.kind, span.parent, context.trace_id, context.trace_flags,
