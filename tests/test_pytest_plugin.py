@@ -87,6 +87,7 @@ from pymongo import MongoClient
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter, CutBefore, Latency, ReplicaSet, ShardedCluster,
 )
+from pymongo_resilience_instrumentation.testbed.drills import drill
 from pymongo_resilience_instrumentation.testbed.fault_catalog import reset
 
 seen = []
@@ -153,7 +154,8 @@ def test_recipe(coll):
 
 
 @pytest.mark.mongo_faults("rolling-maintenance")
-def test_drill(coll):
+def test_drill(coll, mongo_faults):
+    mongo_faults.play(drill("overload-pulse", mongo_faults))
     coll.insert_one({})
 
 

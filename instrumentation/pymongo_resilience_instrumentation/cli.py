@@ -1,4 +1,4 @@
-"""The command ``pymongo-resilience``: a demo, a test bed, a doctor, the options, and dashboards."""
+"""The command ``pymongo-resilience``: demo, test bed, doctor, reports, dashboards, options."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import dataclasses
 import importlib.util
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import pymongo_resilience
@@ -17,21 +18,20 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.strategy import NAMED
 
 from . import dashboards
-from .doctor import command as doctor
-from .report import command as report
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pymongo_resilience.config import Option
     from pymongo_resilience.policy import Policy
 
+T = TypeVar("T")
 PROGRAM: Final = "pymongo-resilience"
-TOOLS: Final = {"doctor": doctor.run, "report": report.run}
 FAILURE: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+URI_VARIABLE: Final = "MONGODB_URI"
 
 _DEMO_MODULES: Final = (
     "opentelemetry.exporter.otlp.proto.http",
@@ -41,15 +41,14 @@ _DEMO_MODULES: Final = (
     "tenacity",
 )
 _TESTBED_MODULES: Final = ("secantus",)
-_SHORTEST_DEMO: Final = 1.0
-_LONGEST_DEMO: Final = 3600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for a failure, 2 for a wrong usage, 141
     where the output is not read to its end, as in ``pymongo-resilience config | head``."""
     try:
-        status = _run(arguments)
+        options = _parser().parse_args(arguments)
+        status: int = options.run(options)
         sys.stdout.flush()
     except BrokenPipeError:
         # Or the interpreter would fail once more when it flushes at its end.
@@ -58,128 +57,168 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
-    if options.command == "config":
-        return _config()
-    if options.command in TOOLS:
-        return TOOLS[options.command](options)
-    if options.command == "testbed":
-        return _testbed(options)
-    if options.command == "dashboards":
-        return _dashboards(options)
-    return _demo(options)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description="Safe retries, deadlines and telemetry for pymongo."
     )
     parser.add_argument("--version", action="version", version=pymongo_resilience.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo",
-        help="run one workload through scripted faults: plain, in a naive loop, and with us",
-        description="Runs one workload on three sides through the same faults, on a real server "
-        "on this machine, and compares the databases with what was acknowledged. Exit status 0 "
-        "only if our side lost nothing, duplicated nothing and saw no error.",
+
+    def command(
+        run: Callable[[argparse.Namespace], int], text: str, description: str
+    ) -> Callable[..., Any]:
+        """Named like its function. Returns what adds an argument, whose keyword ``text`` is its
+        help."""
+        made = commands.add_parser(run.__name__[1:], help=text, description=description)
+        made.set_defaults(run=run)
+        return lambda *names, text, **how: made.add_argument(*names, help=text, **how)
+
+    file: dict[str, Any] = {"type": _file, "metavar": "FILE"}
+    flag: dict[str, Any] = {"action": "store_true"}
+    demo = command(
+        _demo,
+        "run one workload through scripted faults: plain, in a naive loop, and with us",
+        "Runs one workload on three sides through the same faults, on a real server on this "
+        "machine, and compares the databases with what was acknowledged. Exit status 0 only if our "
+        "side lost nothing, duplicated nothing and saw no error.",
     )
-    demo.add_argument(
+    demo(
         "--seconds",
-        type=_seconds,
+        type=_number(float, 1, 3600),
         default=20.0,
         metavar="N",
-        help="how long, about (default: 20); every fault happens at least once, whatever N is",
+        text="how long, about (default: 20); every fault happens at least once, whatever N is",
     )
-    demo.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
-    demo.add_argument("--json", type=_file, metavar="FILE", help="write the numbers here")
-    demo.add_argument("--svg", type=_file, metavar="FILE", help="draw the report here")
-    demo.add_argument(
-        "--record", type=_file, metavar="FILE", help="write every operation, for `report`"
-    )
-    demo.add_argument(
+    demo("--seed", type=int, default=1, text="random seed (default: 1)")
+    demo("--json", text="write the numbers here", **file)
+    demo("--svg", text="draw the report here", **file)
+    demo("--record", text="write every operation, for `report`", **file)
+    demo(
         "--otlp",
         type=_endpoint,
         metavar="ENDPOINT",
-        help="send our side's spans and metrics to this OTLP/HTTP collector, for example "
+        text="send our side's spans and metrics to this OTLP/HTTP collector, for example "
         "http://127.0.0.1:4318",
     )
-    testbed = commands.add_parser(
-        "testbed",
-        help="start a deployment to try an application on, with faults if you like",
-        description="Starts a real server on this machine with a deployment in front of it, and "
-        "prints the URI to connect to: one line on standard output, nothing else. Runs until "
-        "Ctrl-C or SIGTERM, then ends with exit status 0. The data is gone then.",
+    testbed = command(
+        _testbed,
+        "start a deployment to try an application on, with faults if you like",
+        "Starts a real server on this machine with a deployment in front of it, and prints the URI "
+        "to connect to: one line on standard output, nothing else. Runs until Ctrl-C or SIGTERM, "
+        "then ends with exit status 0. The data is gone then.",
     )
-    testbed.add_argument(
+    testbed(
         "--topology",
         choices=("replica-set", "sharded", "standalone"),
         default="replica-set",
-        help="what it presents (default: replica-set)",
+        text="what it presents (default: replica-set)",
     )
-    testbed.add_argument(
+    testbed(
         "--members",
         type=int,
         metavar="N",
-        help="how many members the replica set has (default: 3), or routers the cluster (default: "
+        text="how many members the replica set has (default: 3), or routers the cluster (default: "
         "2), 50 at most; a standalone has one",
     )
-    testbed.add_argument(
+    testbed(
         "--port",
         type=int,
         metavar="P",
-        help="of the first member; the others take the ports after it (default: free ones)",
+        text="of the first member; the others take the ports after it (default: free ones)",
     )
-    testbed.add_argument(
+    testbed(
         "--chaos",
-        action="store_true",
-        help="strike it with random faults for ever, about one in a second, each reported on "
+        text="strike it with random faults for ever, about one in a second, each reported on "
         "standard error",
+        **flag,
     )
-    testbed.add_argument(
-        "--seed", type=int, metavar="N", help="random seed of --chaos (default: 1)"
-    )
-    testbed.add_argument(
+    testbed("--seed", type=int, metavar="N", text="random seed of --chaos (default: 1)")
+    testbed(
         "--control",
         type=int,
         metavar="PORT",
-        help="serve an HTTP control on 127.0.0.1: POST a fault to /faults, GET what struck, DELETE "
+        text="serve an HTTP control on 127.0.0.1: POST a fault to /faults, GET what struck, DELETE "
         "to clear; 0 for a free port",
     )
-    testbed.add_argument(
+    testbed(
         "--drill",
         metavar="NAME",
-        help="play a scenario: rolling-maintenance, regional-black-hole, overload-pulse or "
+        text="play a scenario: rolling-maintenance, regional-black-hole, overload-pulse or "
         "flapping-member",
     )
-    testbed.add_argument(
-        "--record", type=_file, metavar="FILE", help="write every fault, for `report`"
+    testbed("--record", text="write every fault, for `report`", **file)
+    doctor = command(
+        _doctor,
+        "connect as the application would, and say what to change",
+        "Checks the URI, DNS, connections, TLS, the servers, the login and this installation, in "
+        "five seconds at most, and ends in a verdict with what to change. Prints no credential. "
+        "Exit status 0 where all is well, 1 where something is wrong, 2 for a wrong usage.",
     )
-    doctor.add_parser(commands)
-    report.add_parser(commands)
-    files = commands.add_parser(
-        "dashboards",
-        help="write a Grafana dashboard and Prometheus rules into a directory",
-        description="Writes " + " and ".join(dashboards.FILES) + " into a directory, which is made "
-        "if its parent is there, and prints their paths. Existing files of other content are left "
-        "alone, and that is exit status 1.",
+    doctor(
+        "uri",
+        nargs="?",
+        metavar="URI",
+        text=f"{URI_VARIABLE} by default, which other users do not see",
     )
-    files.add_argument("directory", type=Path, metavar="DIR")
-    files.add_argument("--force", action="store_true", help="overwrite existing files")
-    commands.add_parser("config", help="show every option, its legal range and its present value")
+    doctor("--json", text="all findings as JSON", **flag)
+    doctor("--deep", text="longer waits, and idle connections: ten seconds", **flag)
+    doctor(
+        "--idle",
+        type=_number(float, 0.1, 86_400),
+        default=0.0,
+        metavar="SECONDS",
+        text="leave connections idle for so long, then use them: firewalls forget them",
+    )
+    doctor(
+        "--processes",
+        type=_number(int, 1, 1_000_000),
+        default=1,
+        metavar="N",
+        text="how many processes the application has: for the limit of connections (default: 1)",
+    )
+    report = command(
+        _report,
+        "draw an HTML file of what was recorded",
+        "Reads what demo --record, testbed --record, a Recorder of the application or its log as "
+        "JSON lines have written, and writes one HTML file: faults, operations, latency, retries "
+        "by reason and server. Several files are laid over each other, each from its beginning.",
+    )
+    report("files", nargs="+", type=Path, metavar="FILE", text="what was recorded")
+    report(
+        *("-o", "--output"),
+        type=Path,
+        default=Path("report.html"),
+        metavar="HTML",
+        text="what to write (default: report.html)",
+    )
+    report("--title", default=PROGRAM, text="of the page")
+    files = command(
+        _dashboards,
+        "write a Grafana dashboard and Prometheus rules into a directory",
+        f"Writes {' and '.join(dashboards.FILES)} into a directory, which is made if its parent is "
+        "there, and prints their paths. Existing files of other content are left alone, and that "
+        "is exit status 1.",
+    )
+    files("directory", type=Path, metavar="DIR", text="where to write them")
+    files("--force", text="overwrite existing files", **flag)
+    every_option = "show every option, its legal range and its present value"
+    command(_config, every_option, every_option.capitalize() + ".")
     return parser
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not _SHORTEST_DEMO <= seconds <= _LONGEST_DEMO:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds from {_SHORTEST_DEMO:g} to {_LONGEST_DEMO:g}"
-        )
-    return seconds
+def _number(kind: Callable[[str], float], least: float, most: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a number from {least:g} to {most:,g}"
+            )
+        return value
+
+    return parse
 
 
 def _file(text: str) -> Path:
@@ -206,16 +245,8 @@ def _demo(options: argparse.Namespace) -> int:
     from pymongo_resilience_instrumentation.demo.run import Options, run  # noqa: PLC0415 - an extra
     from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415 - an extra
 
-    wanted = Options(
-        seconds=options.seconds,
-        seed=options.seed,
-        otlp=options.otlp,
-        json=options.json,
-        svg=options.svg,
-        record=options.record,
-    )
     try:
-        return run(wanted)
+        return run(_taken(Options, options))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -230,22 +261,47 @@ def _testbed(options: argparse.Namespace) -> int:
         return _complain(missing, USAGE)
     from pymongo_resilience_instrumentation.testbed import TestbedError, command  # noqa: PLC0415 - an extra
 
-    wanted = command.Options(
-        topology=options.topology,
-        members=options.members,
-        port=options.port,
-        chaos=options.chaos,
-        seed=options.seed,
-        control=options.control,
-        drill=options.drill,
-        record=options.record,
-    )
     try:
-        command.run(wanted)
+        command.run(_taken(command.Options, options))
     except ValueError as exc:
         return _complain(str(exc), USAGE)
     except (TestbedError, OSError) as exc:
         return _complain(str(exc), FAILURE)
+    return 0
+
+
+def _taken(kind: Callable[..., T], options: argparse.Namespace) -> T:
+    """A dataclass with the options of its fields' names."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(options, name) for name in names})
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from .doctor.examination import examine  # noqa: PLC0415 - other commands do without pymongo
+    from .doctor.output import as_json, as_text, has_colours  # noqa: PLC0415
+
+    uri = options.uri or os.environ.get(URI_VARIABLE)
+    if not uri:
+        return _complain(f"no URI: give one, or set {URI_VARIABLE}", USAGE)
+    with warnings.catch_warnings():
+        # pymongo's about options, whose texts are not ours.
+        warnings.simplefilter("ignore")
+        found = examine(
+            uri, deep=options.deep, idle_seconds=options.idle, processes=options.processes
+        )
+    print(as_json(found) if options.json else as_text(found, colours=has_colours(sys.stdout)))
+    return 0 if found.verdict.well else FAILURE
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .report.page import page  # noqa: PLC0415 - rarely needed
+    from .report.records import ReportError, read  # noqa: PLC0415
+
+    try:
+        options.output.write_text(page(read(options.files), options.title), encoding="utf-8")
+    except (ReportError, OSError) as error:
+        return _complain(str(error), FAILURE)
+    print(options.output)
     return 0
 
 
@@ -279,7 +335,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _config() -> int:
+def _config(_: argparse.Namespace) -> int:
     try:
         loaded = load()
     except ConfigurationError as exc:

@@ -188,7 +188,7 @@ def test_ctrl_c_ends_everything_quietly(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         ((), "the following arguments are required: COMMAND"),
-        (("demo", "--seconds", "0"), "'0' is not a number of seconds from 1 to 3600"),
+        (("demo", "--seconds", "0"), "'0' is not a number from 1 to 3,600"),
         (("demo", "--otlp", "localhost"), "'localhost' is not a URL"),
         (("demo", "--otlp", "user:password@host"), "what was given is not a URL"),
         (("demo", "--json", "/nowhere/at/all"), "is not a file in an existing directory"),

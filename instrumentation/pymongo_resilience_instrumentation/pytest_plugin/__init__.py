@@ -12,17 +12,18 @@ Needs the extra ``testbed``; where no test uses a fixture, nothing of it is impo
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import os
 import random
 import socket
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from types import ModuleType
 
     from pymongo_resilience_instrumentation.testbed import (
         Deployment,
@@ -102,11 +103,9 @@ def _inject(item: pytest.Item, *faults: Any, on: Any = "all", seed: int | None =
 
 def _cleared(deployment: Deployment) -> str | None:
     """Says which faults never struck."""
-    from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415 - an extra
-
     try:
         deployment.clear(strict=True)
-    except TestbedError as error:
+    except _testbed().TestbedError as error:
         return str(error)
     return None
 
@@ -119,9 +118,7 @@ def _scope(fixture_name: str, config: pytest.Config) -> Any:
 @pytest.fixture(scope="session")
 def mongo_server() -> Iterator[EmbeddedServer]:
     """The server behind all deployments: what goes to it passes no fault."""
-    from pymongo_resilience_instrumentation.testbed import EmbeddedServer  # noqa: PLC0415
-
-    with EmbeddedServer() as server:
+    with _testbed().EmbeddedServer() as server:
         yield server
 
 
@@ -130,10 +127,7 @@ def mongo_replica_set(
     mongo_server: EmbeddedServer, pytestconfig: pytest.Config
 ) -> Iterator[ReplicaSet]:
     """Three members on this machine; connect to ``mongo_replica_set.uri``."""
-    from pymongo_resilience_instrumentation.testbed import ReplicaSet  # noqa: PLC0415
-
-    with ReplicaSet(mongo_server.address) as replica_set, _kept(pytestconfig, replica_set):
-        yield replica_set
+    yield from _running(pytestconfig, _testbed().ReplicaSet(mongo_server.address))
 
 
 @pytest.fixture(scope=_scope)
@@ -141,10 +135,7 @@ def mongo_sharded_cluster(
     mongo_server: EmbeddedServer, pytestconfig: pytest.Config
 ) -> Iterator[ShardedCluster]:
     """Two routers on this machine; connect to ``mongo_sharded_cluster.uri``."""
-    from pymongo_resilience_instrumentation.testbed import ShardedCluster  # noqa: PLC0415
-
-    with ShardedCluster(mongo_server.address) as cluster, _kept(pytestconfig, cluster):
-        yield cluster
+    yield from _running(pytestconfig, _testbed().ShardedCluster(mongo_server.address))
 
 
 @pytest.fixture
@@ -157,28 +148,29 @@ def mongo_database(mongo_server: EmbeddedServer) -> Iterator[str]:
 
 @pytest.fixture
 def mongo_faults(request: pytest.FixtureRequest) -> Deployment:
-    """The test's deployment, to ``inject``, ``play`` or ``drill``: the cluster if it has one, else
-    the replica set."""
+    """The test's deployment, to ``inject`` and ``play``: the cluster if it has one, else the
+    replica set."""
     cluster = "mongo_sharded_cluster"
     wanted = cluster if cluster in request.fixturenames else "mongo_replica_set"
     deployment: Deployment = request.getfixturevalue(wanted)
     return deployment
 
 
-@contextmanager
-def _kept(config: pytest.Config, deployment: Deployment) -> Iterator[None]:
-    config.stash[_RUNNING].append(deployment)
-    try:
-        yield
-    finally:
+def _testbed() -> ModuleType:
+    """An extra: imported where a test needs it."""
+    return importlib.import_module("pymongo_resilience_instrumentation.testbed")
+
+
+def _running(config: pytest.Config, deployment: Deployment) -> Iterator[Any]:
+    with deployment:
+        config.stash[_RUNNING].append(deployment)
+        yield deployment
         config.stash[_RUNNING].remove(deployment)
 
 
 def _drop(server: EmbeddedServer, name: str) -> None:
     """Past pymongo, which the test may have instrumented."""
-    from pymongo_resilience_instrumentation.testbed import wire  # noqa: PLC0415
-
-    command = wire.command({"dropDatabase": 1, "$db": name}).raw
+    command = _testbed().wire.command({"dropDatabase": 1, "$db": name}).raw
     with socket.create_connection(server.address, timeout=DROP_WITHIN) as connection:
         connection.sendall(command)
         connection.recv(1)

@@ -28,7 +28,6 @@ from pymongo_resilience_instrumentation.addresses import address_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from types import TracebackType
 
     from pymongo.monitoring import CommandFailedEvent, CommandStartedEvent, CommandSucceededEvent
 
@@ -108,12 +107,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write(self, kind: str, *, at: float | None = None, **fields: Any) -> None:

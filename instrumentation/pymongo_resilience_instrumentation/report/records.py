@@ -63,14 +63,10 @@ class Side:
 
     @property
     def end(self) -> float:
-        return max(
-            [each.at + each.seconds for each in self.operations]
-            + [each.at + each.seconds for each in self.faults]
-            + [each.at for each in self.retries]
-            + [each.at for each in self.commands]
-            + [each[0] for each in self.breakers],
-            default=0.0,
-        )
+        ends = [each.at + each.seconds for each in self.operations + self.commands]
+        ends += [each.at + each.seconds for each in self.faults]
+        ends += [each.at for each in self.retries] + [at for at, _, _ in self.breakers]
+        return max(ends, default=0.0)
 
 
 def read(paths: Iterable[Path]) -> list[Side]:
