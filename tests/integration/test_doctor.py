@@ -16,13 +16,16 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.doctor import examination
+from pymongo_resilience_instrumentation.doctor import examination, library
 from pymongo_resilience_instrumentation.doctor.examination import Examination, examine
 from pymongo_resilience_instrumentation.doctor.findings import Level
+from pymongo_resilience_instrumentation.doctor.members import of_probe
 from pymongo_resilience_instrumentation.doctor.names import resolved
 from pymongo_resilience_instrumentation.doctor.output import as_json, as_text, has_colours
+from pymongo_resilience_instrumentation.doctor.probe import Probe
 from pymongo_resilience_instrumentation.doctor.uri import read
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
+from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.testbed import (
     Election,
     EmbeddedServer,
@@ -240,6 +243,7 @@ def test_options_of_the_text_record_hold() -> None:
     ("query", "level", "said"),
     [
         ("retryWrite=true", Level.WARNING, "ignores retryWrite, an unknown option: retrywrites?"),
+        ("ssl_ca_certs=ca.pem", Level.WARNING, "ssl_ca_certs is deprecated"),
         ("maxPoolSize=many", Level.WARNING, "ignores maxPoolSize for its value"),
         ("ssl=true&tls=false", Level.WRONG, "pymongo refuses these options together"),
         ("tlsCAFile=/no/such/file", Level.WRONG, "tlsCAFile: no such file"),
@@ -412,3 +416,93 @@ def test_a_member_that_is_reached_by_another_name_alone(
 def test_the_servers_version_is_shown(replica_set: ReplicaSet) -> None:
     found = examine(replica_set.uri)
     assert re.search(r"primary of version \d+\.\d+\S*, wire version \d+", texts(found, Level.OK))
+
+
+def test_versions_that_pymongo_does_not_support_are_wrong(replica_set: ReplicaSet) -> None:
+    class Old(Interception):
+        def on_hello(self, reply: dict[str, Any]) -> None:
+            reply.update(minWireVersion=0, maxWireVersion=3)
+
+    replica_set.inject(Old())
+    found = examine(replica_set.uri)
+    assert (found.verdict.well, found.verdict.symptom) == (False, Symptom.INCOMPATIBLE)
+    assert "wire version 3" in found.verdict.text
+
+
+def test_states_of_members_that_are_not_healthy_are_warnings(replica_set: ReplicaSet) -> None:
+    class Recovering(Interception):
+        def on_request(self, request: Any, connection: Any) -> Answer | None:
+            if request.command_name != "replSetGetStatus":
+                return None
+            states = {"db1:27017": "PRIMARY", "db2:27017": "SECONDARY", "db3:27017": "RECOVERING"}
+            members = [{"name": name, "stateStr": state} for name, state in states.items()]
+            return Answer({"ok": 1.0, "members": members})
+
+    replica_set.inject(Recovering())
+    found = examine(replica_set.uri)
+    assert found.verdict.well
+    bad = [each for each in found.findings if each.level is Level.WARNING]
+    assert [(each.check, each.server) for each in bad] == [("members", "db3:27017")]
+
+
+@pytest.mark.parametrize(
+    ("times", "level"),
+    [([1.0, 2.0, 3.0], Level.OK), ([1.0, 2.0, 90.0], Level.NOTE), ([150.0] * 3, Level.WARNING)],
+    ids=["near", "jitter", "far"],
+)
+def test_round_trips_that_are_long_or_vary_are_said_to_be_so(
+    times: list[float], level: Level
+) -> None:
+    target, _ = read("mongodb://db.example.org/")
+    assert target is not None
+    probe = Probe(("db.example.org", 27017), hello={}, round_trips_ms=times)
+    (latency,) = [each for each in of_probe(probe, target, Level.WRONG) if each.check == "latency"]
+    assert latency.level is level
+    assert f"{times[0]:.1f} to {times[-1]:.1f}" in latency.text
+
+
+def test_a_certificate_that_ends_soon_is_a_warning(world: World) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    soon = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
+    world.authority.issue_cert("127.0.0.1", not_after=soon).configure_cert(context)
+    with Peer(with_tls(world.server, context)) as peer:
+        found = examine(world.tls(peer.uri))
+    assert found.verdict.well
+    assert (levels(found, "tls"), found.verdict.advice) == ({Level.WARNING}, "renew it")
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_a_server_that_demands_a_client_certificate_is_named(version: str, world: World) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.maximum_version = ssl.TLSVersion[version]
+    world.authority.issue_cert("127.0.0.1").configure_cert(context)
+    world.authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with Peer(with_tls(world.server, context)) as peer:
+        found = examine(world.tls(peer.uri))
+    assert found.verdict.symptom is Symptom.CLIENT_CERTIFICATE
+
+
+ALERTS = {
+    "protocol version": b"\x15\x03\x03\0\x02\x02\x46",
+    "handshake": b"\x15\x03\x03\0\x02\x02\x28",
+}
+"""Of servers without the client's version, and without a cipher of it."""
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_tls_version_or_cipher_that_is_refused_is_named(alert: str, world: World) -> None:
+    def refuses(_: Peer, connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(ALERTS[alert])
+
+    with Peer(refuses) as peer:
+        found = examine(world.tls(peer.uri))
+    assert found.verdict.symptom is Symptom.TLS_VERSION
+
+
+def test_names_that_pymongo_lacks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "missing", lambda _: {Feature.RETRIES: ["a name"]})
+    (lacking, _) = library.of_library()
+    assert lacking.level is Level.WARNING
+    assert Feature.RETRIES.value in lacking.text

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
@@ -60,12 +61,15 @@ def examine(
             lambda: names.resolved(target, NETWORK_S / 2), (target, [_NO_DNS]), network_end
         )
         probes = _probed(target, network_end)
-        found += _of_network(probes, target)
+        is_usable = verdict.usable(probes, target)
+        failed = Level.WARNING if is_usable else Level.WRONG
+        found += [each for probe in probes for each in members.of_probe(probe, target, failed)]
+        found += members.of_set(probes, target)
         findings += found
-        if verdict.usable(probes, target) and not _is_wrong(found):
+        if is_usable and not _is_wrong(found):
             end = began + TOTAL_S * (1.0 if idle_seconds else scale)
-            rest = idle_seconds or (end - time.monotonic()) / 2
             if deep or idle_seconds:
+                rest = idle_seconds or (end - time.monotonic()) / 2
                 findings += idle.of_idle(probes, target, rest)
                 end = max(end, time.monotonic() + TOTAL_S / 2)
             findings += _logged_in(uri, target, probes, end, processes)
@@ -87,35 +91,29 @@ def _probed(target: Target, end: float) -> list[Probe]:
     prober = Prober(target, end - LOOKING_AGAIN_S)
     probes: dict[str, Probe] = {}
     done: queue.SimpleQueue[Probe] = queue.SimpleQueue()
-
-    def begin(probe: Probe) -> None:
-        if probe.name not in probes:
-            probes[probe.name] = probe
-            _start(lambda: done.put(prober.run(probe)))
-
-    for address in target.seeds:
-        begin(Probe(address))
-    pending = len(probes)
-    while pending and (left := end - time.monotonic()) > 0:
+    addresses, pending = list(target.seeds), 0
+    while addresses or pending:
+        for probe in map(Probe, addresses):
+            if probe.name not in probes:
+                probes[probe.name] = probe
+                _start(partial(_tried, prober, probe, done))
+                pending += 1
         try:
-            probe = done.get(timeout=left)
+            hello = done.get(timeout=max(0.0, end - time.monotonic())).hello
         except queue.Empty:
             break
-        before = len(probes)
-        if probe.hello is not None and not target.is_direct:
-            for address in (*members.announced(probe.hello), *members.own_name(probe.hello)):
-                begin(Probe(address, is_seed=False))
-        pending += len(probes) - before - 1
+        pending -= 1
+        addresses = []
+        if hello is not None and not target.is_direct:
+            addresses = members.addresses(hello, members.LISTS + members.OWN)
     for probe in probes.values():
         if probe.symptom is None and probe.hello is None:
             probe.symptom, probe.said = unanswered(probe.stage), prober.waited
     return list(probes.values())
 
 
-def _of_network(probes: list[Probe], target: Target) -> list[Finding]:
-    failed = Level.WARNING if verdict.usable(probes, target) else Level.WRONG
-    each = [found for probe in probes for found in members.of_probe(probe, target, failed)]
-    return [*each, *members.of_set(probes, target)]
+def _tried(prober: Prober, probe: Probe, done: queue.SimpleQueue[Probe]) -> None:
+    done.put(prober.run(probe))
 
 
 def _logged_in(

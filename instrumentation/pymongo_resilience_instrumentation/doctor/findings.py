@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
+from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 
 
 class Level(enum.IntEnum):
@@ -31,3 +30,16 @@ class Finding(NamedTuple):
     server: str | None = None
     """``"host:port"``."""
     symptom: Symptom | None = None
+
+
+def diagnosed(
+    check: str,
+    symptom: Symptom,
+    more: str = "",
+    *,
+    level: Level = Level.WRONG,
+    server: str | None = None,
+) -> Finding:
+    """A symptom in the classifier's words, and ``more`` about it."""
+    row = ROWS[symptom]
+    return Finding(check, level, f"{row.says}{more}", f"check {row.check}", server, symptom)

@@ -9,32 +9,36 @@ from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeou
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.safe_texts import safe_message
-from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
+from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
 from pymongo_resilience_instrumentation.selection.explanations import diagnosis
 
-from .findings import Finding, Level
+from .findings import Finding, Level, diagnosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from .uri import Target
 
 APPLICATION: Final = "pymongo-resilience doctor"
 DEFAULT_POOL: Final = 100
+UNAUTHORIZED: Final = 13
 _CODES: Final = {
-    13: Symptom.MISSING_RIGHTS,
+    UNAUTHORIZED: Symptom.MISSING_RIGHTS,
     18: Symptom.PASSWORD,
     334: Symptom.MECHANISM,
     8000: Symptom.PASSWORD,  # Atlas
 }
-_EVERYTHING: Final = {"root", "__system", "dbOwner", "readWrite", "readWriteAnyDatabase"}
-_READS: Final = {"read", "readAnyDatabase"}
+_WRITES: Final = {"root", "__system", "dbOwner", "readWrite", "readWriteAnyDatabase"}
+_READS: Final = _WRITES | {"read", "readAnyDatabase"}
 _OF_ALL: Final = {"root", "__system", "readAnyDatabase", "readWriteAnyDatabase"}
 _OTHERWISE: Final = {
     Symptom.ELECTION, Symptom.NO_MAJORITY, Symptom.NO_MATCH, Symptom.SILENT, Symptom.BLACK_HOLE,
 }  # fmt: skip
 """Not this check's to say."""
 _HEALTHY_STATES: Final = {"PRIMARY", "SECONDARY", "ARBITER"}
+_ANY: Final = ReadPreference.NEAREST
+
+Client = MongoClient[dict[str, Any]]
 
 
 class Login:
@@ -43,7 +47,7 @@ class Login:
     def __init__(self, uri: str, target: Target, seconds: float, processes: int) -> None:
         self._uri = uri
         self._target = target
-        self._seconds = seconds
+        self._milliseconds = max(1, int(seconds * 1000))
         self._processes = processes
         self.findings: list[Finding] = []
         self.has_primary = False
@@ -52,134 +56,110 @@ class Login:
 
     def run(self) -> bool:
         """True at its end; never raises a PyMongoError."""
-        milliseconds = max(1, int(self._seconds * 1000))
-        options: dict[str, Any] = dict.fromkeys(
-            ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS"), milliseconds
-        )
+        limits = ("serverSelectionTimeoutMS", "connectTimeoutMS", "socketTimeoutMS")
+        options: dict[str, Any] = dict.fromkeys(limits, self._milliseconds)
         try:
-            client = MongoClient[dict[str, Any]](
-                self._uri, appname=APPLICATION, timeoutMS=None, **options
-            )
+            client = Client(self._uri, appname=APPLICATION, timeoutMS=None, **options)
         except (PyMongoError, ValueError, TypeError, OSError) as error:
             self._add("login", Level.WRONG, f"no client can be made ({type(error).__name__})")
             return True
         with client:
             try:
                 if self._logged_in(client):
-                    for check in (self._rights, self._limits, self._states, self._primary):
-                        self._tried(check, client)
+                    self._checked(client)
             except PyMongoError as error:
                 self._failed(error, client)
         return True
 
-    def _logged_in(self, client: MongoClient[dict[str, Any]]) -> bool:
-        nearest = client.admin.with_options(read_preference=ReadPreference.NEAREST)
+    def _logged_in(self, client: Client) -> bool:
         if self._target.has_user:
-            nearest.command("ping")
+            client.admin.with_options(read_preference=_ANY).command("ping")
             self._add("login", Level.OK, "the user is logged in")
             return True
         # connectionStatus and ping need no login.
-        database = client.get_database(
-            self._target.database or "test", read_preference=ReadPreference.NEAREST
-        )
+        database = client.get_database(self._target.database or "test", read_preference=_ANY)
         try:
             database.pymongo_resilience_doctor.find_one()
         except OperationFailure as error:
-            if error.code != next(iter(_CODES)):
+            if error.code != UNAUTHORIZED:
                 raise
-            self._symptom("login", Symptom.LOGIN_REQUIRED)
+            self.findings.append(diagnosed("login", Symptom.LOGIN_REQUIRED))
             return False
         self._add("login", Level.NOTE, "no user in the URI, and the server demands none")
         return True
 
-    def _tried(
-        self,
-        check: Callable[[MongoClient[dict[str, Any]]], None],
-        client: MongoClient[dict[str, Any]],
-    ) -> None:
-        try:
-            check(client)
-        except OperationFailure as error:
-            name = check.__name__.strip("_")
-            self._add(name, Level.NOTE, f"not checked: {safe_message(error)}")
+    def _checked(self, client: Client) -> None:
+        for check in (self._rights, self._limits, self._states, self._primary):
+            try:
+                self.findings += check(client)
+            except OperationFailure as error:
+                name = check.__name__.strip("_")
+                self._add(name, Level.NOTE, f"not checked: {safe_message(error)}")
 
-    def _rights(self, client: MongoClient[dict[str, Any]]) -> None:
+    def _rights(self, client: Client) -> Iterator[Finding]:
         if not self._target.has_user:
             return
-        reply = client.admin.command(
-            "connectionStatus", showPrivileges=True, read_preference=ReadPreference.NEAREST
-        )
-        information = reply.get("authInfo", {})
+        reply = client.admin.command("connectionStatus", showPrivileges=True, read_preference=_ANY)
         wanted = self._target.database
         where = f"the database {wanted}" if wanted else "any database"
-        may = set(_granted(information, wanted))
+        may = set(_granted(reply.get("authInfo", {}), wanted))
         if not may:
-            self._symptom("rights", Symptom.MISSING_RIGHTS, f": none to read or write {where}")
-        elif "write" not in may:
-            text = f"the user may read {where}, and not write"
-            self._add("rights", Level.WARNING, text, "the role readWrite, if it is to write")
+            yield diagnosed("rights", Symptom.MISSING_RIGHTS, f": none to read or write {where}")
+        elif "write" in may:
+            text = f"the user may {' and '.join(sorted(may))} {where}"
+            yield Finding("rights", Level.OK, text)
         else:
-            self._add("rights", Level.OK, f"the user may {' and '.join(sorted(may))} {where}")
+            text = f"the user may read {where}, and not write"
+            yield Finding("rights", Level.WARNING, text, "the role readWrite, if it is to write")
 
-    def _limits(self, client: MongoClient[dict[str, Any]]) -> None:
-        reply = client.admin.command("serverStatus", read_preference=ReadPreference.NEAREST)
-        connections = reply.get("connections", {})
-        current, available = (int(connections.get(key, 0)) for key in ("current", "available"))
+    def _limits(self, client: Client) -> Iterator[Finding]:
+        reply = client.admin.command("serverStatus", read_preference=_ANY).get("connections", {})
+        current, available = (int(reply.get(key, 0)) for key in ("current", "available"))
         pool = self._target.milliseconds("maxpoolsize")
         each = DEFAULT_POOL if pool is None else pool
-        wanted = each * self._processes
-        text = f"{current} connections in use, {available} available"
+        text = f"{current} connections in use"
         # A server that reports none, and has accepted ours, does not count them.
-        if available and wanted > available:
-            self._add(
-                "limits",
-                Level.WARNING,
-                f"{text}; {self._processes} processes with maxPoolSize={each} may open {wanted}",
-                "a smaller maxPoolSize, or net.maxIncomingConnections of the server",
-            )
-        else:
-            self._add("limits", Level.OK, text if available else f"{current} connections in use")
+        if not available or each * self._processes <= available:
+            counted = f", {available} available" if available else ""
+            yield Finding("limits", Level.OK, text + counted)
+            return
+        text += f", {available} available; {self._processes} processes with maxPoolSize={each} may "
+        advice = "a smaller maxPoolSize, or net.maxIncomingConnections of the server"
+        yield Finding("limits", Level.WARNING, f"{text}open {each * self._processes}", advice)
 
-    def _states(self, client: MongoClient[dict[str, Any]]) -> None:
+    def _states(self, client: Client) -> Iterator[Finding]:
         if not client.topology_description.topology_type_name.startswith("ReplicaSet"):
             return
-        reply = client.admin.command("replSetGetStatus", read_preference=ReadPreference.NEAREST)
+        reply = client.admin.command("replSetGetStatus", read_preference=_ANY)
         for each in reply.get("members", []):
             state, name = str(each.get("stateStr")), str(each.get("name"))
             if state not in _HEALTHY_STATES:
                 text = f"the set has it in state {state}"
-                self._add("members", Level.WARNING, text, "the log of that member", name)
+                yield Finding("members", Level.WARNING, text, "the log of that member", name)
 
-    def _primary(self, client: MongoClient[dict[str, Any]]) -> None:
+    def _primary(self, client: Client) -> Iterator[Finding]:
         client.admin.command("ping")
         self.has_primary = True
+        yield from ()
 
-    def _failed(self, error: PyMongoError, client: MongoClient[dict[str, Any]]) -> None:
+    def _failed(self, error: PyMongoError, client: Client) -> None:
         code = getattr(error, "code", None)
         if isinstance(error, OperationFailure) and code in _CODES:
-            self._symptom("login", _CODES[code])
+            self.findings.append(diagnosed("login", _CODES[code]))
             return
         if isinstance(error, ServerSelectionTimeoutError):
             found = diagnosis(driver.checks.topology_of(client), ReadPreference.PRIMARY)
             if found is not None and found.symptom not in _OTHERWISE:
-                self._symptom("login", found.symptom, f": {', '.join(found.servers)}")
+                servers = f": {', '.join(found.servers)}"
+                self.findings.append(diagnosed("login", found.symptom, servers))
                 return
-        if isinstance(error, ServerSelectionTimeoutError) or error.timeout:
-            # Whatever else it may be, the servers were reached a moment ago.
-            self.is_slow = True
-            return
-        self._add("login", Level.WRONG, f"failed: {safe_message(error)}")
+        # Whatever else it may be, the servers were reached a moment ago.
+        self.is_slow = isinstance(error, ServerSelectionTimeoutError) or error.timeout
+        if not self.is_slow:
+            self._add("login", Level.WRONG, f"failed: {safe_message(error)}")
 
-    def _symptom(self, check: str, symptom: Symptom, more: str = "") -> None:
-        row = ROWS[symptom]
-        self.findings.append(
-            Finding(check, Level.WRONG, f"{row.says}{more}", f"check {row.check}", symptom=symptom)
-        )
-
-    def _add(
-        self, check: str, level: Level, text: str, advice: str = "", server: str | None = None
-    ) -> None:
-        self.findings.append(Finding(check, level, text, advice, server))
+    def _add(self, check: str, level: Level, text: str) -> None:
+        self.findings.append(Finding(check, level, text))
 
 
 def _granted(information: dict[str, Any], database: str | None) -> Iterator[str]:
@@ -196,10 +176,8 @@ def _granted(information: dict[str, Any], database: str | None) -> Iterator[str]
     if privileges:
         return
     for each in information.get("authenticatedUserRoles") or []:
-        role, of = each.get("role"), each.get("db")
-        if role not in _EVERYTHING | _READS:
+        role = each.get("role")
+        if role not in _READS:
             yield from ("read", "write")  # a role of their own: in doubt it is no fault
-        if database is not None and of != database and role not in _OF_ALL:
-            continue
-        yield from (["read"] if role in _EVERYTHING | _READS else [])
-        yield from (["write"] if role in _EVERYTHING else [])
+        elif database in {None, each.get("db")} or role in _OF_ALL:
+            yield from (["read", "write"] if role in _WRITES else ["read"])

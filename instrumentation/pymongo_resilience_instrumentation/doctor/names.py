@@ -15,8 +15,6 @@ from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 from .findings import Finding, Level
 
 if TYPE_CHECKING:
-    from dns.resolver import Answer
-
     from .uri import Target
 
 DEFAULT_SERVICE = "mongodb"
@@ -52,26 +50,28 @@ def resolved(target: Target, seconds: float) -> tuple[Target, list[Finding]]:
 
 
 def _text_record(host: str, seconds: float) -> tuple[dict[str, str], list[Finding]]:
+    def found(level: Level, text: str, advice: str = "") -> list[Finding]:
+        return [Finding("dns", level, text, advice)]
+
     try:
-        answer: Answer = resolver.resolve(host, "TXT", lifetime=seconds)
+        answer = resolver.resolve(host, "TXT", lifetime=seconds)
     except (resolver.NoAnswer, resolver.NXDOMAIN):
         return {}, []
     except (DNSException, OSError) as error:
         text = f"the TXT record of {host} cannot be read ({type(error).__name__})"
-        return {}, [Finding("dns", Level.WARNING, text, "DNS: pymongo asks for it")]
+        return {}, found(Level.WARNING, text, "DNS: pymongo asks for it")
     records = [b"".join(record.strings).decode(errors="replace") for record in answer]
     if len(records) > 1:
         text = f"{host} has {len(records)} TXT records, and may have one"
-        return {}, [Finding("dns", Level.WRONG, text, "the TXT records")]
+        return {}, found(Level.WRONG, text, "the TXT records")
     try:
-        options = {name.lower(): value for name, value in split_options(records[0]).items()}
+        options = {name.lower(): str(value) for name, value in split_options(records[0]).items()}
     except (PyMongoError, ValueError):
         options = {"": ""}
     if not options.keys() <= _OPTIONS:
         text = "the TXT record has more than authSource, replicaSet and loadBalanced"
-        return {}, [Finding("dns", Level.WRONG, text, "the TXT record")]
-    texts = {name: str(value) for name, value in options.items()}
-    return texts, [Finding("dns", Level.OK, f"TXT record: {', '.join(sorted(texts))}")]
+        return {}, found(Level.WRONG, text, "the TXT record")
+    return options, found(Level.OK, f"TXT record: {', '.join(sorted(options))}")
 
 
 def _missing(name: str, error: Exception) -> Finding:

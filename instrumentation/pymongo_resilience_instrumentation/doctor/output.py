@@ -18,46 +18,34 @@ _COLOURS = {Level.OK: "32", Level.NOTE: "36", Level.WARNING: "33", Level.WRONG: 
 
 
 def as_text(examination: Examination, *, colours: bool) -> str:
+    def coloured(text: str, level: Level) -> str:
+        return f"\x1b[{_COLOURS[level]}m{text}\x1b[0m" if colours else text
+
     lines = []
     for each in examination.findings:
-        level = _coloured(f"{each.level.name.lower():<8}", each.level, colours)
         server = f"{each.server}: " if each.server else ""
+        level = coloured(f"{each.level.name.lower():<8}", each.level)
         lines.append(f"{level} {each.check:<8} {server}{each.text}")
         if each.advice and each.level >= Level.WARNING:
             lines.append(f"{'':18}{each.advice}")
     decided = examination.verdict
     colour = Level.OK if decided.well else Level.WRONG
-    lines += ["", f"{_coloured('Verdict:', colour, colours)} {decided.text}"]
-    if decided.advice:
-        lines.append(f"Change:  {decided.advice}")
-    return "\n".join(lines)
+    lines += ["", f"{coloured('Verdict:', colour)} {decided.text}"]
+    return "\n".join([*lines, *([f"Change:  {decided.advice}"] if decided.advice else [])])
 
 
 def as_json(examination: Examination) -> str:
-    decided = examination.verdict
     findings = [
-        each._asdict()
-        | {
-            "level": each.level.name.lower(),
-            "symptom": None if each.symptom is None else each.symptom.value,
-        }
-        for each in examination.findings
+        each._asdict() | {"level": each.level.name.lower()} for each in examination.findings
     ]
-    symptom = None if decided.symptom is None else decided.symptom.value
-    return json.dumps(
-        {
-            "verdict": decided._asdict() | {"symptom": symptom},
-            "seconds": round(examination.seconds, 3),
-            "findings": findings,
-        },
-        indent=2,
-    )
+    found = {
+        "verdict": examination.verdict._asdict(),
+        "seconds": round(examination.seconds, 3),
+        "findings": findings,
+    }
+    return json.dumps(found, indent=2, default=lambda symptom: symptom.value)
 
 
 def has_colours(stream: TextIO) -> bool:
     """Source: no-color.org."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _coloured(text: str, level: Level, colours: bool) -> str:
-    return f"\x1b[{_COLOURS[level]}m{text}\x1b[0m" if colours else text

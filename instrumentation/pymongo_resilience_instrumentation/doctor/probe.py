@@ -10,14 +10,15 @@ import ssl
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.selection.diagnosis import Symptom, symptom_of
 
+from .findings import Finding, Level
 from .hello import NotMongoDBError, round_trip, say_hello
-from .tls import expiry, tls_context, unchecked
+from .tls import expiry, tls_context
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
@@ -29,6 +30,8 @@ NO_CHECK_TIME: Final = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME: an expired certificate can then be read."""
 SECOND_LOOK: Final = 1.0
 """Seconds for finding out why a first try failed."""
+RENEW_WITHIN: Final = timedelta(days=14)
+_UNCHECKED: Final = {"tlsinsecure": "true"}
 _CERTIFICATE: Final = {
     9: Symptom.NOT_YET_VALID,
     10: Symptom.EXPIRED,
@@ -43,18 +46,13 @@ class Probe:
     """What is known of a server so far; written by the thread that tries it."""
 
     address: Address
-    is_seed: bool = True
     stage: str = "dns"
     """The last step that was begun."""
+    steps: list[Finding] = field(default_factory=list)
+    """Those that succeeded."""
     symptom: Symptom | None = None
     said: str = ""
     """More about it, in words of ours."""
-    resolve_ms: float | None = None
-    addresses: list[str] = field(default_factory=list)
-    connect_ms: float | None = None
-    tls_ms: float | None = None
-    tls_version: str | None = None
-    expires: datetime | None = None
     hello: dict[str, Any] | None = None
     version: str | None = None
     round_trips_ms: list[float] = field(default_factory=list)
@@ -72,6 +70,11 @@ class Probe:
     @property
     def is_primary(self) -> bool:
         return self.is_member and bool(self.hello and self.hello.get("isWritablePrimary"))
+
+    def passed(self, text: str, advice: str = "") -> None:
+        """``advice`` makes a warning of it."""
+        level = Level.WARNING if advice else Level.OK
+        self.steps.append(Finding(self.stage, level, text, advice, self.name))
 
 
 class Prober:
@@ -99,8 +102,8 @@ class Prober:
             self._look_again(probe)
         return probe
 
-    def _left(self) -> float:
-        return max(0.05, self._deadline - time.monotonic())
+    def _left(self, at_most: float = 60.0) -> float:
+        return min(at_most, max(0.05, self._deadline - time.monotonic()))
 
     def connected(self, probe: Probe) -> socket.socket:
         """A connection, with TLS where the URI has it. Raises OSError."""
@@ -116,45 +119,45 @@ class Prober:
             probe.stage = "hello"
             self._measure(probe, connection)
             with suppress(OSError, KeyError, NotMongoDBError):
-                connection.settimeout(min(SECOND_LOOK / 2, self._left()))
+                connection.settimeout(self._left(SECOND_LOOK / 2))
                 reply = round_trip(connection, {"buildInfo": 1, "$db": "admin"})
                 probe.version = str(reply["version"])
 
     def _connect(self, probe: Probe) -> socket.socket:
         host, port = probe.address
-        probe.stage, began = "dns", time.monotonic()
         if port is None:
-            probe.stage = "tcp"
-            plain = socket.socket(socket.AF_UNIX)
+            probe.stage, plain = "tcp", socket.socket(socket.AF_UNIX)
             plain.settimeout(self._left())
             plain.connect(host)
             return plain
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        probe.resolve_ms = _ms(began)
-        probe.addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
-        probe.stage, failed = "tcp", None
-        for number, (family, kind, protocol, _, address) in enumerate(infos):
+        probe.stage, began = "dns", time.monotonic()
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+        probe.passed(f"{host} is {', '.join(addresses)} ({_ms(began):.0f} ms)")
+        probe.stage, failed = "tcp", OSError("no address")
+        for untried, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             began = time.monotonic()
-            plain = socket.socket(family, kind, protocol)
-            plain.settimeout(self._left() / (len(infos) - number))
             try:
-                plain.connect(address)
+                plain = socket.create_connection((address, port), self._left() / untried)
             except OSError as error:
-                plain.close()
                 failed = error
                 continue
+            probe.passed(f"connected in {_ms(began):.1f} ms")
             plain.settimeout(self._left())
-            probe.connect_ms = _ms(began)
             return plain
-        raise failed or OSError("no address")
+        raise failed
 
     def _wrapped(self, probe: Probe, plain: socket.socket) -> ssl.SSLSocket:
         probe.stage, began = "tls", time.monotonic()
         plain.settimeout(self._left() / 2)
         wrapped = tls_context(self._target).wrap_socket(plain, server_hostname=probe.address[0])
         wrapped.settimeout(self._left())
-        probe.tls_ms, probe.tls_version = _ms(began), wrapped.version()
-        probe.expires = expiry(wrapped)
+        text, ends = f"{wrapped.version()} in {_ms(began):.1f} ms", expiry(wrapped)
+        if ends is None:
+            probe.passed(f"{text}, certificate not checked")
+        else:
+            soon = ends - datetime.now(UTC) < RENEW_WITHIN
+            probe.passed(f"{text}, certificate ends on {ends:%Y-%m-%d}", "renew it" * soon)
         return wrapped
 
     def _measure(self, probe: Probe, connection: socket.socket) -> None:
@@ -179,28 +182,45 @@ class Prober:
             case Symptom.HANGS_UP | Symptom.SILENT if self._target.tls and probe.stage == "tls":
                 with closing(self._anew(probe)) as plain:
                     say_hello(plain)
-                    probe.symptom = Symptom.PLAIN_PORT
+                probe.symptom = Symptom.PLAIN_PORT
+            case Symptom.HANGS_UP | Symptom.CLIENT_CERTIFICATE if self._target.tls:
+                probe.symptom = self._refusal(probe)
             case Symptom.HANGS_UP | Symptom.SILENT | Symptom.NOT_MONGODB if not self._target.tls:
-                with closing(self._anew(probe)) as plain:
-                    unchecked().wrap_socket(plain, server_hostname=probe.address[0]).close()
-                    probe.symptom = Symptom.TLS_PORT
+                self._certificate(probe, tls_context(self._target._replace(options=_UNCHECKED)))
+                probe.symptom = Symptom.TLS_PORT
             case Symptom.WRONG_HOST_NAME:
                 context = tls_context(self._target)
                 context.check_hostname = False
                 names = self._certificate(probe, context).get("subjectAltName", ())
-                shown = ", ".join(str(value) for _, value in names) or "no host"
-                probe.said = f"it is for {shown}"
+                listed = ", ".join(str(value) for _, value in names) or "no host"
+                probe.said = f"it is for {listed}"
             case Symptom.EXPIRED:
                 context = tls_context(self._target)
                 context.verify_flags |= NO_CHECK_TIME
                 probe.said = f"it ended on {self._certificate(probe, context).get('notAfter')}"
 
+    def _refusal(self, probe: Probe) -> Symptom | None:
+        """TLS 1.3 refuses a client's certificate after the handshake, 1.2 within: once there is a
+        cipher."""
+        context = tls_context(self._target)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with closing(
+            context.wrap_socket(
+                self._anew(probe),
+                server_hostname=probe.address[0],
+                do_handshake_on_connect=False,
+            )
+        ) as wrapped:
+            try:
+                wrapped.do_handshake()
+            except ssl.SSLError as error:
+                if symptom_of(str(error)) is Symptom.CLIENT_CERTIFICATE:
+                    return Symptom.CLIENT_CERTIFICATE if wrapped.cipher() else Symptom.TLS_VERSION
+        return probe.symptom
+
     def _anew(self, probe: Probe) -> socket.socket:
-        plain = socket.create_connection(
-            (probe.address[0], probe.address[1] or 0), timeout=min(SECOND_LOOK, self._left())
-        )
-        plain.settimeout(min(SECOND_LOOK, self._left()))
-        return plain
+        host, port = probe.address
+        return socket.create_connection((host, port or 0), self._left(SECOND_LOOK))
 
     def _certificate(self, probe: Probe, context: ssl.SSLContext) -> dict[str, Any]:
         with (

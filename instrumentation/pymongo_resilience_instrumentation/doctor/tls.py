@@ -14,25 +14,17 @@ def tls_context(target: Target) -> ssl.SSLContext:
     """As pymongo makes it. Raises OSError where a file cannot be read."""
     options = target.options
     context = ssl.create_default_context(cafile=options.get("tlscafile"))
-    key = options.get("tlscertificatekeyfile")
-    if key is not None:
+    if key := options.get("tlscertificatekeyfile"):
         context.load_cert_chain(key, password=options.get("tlscertificatekeyfilepassword", ""))
-    if target.flag("tlsallowinvalidhostnames") or target.flag("tlsinsecure"):
-        context.check_hostname = False
-    if target.flag("tlsallowinvalidcertificates") or target.flag("tlsinsecure"):
-        context.check_hostname = False
+    unchecked = target.flag("tlsallowinvalidcertificates") or target.flag("tlsinsecure")
+    context.check_hostname = not (unchecked or target.flag("tlsallowinvalidhostnames"))
+    if unchecked:
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def unchecked() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 def expiry(wrapped: ssl.SSLSocket) -> datetime | None:
+    """None where the certificate was not checked."""
     text = (wrapped.getpeercert() or {}).get("notAfter")
     if not isinstance(text, str):
         return None

@@ -30,9 +30,23 @@ SRV = "mongodb+srv://"
 PLAIN = "mongodb://"
 DEFAULT_PORT = 27017
 FILES = ("tlscafile", "tlscertificatekeyfile", "tlscrlfile")
+REPLACED = {
+    "j": "journal",
+    "slaveok": "readPreference",
+    "ssl_ca_certs": "tlsCAFile",
+    "ssl_cert_reqs": "tlsAllowInvalidCertificates",
+    "ssl_certfile": "tlsCertificateKeyFile",
+    "ssl_crlfile": "tlsCRLFile",
+    "ssl_keyfile": "tlsCertificateKeyFile",
+    "ssl_match_hostname": "tlsAllowInvalidHostnames",
+    "ssl_pem_passphrase": "tlsCertificateKeyFilePassword",
+    "wtimeout": "wTimeoutMS",
+}
+"""What pymongo 3 took and pymongo 4 ignores. Source: PyMongo 4 Migration Guide."""
 SHORTEST_SELECTION_MS = 2_000
 """Less than most elections take."""
 _NAME = re.compile(r"[A-Za-z]\w{1,40}")
+_ESCAPED = "escape user and password with urllib.parse.quote_plus"
 _MISPLACED = re.compile(r"[/?].*@", re.DOTALL)
 
 
@@ -79,43 +93,28 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
     rest = uri.removeprefix(SRV).removeprefix(PLAIN)
     if "://" in rest.partition("@")[0]:
         return None, [_wrong("begins with neither mongodb:// nor mongodb+srv://", "the beginning")]
-    hosts, database, query = _split(rest)
+    before, _, query = rest.partition("?")
+    hosts, _, database = before.partition("/")
     if _MISPLACED.search(rest) and "@" not in hosts:
-        return None, [
-            _wrong(
-                "there is an @ after the first / or ?, so the user or the password is cut there",
-                "escape user and password with urllib.parse.quote_plus",
-            )
-        ]
+        text = "there is an @ after the first / or ?, so the user or the password is cut there"
+        return None, [_wrong(text, _ESCAPED)]
     try:
         nodes = split_hosts(hosts.rpartition("@")[2], None if srv else DEFAULT_PORT)
     except (PyMongoError, ValueError):
-        return None, [
-            _wrong(
-                "pymongo cannot read the hosts",
-                "hosts are host:port with commas in between; user and password escaped with "
-                "urllib.parse.quote_plus",
-            )
-        ]
+        advice = f"hosts are host:port with commas in between; {_ESCAPED}"
+        return None, [_wrong("pymongo cannot read the hosts", advice)]
     pairs = [each.partition("=") for each in re.split("[&;]", query) if each]
     options = {name.lower(): unquote_plus(value) for name, _, value in pairs}
-    seeds = () if srv else tuple(nodes)
-    name = nodes[0][0] if srv else None
     # Without a user: X.509, AWS, OIDC.
     has_user = "@" in hosts or "authmechanism" in options
+    seeds, name = ((), nodes[0][0]) if srv else (tuple(nodes), None)
     target = Target(seeds, name, database or None, options, has_user)
     return target, [*_written(pairs), *_against_each_other(target), *_refused(uri, target)]
 
 
-def _split(rest: str) -> tuple[str, str, str]:
-    before, _, query = rest.partition("?")
-    hosts, _, database = before.partition("/")
-    return hosts, database, query
-
-
 def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
     """Each option by itself."""
-    known = {name.lower(): name for name in common.URI_OPTIONS_VALIDATOR_MAP}
+    known = common.URI_OPTIONS_VALIDATOR_MAP
     for name, _, value in pairs:
         if name.lower() == OPTION.lower():
             continue  # this library's
@@ -130,11 +129,13 @@ def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
             except (PyMongoError, ValueError, TypeError, OSError):
                 yield _wrong(f"{shown} has a value that pymongo refuses", f"the value of {shown}")
                 continue
-        if any(issubclass(each.category, DeprecationWarning) for each in caught):
-            yield _warning(f"{shown} is deprecated", f"replace {shown}, see pymongo's documents")
+        new = REPLACED.get(name.lower(), "see pymongo's documents")
+        old = any(issubclass(each.category, DeprecationWarning) for each in caught)
+        if old or (caught and name.lower() in REPLACED):
+            yield _warning(f"{shown} is deprecated", f"replace {shown}: {new}")
         elif name.lower() not in known and caught:
             close = difflib.get_close_matches(name.lower(), known, 1)
-            meant = f": {known[close[0]]}?" if close else ""
+            meant = f": {close[0]}?" if close else ""
             yield _warning(f"pymongo ignores {shown}, an unknown option{meant}", f"remove {shown}")
         elif caught:
             yield _warning(f"pymongo ignores {shown} for its value", f"the value of {shown}")
@@ -150,11 +151,8 @@ def _refused(uri: str, target: Target) -> Iterator[Finding]:
             warnings.simplefilter("ignore")
             MongoClient[dict[str, Any]](uri, connect=False).close()
     except (PyMongoError, ValueError, TypeError, OSError) as error:
-        yield _wrong(
-            f"pymongo refuses these options together ({type(error).__name__})",
-            "options that exclude each other, and user and password: escaped with "
-            "urllib.parse.quote_plus",
-        )
+        text = f"pymongo refuses these options together ({type(error).__name__})"
+        yield _wrong(text, f"options that exclude each other; {_ESCAPED}")
 
 
 def _against_each_other(target: Target) -> Iterator[Finding]:

@@ -41,32 +41,27 @@ def decide(findings: Sequence[Finding], probes: Sequence[Probe], target: Target 
     """The cause that explains most of what is wrong."""
     wrong = [each for each in findings if each.level is Level.WRONG]
     if not wrong:
-        return _well(findings)
-    first = wrong[0]
-    if first.check in {"uri", "library"} or target is None or (first.check == "dns" and not probes):
-        return _of(first)
-    if not usable(probes, target):
-        found = [Found(each.name, each.symptom, each.is_primary) for each in probes]
-        diagnosis = diagnose([each for each in found if each.symptom is not None])
-        if diagnosis is not None:
-            servers = ", ".join(diagnosis.servers)
-            said = next((each.said for each in probes if each.symptom is diagnosis.symptom), "")
-            text = f"{diagnosis.says} ({servers}{f': {said}' if said else ''})"
-            return Verdict(False, text, f"check {diagnosis.check}", diagnosis.symptom)
-    return _of(min(wrong, key=_rank))
+        return _well([each for each in findings if each.level is Level.WARNING])
+    found = wrong[0]
+    if found.check not in {"uri", "library"} and target is not None and probes:
+        if not usable(probes, target):
+            seen = [Found(each.name, each.symptom, each.is_primary) for each in probes]
+            diagnosis = diagnose([each for each in seen if each.symptom is not None])
+            if diagnosis is not None:
+                servers = ", ".join(diagnosis.servers)
+                said = next((each.said for each in probes if each.symptom is diagnosis.symptom), "")
+                text = f"{diagnosis.says} ({servers}{f': {said}' if said else ''})"
+                return Verdict(False, text, f"check {diagnosis.check}", diagnosis.symptom)
+        found = min(wrong, key=_rank)
+    server = f" ({found.server})" if found.server else ""
+    return Verdict(False, f"{found.text}{server}", found.advice, found.symptom)
 
 
 def _rank(finding: Finding) -> int:
     return len(_ORDER) if finding.symptom is None else _ORDER.index(finding.symptom)
 
 
-def _of(finding: Finding) -> Verdict:
-    server = f" ({finding.server})" if finding.server else ""
-    return Verdict(False, f"{finding.text}{server}", finding.advice, finding.symptom)
-
-
-def _well(findings: Sequence[Finding]) -> Verdict:
-    warnings = [each for each in findings if each.level is Level.WARNING]
+def _well(warnings: Sequence[Finding]) -> Verdict:
     if not warnings:
         return Verdict(True, "all is well")
     main = min(warnings, key=_rank)
