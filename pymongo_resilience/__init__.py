@@ -214,14 +214,15 @@ def retry_transaction(client: Any, **options: Any) -> Attempts:
             with attempt as session:
                 orders.insert_one(order, session=session)
 
-    With an AsyncMongoClient it is ``async for`` and ``async with``. The block is run in a
+    With an AsyncMongoClient it is ``async for`` and ``async with``. It decorates a function too, or
+    a coroutine function, and gives the session by the keyword ``session``. The block is run in a
     transaction that is committed where the block is left, and aborted where it raises; after an
     error labelled TransientTransactionError all of it is run again, with a new session, after one
     labelled UnknownTransactionCommitResult the commit. All of it has one timeout, of ``override``
     or the client; without one nothing is repeated after 120 s. ``options``: those of
     ``start_transaction``.
     Raises OperationTimeoutError where the timeout is over, else the last error; TypeError for what
-    is no client. The result is for one thread or task.
+    is no client. The result is for one thread or task, what it decorates for any.
     Source: Convenient API for Transactions.
     """
     return _instrumentor().retry_transaction(client, options)

@@ -197,8 +197,9 @@ class _Decisions:
             operation.attempts,
         )
         if isinstance(verdict, GiveUp):
-            why = why_not_repeated(verdict.rule, operation, failure)
-            self.listener.on_event(RetryDeclined(*facts, verdict.rule, why))
+            if not operation.part:
+                why = why_not_repeated(verdict.rule, operation, failure)
+                self.listener.on_event(RetryDeclined(*facts, verdict.rule, why))
             return work.final_error(failure, verdict.rule, operation)
         work.prepare(failure, operation)
         self.listener.on_event(RetryScheduled(*facts, verdict.delay))

@@ -44,6 +44,8 @@ class Kind(enum.Enum):
     GET_MORE = "getMore"
     AGGREGATE_WRITE = "aggregate with a write stage"
     TRANSACTION_END = "commit or abort"
+    TRANSACTION = "transaction"
+    """All of one, or its commit once more, for the label of the error alone."""
     CLEANUP = "killCursors or endSessions"
     """What the driver sends on its own account; repeated for an overloaded server alone."""
 
@@ -75,6 +77,9 @@ class Operation:
     """Of the client's own; None leaves it to the configuration."""
     budget: RetryBudget | None = field(default=None, repr=False)
     """The client's, where it has one."""
+    part: bool = False
+    """Of a transaction that the library repeats as a whole: what becomes of it is decided and
+    reported there."""
     shedders: LoadShedders | None = field(default=None, repr=False)
     """The client's, with load shedding."""
     method: str = ""

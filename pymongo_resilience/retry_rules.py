@@ -157,6 +157,8 @@ class RetryRules:
             return Rule.DEADLINE
         if failure.selection:
             return Rule.TERMINAL if failure.terminal else Rule.SELECTION
+        if operation.kind is Kind.TRANSACTION:
+            return self._attempts_left(operation)
         if operation.kind is Kind.TRANSACTION_END and failure.transaction_over:
             return Rule.TRANSACTION_OVER
         if not failure.retryable_overload:

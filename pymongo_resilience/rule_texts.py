@@ -72,6 +72,8 @@ def _attempts(operation: Operation) -> str:
         made = operation.attempts - 1
         retries = "1 retry" if made == 1 else f"{made} retries"
         return f"{retries} after an overload error and no more"
+    if operation.retry_window is not None and operation.kind is Kind.TRANSACTION:
+        return f"without a timeout it is repeated for {operation.retry_window.timeout:.0f} s"
     if operation.retry_window is not None:
         return "a timeout of 0 is repeated for serverSelectionTimeoutMS and no longer"
     return "no timeout is set: one retry"

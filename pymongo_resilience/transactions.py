@@ -1,4 +1,5 @@
-"""What follows a failure in a transaction: the rules of with_transaction. Pure.
+"""What follows a failure in a transaction: with_transaction's rules, with the library's limits.
+Pure.
 
 Source: Convenient API for Transactions, "Sequence of Actions".
 """
@@ -6,15 +7,22 @@ Source: Convenient API for Transactions, "Sequence of Actions".
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pymongo_resilience.failure import TRANSIENT_TRANSACTION
+from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, Rule
+from pymongo_resilience.strategy import RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from types import TracebackType
 
     from pymongo_resilience.backoff import Random
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.operation import Operation
+    from pymongo_resilience.retry_rules import RetryRules, Verdict
+
+T = TypeVar("T")
 
 
 class Attempt(Protocol):
@@ -39,10 +47,11 @@ class Attempt(Protocol):
 
 
 class Attempts(Protocol):
-    """What ``retry_transaction()`` returns: for ``for``, or for ``async for``."""
+    """What ``retry_transaction()`` returns: for ``for``, or for ``async for``, or a decorator."""
 
     def __iter__(self) -> Iterator[Attempt]: ...
     def __aiter__(self) -> AsyncIterator[Attempt]: ...
+    def __call__(self, function: Callable[..., T], /) -> Callable[..., T]: ...
 
 
 UNKNOWN_COMMIT = "UnknownTransactionCommitResult"
@@ -70,3 +79,22 @@ def repeat(has_label: Callable[[str], bool], code: int | None, *, committing: bo
 def pause(retry: int, random: Random) -> float:
     """Seconds before this retry of a transaction; the first one is 1."""
     return random() * min(_FIRST_PAUSE * _GROWTH ** min(retry, 100), _LONGEST_PAUSE)
+
+
+def verdict(rules: RetryRules, operation: Operation, failure: Failure, what: Repeat) -> Verdict:
+    """Whether ``what`` is done, and after how many seconds.
+
+    The failure counts for ``operation``, and not for its budget: the command's own has done that.
+    """
+    budget, operation.budget = operation.budget, None
+    operation.record(failure)
+    operation.budget = budget
+    answer = rules.check_rules(operation, failure)
+    if isinstance(answer, GiveUp):
+        return answer
+    if what is Repeat.NOTHING:
+        return GiveUp(Rule.UNKNOWN_REASON)
+    if not isinstance(answer, NeedsStrategy):
+        return answer
+    delay = pause(operation.attempts, rules.random)
+    return rules.apply_strategy(operation, failure, RetryAction(delay))

@@ -77,6 +77,8 @@ class Call:
     transaction: Any = None
     """A TransactionDeadline (timeouts/), of the with_transaction in whose callback the call's
     session is."""
+    whole: Any = None
+    """A Repetition (transactions/), while the call is a transaction that the library repeats."""
     configured = False
     """The timeout comes from the library's configuration, a rule or the default, and not from the
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""

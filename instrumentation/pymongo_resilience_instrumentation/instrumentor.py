@@ -21,7 +21,6 @@ from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.faults import logger
 from pymongo_resilience.namespaces import NamespaceRules
-from pymongo_resilience.policy import NOTHING
 from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation.clients.budgets import Budgets
@@ -231,13 +230,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
         _check_client(client, "retry_transaction")
 
-        def seconds() -> float | None:
+        def in_force() -> Runtime | None:
             runtime = self._runtime
-            if runtime is None or not runtime.enabled_flag.on:
-                return None
-            return runtime.timeouts.of_several(client, ("", None), NOTHING)[0]
+            return runtime if runtime is not None and runtime.enabled_flag.on else None
 
-        return by_hand.Transactions(client, options, seconds)
+        return by_hand.Transactions(client, options, in_force)
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import DuplicateKeyError, OperationFailure
+from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
@@ -179,3 +180,77 @@ def test_max_time_expired_of_a_commit_is_raised(
     proxy.inject(Fail("commitTransaction", **{**UNKNOWN, "code": 50}))
     with pytest.raises(OperationFailure):
         run(side, client, lambda session: client[database].coll.insert_one({}, session=session))
+
+
+def test_a_repeated_transaction_is_an_event_a_retry_and_a_line_of_the_log(
+    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    telemetry = instrument()
+    control[database].create_collection("coll")
+    client = side.client(proxy.uri)
+    proxy.inject(Fail("insert", 1, **TRANSIENT))
+    proxy.inject(Fail("commitTransaction", 1, **TRANSIENT))
+    with caplog.at_level("INFO", "pymongo_resilience.retry"):
+        run(side, client, lambda session: client[database].coll.insert_one({}, session=session))
+    spans = [span for span in telemetry.spans() if span.name == "transaction"]
+    events = [[event.name for event in span.events] for span in spans]
+    assert events == [[], [semconv.EVENT_SCHEDULED], [semconv.EVENT_SCHEDULED]]
+    attributes = spans[1].events[0].attributes or {}
+    assert attributes[semconv.REASON] == "write_conflict"
+    assert attributes[semconv.SERVER] == proxy.primary.host_and_port
+    (point,) = [
+        point
+        for attributes, point in telemetry.points(semconv.RETRIES)
+        if attributes["db.operation.name"] == "transaction"
+    ]
+    assert (point.value, point.attributes[semconv.DECISION]) == (2, "scheduled")
+    whole = [each for each in telemetry.decisions.events if each.operation == "transaction"]
+    assert [(each.namespace, each.attempt) for each in whole] == [("admin", 1), ("admin", 2)]
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("transaction admin: attempt ") for line in lines) == 2
+
+
+def test_as_a_decorator_each_call_is_a_transaction_of_its_own(
+    side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument()
+    control[database].create_collection("coll")
+    client = side.client(proxy.uri)
+    coll, runs = client[database].coll, []
+    if side.runner is None:
+
+        @retry_transaction(client)
+        def insert(number: int, *, session: Any) -> Any:
+            """Insert it."""
+            runs.append(number)
+            return coll.insert_one({"_id": number}, session=session).inserted_id
+    else:
+
+        @retry_transaction(client)
+        async def insert(number: int, *, session: Any) -> Any:
+            """Insert it."""
+            runs.append(number)
+            return (await coll.insert_one({"_id": number}, session=session)).inserted_id
+
+    proxy.inject(Fail("insert", 1, **TRANSIENT))
+    assert [side.do(insert, 1), side.do(insert, 2)] == [1, 2]
+    assert runs == [1, 1, 2]
+    assert (insert.__name__, insert.__doc__) == ("insert", "Insert it.")
+    assert control[database].coll.distinct("_id") == [1, 2]
+
+
+def test_what_it_cannot_decorate_is_refused(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    decorate = retry_transaction(side.client(proxy.uri))
+
+    async def coroutine(session: Any) -> None: ...
+    def generator(session: Any) -> Any:
+        yield
+
+    wrong = [generator, coroutine if side.runner is None else str]
+    for each in wrong:
+        with pytest.raises(TypeError, match="decorates"):
+            decorate(each)

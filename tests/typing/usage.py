@@ -219,6 +219,14 @@ async def asynchronously(client: object) -> None:
             pass
 
 
+@retry_transaction(object())
+def pays(order: int, *, session: object) -> bytes:
+    return f"{order} {session}".encode()
+
+
+assert_type(pays(1), bytes)
+
+
 for begun in retry_transaction(object(), read_concern=None):
     with begun as session:
         shows(session)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
+from types import SimpleNamespace
 
-from pymongo_resilience.transactions import Repeat, pause, repeat
+import pytest
+from support.engine.retry_strategies import FAST_FAIL
+
+from pymongo_resilience.budget import RatioBudget, TokenBucket
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.retry_rules import GiveUp, Retry, RetryRules, Rule
+from pymongo_resilience.transactions import Repeat, pause, repeat, verdict
 
 TRANSIENT, UNKNOWN = "TransientTransactionError", "UnknownTransactionCommitResult"
 
@@ -33,3 +42,78 @@ def test_pauses_grow_to_half_a_second() -> None:
         [0.0075, 0.01125, 0.016875]
     )
     assert pause(10_000, lambda: 0.5) == 0.25
+
+
+TIME = SimpleNamespace(now=lambda: 0.0)
+RULES = RetryRules(random=lambda: 1.0)
+
+
+def failed(reason: RetryReason = RetryReason.WRITE_CONFLICT, **facts: object) -> Failure:
+    return Failure(ValueError(), Stage.ANSWERED, reason, **{"code": 112, **facts})  # type: ignore[arg-type]
+
+
+def transaction(left: float | None = None, **facts: object) -> Operation:
+    made = Operation("transaction", "admin", Kind.TRANSACTION, FAST_FAIL, **facts)  # type: ignore[arg-type]
+    limit = Deadline(TIME, 120.0 if left is None else left, 20.0)  # type: ignore[arg-type]
+    made.deadline, made.retry_window = (None, limit) if left is None else (limit, None)
+    return made
+
+
+def test_what_is_transient_is_repeated_after_growing_pauses_with_and_without_a_deadline() -> None:
+    for left in (20.0, None):
+        operation = transaction(left)
+        pauses = [verdict(RULES, operation, failed(), Repeat.TRANSACTION) for _ in range(3)]
+        delays = [each.delay for each in pauses if isinstance(each, Retry)]
+        assert delays == pytest.approx([0.0075, 0.01125, 0.016875])
+        assert operation.reasons == [RetryReason.WRITE_CONFLICT] * 3
+
+
+@pytest.mark.parametrize(
+    ("failure", "what", "left", "rule"),
+    [
+        (failed(), Repeat.NOTHING, 20.0, Rule.UNKNOWN_REASON),
+        (failed(), Repeat.TRANSACTION, 0.0, Rule.DEADLINE),
+        (failed(timed_out=True), Repeat.COMMIT, 0.0, Rule.DEADLINE),
+        (failed(timed_out=True), Repeat.NOTHING, 20.0, Rule.DEADLINE),
+        (failed(RetryReason.LOAD_SHED), Repeat.TRANSACTION, 20.0, Rule.LOAD_SHEDDING),
+        (failed(selection=True), Repeat.TRANSACTION, 20.0, Rule.SELECTION),
+        (failed(selection=True, terminal=True), Repeat.TRANSACTION, 20.0, Rule.TERMINAL),
+        (failed(next_probe_in=30.0), Repeat.TRANSACTION, 20.0, Rule.BREAKER),
+    ],
+)
+def test_what_is_not_repeated_all_the_same(
+    failure: Failure, what: Repeat, left: float, rule: Rule
+) -> None:
+    assert verdict(RULES, transaction(left), failure, what) == GiveUp(rule)
+
+
+def test_without_a_timeout_it_ends_with_its_time_limit() -> None:
+    operation = transaction()
+    operation.retry_window = Deadline(TIME, 0.0, 120.0)  # type: ignore[arg-type]
+    assert verdict(RULES, operation, failed(), Repeat.COMMIT) == GiveUp(Rule.ATTEMPTS)
+
+
+def test_an_overloaded_server_gets_few_of_them_and_the_budget_says_how_many() -> None:
+    labels = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
+    overload = failed(RetryReason.OVERLOADED, labels=labels)
+    few = transaction(None)
+    answers = [verdict(RULES, few, overload, Repeat.TRANSACTION) for _ in range(6)]
+    assert [isinstance(each, Retry) for each in answers] == [True] * 5 + [False]
+    assert answers[-1] == GiveUp(Rule.ATTEMPTS)
+    bucket = TokenBucket(2)
+    answers = [
+        verdict(RULES, transaction(20.0, budget=bucket), overload, Repeat.TRANSACTION)
+        for _ in range(3)
+    ]
+    assert answers[-1] == GiveUp(Rule.BUDGET)
+
+
+def test_its_commands_have_told_the_budget_already() -> None:
+    budget = RatioBudget(clock=None)
+    before = budget.tokens
+    operation = transaction(20.0, budget=budget)
+    for _ in itertools.repeat(None, 50):
+        verdict(RULES, operation, failed(RetryReason.NOT_PRIMARY), Repeat.TRANSACTION)
+    assert budget.tokens == before
+    assert operation.budget is budget
+    assert budget.allows(overloaded=False)

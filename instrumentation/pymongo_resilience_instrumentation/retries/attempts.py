@@ -265,6 +265,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             retry_window=window,
             max_retries=driver.clients.max_retries(driver.retry_loop.client(self)),
             budget=self.budget,
+            part=call.whole is not None,
             shedders=self.shedders,
             method=_method(call, kind),
             data=NO_DATA if said.data is None else said.data,
@@ -359,6 +360,9 @@ class Attempts(driver.retry_loop.DriverLoop):
             return _closed(failure.error)
         raised = self._chosen(failure)
         error = raised.error
+        if self.call.whole is not None:
+            self.call.whole.part = raised
+            return error
         if not isinstance(error, PyMongoError):
             return error
         attempts = len(operation.reasons)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, Tracer
 
+    from pymongo_resilience.events import RetryScheduled
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"
@@ -88,6 +89,17 @@ class TransactionSpan:
         quotes = self._quotes and not withholds
         self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
         calls.reported(end_span, self.span, error, quotes=quotes, ended_ns=ended_ns)
+
+    def repeats(self, event: RetryScheduled) -> None:
+        """It is another attempt at a transaction, after that decision."""
+        if self.span.is_recording():
+            attributes: dict[str, Any] = {
+                semconv.REASON: event.reason.value,
+                semconv.DELAY: event.delay,
+            }
+            if event.server is not None:
+                attributes[semconv.SERVER] = event.server
+            self.span.add_event(semconv.EVENT_SCHEDULED, attributes)
 
     def _outcome(self, operation: str | None, error: BaseException | None) -> str:
         if operation == ABORT:
@@ -162,7 +174,11 @@ class StartTransaction(Interceptor):
         self._first = first
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
-        return None if self._spans is None else Entered(given[0])
+        call = calls.current()
+        # One that is an operation as a whole has that operation's span.
+        if self._spans is None or (call is not None and call.whole is not None):
+            return None
+        return Entered(given[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         with shielded("after start_transaction"):

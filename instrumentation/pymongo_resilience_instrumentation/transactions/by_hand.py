@@ -2,52 +2,74 @@
 
 from __future__ import annotations
 
-import random
+import functools
+import inspect
 from contextlib import nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pymongo import AsyncMongoClient
-from pymongo.errors import PyMongoError
 
-from pymongo_resilience import blocks, transactions
-from pymongo_resilience.clock import MonotonicClock
-from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.transactions import Repeat
+from pymongo_resilience import blocks
+from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
-from pymongo_resilience_instrumentation.timeouts.errors import timed_out
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
+from .repetition import Repetition
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from types import TracebackType
 
-    from pymongo_resilience.clock import Clock
+    from pymongo_resilience_instrumentation.interception.steps import Steps
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+T = TypeVar("T")
 
 
 class Transactions:
-    """The attempts at one transaction. For one thread or task."""
+    """The attempts at one transaction, for one thread or task; or a decorator, for any."""
 
     def __init__(
-        self,
-        client: Any,
-        options: dict[str, Any],
-        seconds: Callable[[], float | None],
-        clock: Clock | None = None,
+        self, client: Any, options: dict[str, Any], runtime: Callable[[], Runtime | None]
     ) -> None:
-        """``seconds``: the timeout of all attempts; it is looked up when the first one begins."""
+        """``runtime``: looked up when the first attempt begins; None while the library is off."""
         self._client = client
         self._options = options
-        self._seconds = seconds
-        self._clock = clock or MonotonicClock()
+        self._runtime = runtime
         self._asynchronous = isinstance(client, AsyncMongoClient)
+        self._repetition: Repetition | None = None
         self._deadline: TransactionDeadline | None = None
-        self._ends = 0.0
-        self._attempts = 0
         self._over = False
-        self._last: BaseException | None = None
+
+    def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
+        is_coroutine = inspect.iscoroutinefunction(function)
+        generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if generates or is_coroutine is not self._asynchronous:
+            expected = "a coroutine function" if self._asynchronous else "an ordinary function"
+            raise TypeError(f"retry_transaction() of this client decorates {expected}")
+        around: Any = self._around_coroutine if is_coroutine else self._around_function
+        made: Callable[..., T] = functools.wraps(function)(around(function))
+        return made
+
+    def _around_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            for attempt in Transactions(self._client, self._options, self._runtime):
+                with attempt as session:
+                    result = function(*args, **kwargs, session=session)
+            return result
+
+        return inner
+
+    def _around_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def inner(*args: Any, **kwargs: Any) -> Any:
+            async for attempt in Transactions(self._client, self._options, self._runtime):
+                async with attempt as session:
+                    result = await function(*args, **kwargs, session=session)
+            return result
+
+        return inner
 
     def __iter__(self) -> Self:
         if self._asynchronous:
@@ -62,121 +84,67 @@ class Transactions:
     def __next__(self) -> Attempt:
         if self._over:
             raise StopIteration
-        if pause := self._pause():
-            self._clock.sleep(pause)
-        return self._next()
+        repetition = self._begun()
+        if repetition.delay > 0:
+            repetition.clock.sleep(repetition.delay)
+        return self._next(repetition)
 
     async def __anext__(self) -> Attempt:
         if self._over:
             raise StopAsyncIteration
-        if pause := self._pause():
-            await self._clock.sleep_async(pause)
-        return self._next()
+        repetition = self._begun()
+        if repetition.delay > 0:
+            await repetition.clock.sleep_async(repetition.delay)
+        return self._next(repetition)
 
-    def _next(self) -> Attempt:
-        self._attempts += 1
-        # Until its block has been left with an error that allows another one.
-        self._over = True
-        return Attempt(self, self._client.start_session())
-
-    def _pause(self) -> float:
-        if self._attempts == 0:
-            self._ends = self._clock.now() + transactions.TIME_LIMIT
-            seconds = self._seconds()
+    def _begun(self) -> Repetition:
+        if self._repetition is not None:
+            return self._repetition
+        runtime = self._runtime()
+        if runtime is not None:
+            seconds, _ = runtime.timeouts.of_several(self._client, ("", None), NOTHING)
             if seconds is not None:
                 timeout = driver.deadline.Timeout.begin(seconds)
                 self._deadline = TransactionDeadline(timeout, blocks.timed(), driver.deadline.now())
-            return 0.0
-        pause, last = transactions.pause(self._attempts, random.random), self._last
-        self._last = None
-        if last is not None and not self._lasts(pause):
-            self._over = True
-            raise self._timed_out(last)
-        return pause
+        self._repetition = Repetition(self._client, self._options, runtime, None)
+        return self._repetition
 
-    def _lasts(self, pause: float = 0.0) -> bool:
-        if self._deadline is not None:
-            return self._deadline.timeout.ends - driver.deadline.now() > pause
-        return self._ends - self._clock.now() > pause
+    def _next(self, repetition: Repetition) -> Attempt:
+        # Until its block has been left with an error that allows another one.
+        self._over = True
+        return Attempt(self, repetition, self._client.start_session())
 
-    def _timed_out(self, error: BaseException) -> BaseException:
-        deadline = self._deadline
-        if deadline is None or not isinstance(error, PyMongoError):
-            return error
-        if not deadline.timeout.seconds or isinstance(error, OperationTimeoutError):
-            return error
-        return timed_out(
-            error,
-            timeout_s=deadline.timeout.seconds,
-            elapsed_s=driver.deadline.now() - deadline.began,
-            attempts=self._attempts,
-            name="retry_transaction",
-            reasons=getattr(error, "retry_reasons", ()),
-            server=getattr(error, "server", None),
-            stage=classify.stage_of(error),
-        )
-
-    def begin(self, session: Any) -> Generator[Callable[[], Any], Any, bool]:
-        """Its steps are called, and in the async API awaited; as those of ``end``."""
-        yield partial(session.start_transaction, **self._options)
+    def begin(self, repetition: Repetition, session: Any) -> Steps:
+        yield from repetition.begin(session)
         if self._deadline is not None:
             transaction_timeouts.enter_transaction(session, self._deadline)
-        return True
 
     def end(
-        self, session: Any, error: BaseException | None
-    ) -> Generator[Callable[[], Any], Any, bool]:
+        self,
+        repetition: Repetition,
+        session: Any,
+        error: BaseException | None,
+        sleep: Callable[..., Any],
+    ) -> Steps:
         """Whether ``error`` is dealt with: the transaction is repeated."""
         transaction_timeouts.leave_transaction(session)
-        if error is not None:
-            if session.in_transaction:
-                yield session.abort_transaction
-            return self._repeats(error) is Repeat.TRANSACTION
-        while session.in_transaction or error is not None:
-            try:
-                yield session.commit_transaction
-            except PyMongoError as failed:
-                error = failed
-                what = self._repeats(error, committing=True)
-                if what is Repeat.NOTHING:
-                    raise
-                if what is Repeat.TRANSACTION:
-                    return True
-            else:
-                break
-        return False
-
-    def _repeats(self, error: BaseException, *, committing: bool = False) -> Repeat:
-        """Raises what the transaction ends with, where it is out of time."""
-        if not isinstance(error, PyMongoError):
-            return Repeat.NOTHING
-        code = getattr(error, "code", None)
-        what = transactions.repeat(error.has_error_label, code, committing=committing)
-        if what is Repeat.NOTHING:
-            return what
-        if not self._lasts():
-            ended = self._timed_out(error)
-            if ended is error:
-                return Repeat.NOTHING
-            raise ended
-        if what is Repeat.TRANSACTION:
-            self._last, self._over = error, False
-        return what
-
-    def in_force(self) -> Any:
-        """The deadline, for the commit and the abort."""
-        return nullcontext() if self._deadline is None else self._deadline.timeout.resume()
+        deadline = self._deadline
+        with nullcontext() if deadline is None else deadline.timeout.resume():
+            again = yield from repetition.end(session, error, sleep)
+        self._over = not again
+        return again
 
 
 class Attempt:
     """``with attempt as session``: the transaction begins, and is committed or aborted."""
 
-    def __init__(self, transactions: Transactions, session: Any) -> None:
+    def __init__(self, transactions: Transactions, repetition: Repetition, session: Any) -> None:
         self._transactions = transactions
+        self._repetition = repetition
         self._session = session
 
     def __enter__(self) -> Any:
-        _run(self._transactions.begin(self._session))
+        run(self._transactions.begin(self._repetition, self._session))
         return self._session
 
     def __exit__(
@@ -185,14 +153,14 @@ class Attempt:
         error: BaseException | None,
         _: TracebackType | None,
     ) -> bool:
+        repetition, sleep = self._repetition, self._repetition.clock.sleep
         try:
-            with self._transactions.in_force():
-                return _run(self._transactions.end(self._session, error))
+            return bool(run(self._transactions.end(repetition, self._session, error, sleep)))
         finally:
             self._session.end_session()
 
     async def __aenter__(self) -> Any:
-        await _run_async(self._transactions.begin(self._session))
+        await run_async(self._transactions.begin(self._repetition, self._session))
         return self._session
 
     async def __aexit__(
@@ -201,36 +169,9 @@ class Attempt:
         error: BaseException | None,
         _: TracebackType | None,
     ) -> bool:
+        repetition, sleep = self._repetition, self._repetition.clock.sleep_async
         try:
-            with self._transactions.in_force():
-                return await _run_async(self._transactions.end(self._session, error))
+            steps = self._transactions.end(repetition, self._session, error, sleep)
+            return bool(await run_async(steps))
         finally:
             await self._session.end_session()
-
-
-def _run(steps: Generator[Callable[[], Any], Any, bool]) -> bool:
-    try:
-        step = next(steps)
-        while True:
-            try:
-                step()
-            except BaseException as error:  # noqa: BLE001 - the steps decide
-                step = steps.throw(error)
-            else:
-                step = next(steps)
-    except StopIteration as over:
-        return bool(over.value)
-
-
-async def _run_async(steps: Generator[Callable[[], Any], Any, bool]) -> bool:
-    try:
-        step = next(steps)
-        while True:
-            try:
-                await step()
-            except BaseException as error:  # noqa: BLE001 - the steps decide
-                step = steps.throw(error)
-            else:
-                step = next(steps)
-    except StopIteration as over:
-        return bool(over.value)

@@ -29,6 +29,9 @@ def permitted(call: Call, fault: Fault) -> bool:
     """Rules 0 to 3, and that neither a failed selection nor a refusal of ours is repeated."""
     if fault.selection or fault.reason is RetryReason.LOAD_SHED:
         return False
+    if call.kind is Kind.TRANSACTION:
+        # Its own rules have been asked before.
+        return True
     ends_a_transaction = call.kind is Kind.TRANSACTION_END
     if not call.retries_enabled and not ends_a_transaction:
         return False

@@ -1,0 +1,204 @@
+"""One transaction that is repeated as a whole: what begins it, what ends it, and what follows."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ClientBulkWriteException, PyMongoError
+
+from pymongo_resilience import transactions
+from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.deadline import Deadline
+from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.events import Broadcast, RetryDeclined, RetryScheduled
+from pymongo_resilience.failure import Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.retry_rules import Retry, RetryRules, Rule
+from pymongo_resilience.rule_texts import why_not_repeated
+from pymongo_resilience.strategy import NAMED
+from pymongo_resilience.transactions import Repeat
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.failures.origins import state_origin
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
+from pymongo_resilience_instrumentation.timeouts.errors import timed_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.events import Listener
+    from pymongo_resilience.failure import Failure
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.interception.steps import Steps
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+UNKNOWN = "whether the transaction was committed is unknown"
+
+
+class Repetition:
+    """Its generators yield what is to be called, in the async API awaited. For one thread or task,
+    under the deadline that is in force there."""
+
+    def __init__(
+        self, client: Any, options: Mapping[str, Any], runtime: Runtime | None, call: Call | None
+    ) -> None:
+        """``options``: of ``start_transaction``. ``runtime`` is None while the library is off.
+        ``call``: the operation that is a transaction as a whole; None for several operations."""
+        self._options = options
+        self._call = call
+        name = "transaction" if call is None else call.operation
+        self._method = "retry_transaction" if call is None else call.method
+        parts = None if runtime is None else runtime.executor
+        self.clock: Clock = MonotonicClock() if parts is None else parts.clock
+        self._rules = RetryRules() if parts is None else parts.retry_rules
+        self._listener: Listener = Broadcast(()) if parts is None else parts.listener
+        self._operation = Operation(
+            name,
+            "admin" if call is None else call.namespace,
+            Kind.TRANSACTION,
+            NAMED["fast_fail"] if runtime is None else runtime.rules.strategy,
+            method=self._method,
+            budget=None if runtime is None else runtime.budgets.of(client),
+            max_retries=None if runtime is None else driver.clients.max_retries(client),
+        )
+        self._window = Deadline.after(self.clock, transactions.TIME_LIMIT)
+        self._began = driver.deadline.now()
+        self._scheduled: RetryScheduled | None = None
+        self._final: BaseException | None = None
+        self.part: Failure | None = None
+        """Of its command that failed last, where that left the decision to this."""
+        self.delay = 0.0
+        """Seconds before the next attempt."""
+
+    def begin(self, session: Any) -> Steps:
+        yield partial(session.start_transaction, **self._options)
+        span = transaction_spans.span_of(session)
+        if span is not None and self._scheduled is not None:
+            span.repeats(self._scheduled)
+
+    def end(self, session: Any, error: BaseException | None, sleep: Callable[..., Any]) -> Steps:
+        """Commits it, or after ``error`` aborts it. Whether another attempt follows; raises what it
+        ends with, where that is another error. ``sleep``: of the clock."""
+        if error is not None:
+            what = self._judge(error, committing=False)
+            if session.in_transaction:
+                with self._for_the_abort(what):
+                    yield session.abort_transaction
+            return self._follows(what, error)
+        while session.in_transaction or error is not None:
+            try:
+                yield session.commit_transaction
+            except PyMongoError as failed:
+                error = failed
+            else:
+                break
+            what = self._judge(error, committing=True)
+            if what is not Repeat.COMMIT:
+                if self._follows(what, error):
+                    return True
+                raise error
+            yield partial(sleep, self.delay)
+        return False
+
+    def _follows(self, what: Repeat, error: BaseException) -> bool:
+        final, self._final = self._final, None
+        if final is not None and final is not error:
+            raise final
+        return what is Repeat.TRANSACTION
+
+    def _for_the_abort(self, what: Repeat) -> AbstractContextManager[None]:
+        """The last one has the whole timeout again: not sent, it leaves the transaction open."""
+        seconds = driver.deadline.Timeout.in_force().seconds
+        if what is Repeat.TRANSACTION or not seconds:
+            return nullcontext()
+        return driver.deadline.Timeout.anew(seconds).resume()
+
+    def _judge(self, error: BaseException, *, committing: bool) -> Repeat:
+        """What is repeated, after ``delay`` seconds."""
+        if not isinstance(error, PyMongoError):
+            return Repeat.NOTHING
+        part, self.part = self.part, None
+        if part is not None and part.error is not error:
+            part = None
+        failure = _described(error) if part is None else part
+        what = transactions.repeat(_has_label(error), failure.code, committing=committing)
+        operation = self._operation
+        operation.deadline, operation.retry_window = self._limits()
+        verdict = transactions.verdict(self._rules, operation, failure, what)
+        facts = (
+            operation.name,
+            operation.namespace,
+            failure.reason,
+            failure.server,
+            operation.attempts,
+        )
+        if isinstance(verdict, Retry):
+            self.delay = verdict.delay
+            self._scheduled = RetryScheduled(*facts, verdict.delay)
+            self._listener.on_event(self._scheduled)
+            return what
+        rule, why = verdict.rule, why_not_repeated(verdict.rule, operation, failure)
+        if part is not None or what is not Repeat.NOTHING:
+            self._listener.on_event(RetryDeclined(*facts, rule, why))
+        unknown = committing and error.has_error_label(transactions.UNKNOWN_COMMIT)
+        self._final = self._ends_with(error, failure, rule, UNKNOWN if unknown else why)
+        return Repeat.NOTHING
+
+    def _limits(self) -> tuple[Deadline | None, Deadline | None]:
+        timeout = driver.deadline.Timeout.in_force()
+        if timeout.ends == math.inf:
+            return None, self._window
+        left = timeout.ends - driver.deadline.now()
+        return Deadline(self.clock, self.clock.now() + left, timeout.seconds or 0.0), None
+
+    def _ends_with(
+        self, error: PyMongoError, failure: Failure, rule: Rule, why: str
+    ) -> PyMongoError:
+        deadline, attempts = self._operation.deadline, self._operation.attempts
+        reasons = self._operation.reasons[:-1]
+        if rule is Rule.DEADLINE and deadline is not None:
+            if isinstance(error, OperationTimeoutError):
+                return error
+            return timed_out(
+                error,
+                timeout_s=deadline.timeout,
+                elapsed_s=max(
+                    driver.deadline.now() - self._began, deadline.timeout - deadline.remaining()
+                ),
+                attempts=attempts,
+                name=self._method,
+                reasons=reasons,
+                server=failure.server,
+                stage=failure.stage,
+                advice=f", and {UNKNOWN}," if why is UNKNOWN else "",
+            )
+        if self._call is not None:
+            server = failure.server
+            state_origin(
+                error, server=server, attempts=attempts, reasons=reasons, rule=rule, why=why
+            )
+            self._call.judged = error if isinstance(error, Exception) else None
+        return error
+
+
+def _described(error: PyMongoError) -> Failure:
+    """Of an error that was raised outside of the driver's loop, or in an operation of its own."""
+    return classify.describe(
+        error,
+        classify.Attempt(
+            reached_connection=classify.stage_of(error) is not Stage.NOT_SENT,
+            carried_txn_number=False,
+            server=getattr(error, "server", None),
+            min_rtt=driver.deadline.min_rtt(),
+        ),
+    )
+
+
+def _has_label(error: PyMongoError) -> Callable[[str], bool]:
+    cause = error.error if isinstance(error, ClientBulkWriteException) else None
+    return (cause if isinstance(cause, PyMongoError) else error).has_error_label
