@@ -7,7 +7,9 @@ wins over the file. Namespace rules come from code and from the file alone.
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +26,7 @@ from pymongo_resilience.option_types import (
     OptionType,
     boolean_or,
     integer,
+    logger,
     number,
     one_of,
     several_of,
@@ -33,7 +36,7 @@ from pymongo_resilience.option_types import (
 from pymongo_resilience.strategy import NAMED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pymongo_resilience.policy import Policy
 
@@ -125,6 +128,11 @@ class Config:
         "What limits the retries of each client: ratio, in proportion to what succeeds, for every "
         "reason; tokens, the specification's bucket, after overload errors; or nothing. A client's "
         "own adaptiveRetries wins, and means tokens.",
+    )
+    adaptive_retries: bool | None = _option(
+        None,
+        OPTIONAL_BOOLEAN,
+        "Deprecated: true means retry_budget=tokens, false means off, where retry_budget is ratio.",
     )
     retry_token_capacity: int = _option(
         1000,
@@ -253,14 +261,32 @@ class Config:
         problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
+        self._replace_deprecated()
         # A copy: what the caller changes later must not seem to hold.
         object.__setattr__(self, "policies", dict(self.policies))
+
+    def _replace_deprecated(self) -> None:
+        if self.adaptive_retries is None:
+            return
+        if self.retry_budget == RATIO:
+            object.__setattr__(self, "retry_budget", TOKENS if self.adaptive_retries else OFF)
+        logger.warning(
+            "adaptive_retries is deprecated and ends with the next minor version: retry_budget=%s "
+            "says the same",
+            self.retry_budget,
+        )
 
     @property
     def unmeasured(self) -> frozenset[str]:
         """The names of those that are not measured, where any are."""
         beyond_standard = () if self.metrics == ALL else OF_EACH_OPERATION
         return frozenset((*self.disabled_metrics, *beyond_standard))
+
+    @property
+    def metrics_without(self) -> tuple[str, ...]:
+        """The former name of ``disabled_metrics``."""
+        _warn_former("metrics_without", "disabled_metrics")
+        return self.disabled_metrics
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
@@ -282,6 +308,29 @@ class Config:
         values.read_file(Path(path))
         values.check()
         return cls(**values.found)
+
+
+FORMER = {"metrics_without": "disabled_metrics"}
+"""Names of options before, which end with the next minor version."""
+
+
+def _warn_former(former: str, name: str) -> None:
+    text = f"{former} is called {name} now; the former name ends with the next minor version"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+
+
+def _taking_former_names(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(self: Config, **given: Any) -> None:  # noqa: N807 - it takes the place of one
+        for former in FORMER.keys() & given.keys():
+            _warn_former(former, FORMER[former])
+            given[FORMER[former]] = given.pop(former)
+        init(self, **given)
+
+    return __init__
+
+
+Config.__init__ = _taking_former_names(Config.__init__)  # type: ignore[method-assign]
 
 
 class Loaded(NamedTuple):
@@ -323,10 +372,13 @@ class _Values:
 
     def read_variables(self, environ: Mapping[str, str]) -> None:
         known = {option.variable: option for option in OPTIONS}
+        former = {PREFIX + each.upper(): known[PREFIX + FORMER[each].upper()] for each in FORMER}
         for variable, text in environ.items():
             if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or not text.strip():
                 continue
-            option = known.get(variable)
+            option = known.get(variable) or former.get(variable)
+            if option is not None and variable in former:
+                logger.warning("%s is called %s now", variable, option.variable)
             if option is None:
                 warn_unknown(variable, "variable", [*known, FILE_VARIABLE])
                 continue
@@ -352,7 +404,9 @@ class _Values:
             return
         known = {option.name: option for option in OPTIONS}
         for name, value in document.items():
-            option = known.get(name)
+            option = known.get(FORMER.get(name, name))
+            if name in FORMER:
+                logger.warning("%s in %s is called %s now", name, path, FORMER[name])
             if name == RULES:
                 self._take(name, policies_of(value, path, self.problems), str(path))
             elif option is None:

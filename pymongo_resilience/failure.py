@@ -1,11 +1,12 @@
 """The facts of one failed attempt, and the reasons for which an attempt may be repeated.
 
-Nothing here knows the driver: the instrumentation states the facts, the engine decides.
+Nothing here knows the driver: the instrumentation states the facts, the engine judges them.
 """
 
 from __future__ import annotations
 
 import enum
+import warnings
 from dataclasses import dataclass, field
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
@@ -116,6 +117,13 @@ class Failure:
     """Seconds for which the server's circuit breaker stays open; None where none refused."""
     elsewhere: bool = False
     """Another server, whose breaker would let the attempt through, can be selected at once."""
+
+    @property
+    def hopeless(self) -> bool:
+        """The former name of ``terminal``."""
+        text = "hopeless is called terminal now; the former name ends with the next minor version"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.terminal
 
     @property
     def overloaded(self) -> bool:

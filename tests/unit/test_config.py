@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "base_backoff_ms": 100,
     "max_backoff_ms": 10_000,
     "retry_budget": "ratio",
+    "adaptive_retries": None,
     "retry_token_capacity": 1000,
     "load_shedding": False,
     "overload_retargeting": None,
@@ -59,6 +60,7 @@ BOOLEANS = (
         for name, default in DEFAULTS.items()
         if isinstance(default, bool) and name != "metrics"
     ),
+    "adaptive_retries",
     "overload_retargeting",
 )
 GOOD: list[tuple[str, str, Any]] = [
@@ -227,6 +229,26 @@ def test_every_option_is_tested_below(option: Option) -> None:
 def test_from_a_variable(name: str, text: str, value: Any) -> None:
     assert Config.from_env({variable(name): text}) == Config(**{name: value})
     assert getattr(Config(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "budget", "means"),
+    [
+        (None, "ratio", "ratio"),
+        (True, "ratio", "tokens"),
+        (False, "ratio", "off"),
+        (True, "off", "off"),
+        (False, "tokens", "tokens"),
+    ],
+)
+def test_what_adaptive_retries_means_and_that_it_is_deprecated(
+    adaptive: bool | None, budget: str, means: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Config(adaptive_retries=adaptive, retry_budget=budget)
+    assert made.retry_budget == means
+    assert replace(made, max_retries=1).retry_budget == means
+    said = [each for each in caplog.messages if f"retry_budget={means}" in each]
+    assert bool(said) == (adaptive is not None)
 
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
@@ -505,3 +527,24 @@ def test_the_nearest_name_is_near_in_what_tells_names_apart(
     assert "did you mean" not in caplog.text
     Config.from_env({"PYMONGO_RESILIENCE_TIMEOUT": "1"})
     assert "did you mean PYMONGO_RESILIENCE_TIMEOUT_MS?" in caplog.text
+
+
+def test_a_former_name_of_an_option_still_holds() -> None:
+    with pytest.deprecated_call(match="disabled_metrics"):
+        config = Config(metrics_without=(ATTEMPTS,))  # type: ignore[call-arg]  # the former name
+    assert config.disabled_metrics == (ATTEMPTS,)
+    with pytest.deprecated_call(match="disabled_metrics"):
+        assert config.metrics_without == (ATTEMPTS,)
+
+
+def test_a_former_name_in_a_variable_or_file_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "options.toml"
+    file.write_text(f'metrics_without = ["{ATTEMPTS}"]')
+    for config in (
+        Config.from_env({"PYMONGO_RESILIENCE_METRICS_WITHOUT": ATTEMPTS}),
+        Config.from_toml(file),
+    ):
+        assert config.disabled_metrics == (ATTEMPTS,)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]

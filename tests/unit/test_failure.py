@@ -111,3 +111,9 @@ def test_operations_share_no_state() -> None:
     assert two.reasons == []
     with pytest.raises(TypeError):
         one.data["robot"] = True  # type: ignore[index]
+
+
+def test_the_former_name_of_terminal_still_holds() -> None:
+    failure = Failure(ValueError(), Stage.NOT_SENT, RetryReason.UNKNOWN, terminal=True)
+    with pytest.deprecated_call(match="terminal"):
+        assert failure.hopeless is True

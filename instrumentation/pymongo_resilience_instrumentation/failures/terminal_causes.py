@@ -112,7 +112,8 @@ def selection_error(
     error = ServerSelectionTimeoutError(
         f"{_begins(cause, asked_for)}. Found on {servers}. Check {TABLE[cause].check}"
     )
-    vars(error)["terminal_cause"] = cause.value
+    # The former name ends with the next minor version.
+    vars(error).update(terminal_cause=cause.value, hopeless=cause.value)
     return error
 
 
