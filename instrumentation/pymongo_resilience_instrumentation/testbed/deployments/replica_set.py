@@ -66,21 +66,13 @@ class ReplicaSet(Deployment):
     """As MongoDB has it."""
     roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ("primary", "secondary")
 
-    def __init__(
-        self,
-        server: tuple[str, int] | None = None,
-        *,
-        members: int | None = None,
-        port: int | None = None,
-    ) -> None:
-        super().__init__(server, members=members, port=port)
-        self._primary: Member | None = None
-        self._gaps: set[Fault] = set()
-        """Who wants no primary: there is one again when the last gap has ended."""
-        self._term = 0
-        self._next_index = 0
-        self.elected_at = 0.0
-        """When the latest term began, on the monotonic clock."""
+    elected_at = 0.0
+    """When the latest term began, on the monotonic clock."""
+    _primary: Member | None = None
+    _gaps: set[Fault]
+    """Who wants no primary: there is one again when the last gap has ended."""
+    _term = 0
+    _next_index = 0
 
     @property
     def primary(self) -> Member | None:
@@ -170,7 +162,7 @@ class ReplicaSet(Deployment):
         return f"?replicaSet={_SET_NAME}"
 
     async def _open(self) -> None:
-        self._primary, self._next_index = None, 0
+        self._primary, self._gaps, self._next_index = None, set(), 0
         await super()._open()
         self._elect()
 

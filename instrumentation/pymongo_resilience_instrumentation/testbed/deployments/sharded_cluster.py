@@ -31,17 +31,12 @@ class ShardedCluster(Deployment):
 
     default_members: ClassVar[int] = 2
     most_members: ClassVar[int | None] = 50
+    _begun: dict[_Session, int]
+    """The number of the last transaction that a session began through a router."""
 
-    def __init__(
-        self,
-        server: tuple[str, int] | None = None,
-        *,
-        members: int | None = None,
-        port: int | None = None,
-    ) -> None:
-        super().__init__(server, members=members, port=port)
-        self._begun: dict[_Session, int] = {}
-        """The number of the last transaction that a session began through a router."""
+    async def _open(self) -> None:
+        self._begun = {}
+        await super()._open()
 
     def describe(self, member: Member, hello: Document) -> None:
         """Present the server as a mongos."""
