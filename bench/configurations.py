@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def prepare(state: str) -> Callable[[Any], Any]:
     if who == BY_HAND:
         import sdk_floor
 
-        return sdk_floor.finished if FINISHED in what else sdk_floor.around
+        return partial(sdk_floor.around, live=FINISHED not in what)
     if who == CONTRIB:
         from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 

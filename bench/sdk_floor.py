@@ -46,64 +46,28 @@ DURATION = {
 }
 
 
-def finished(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The command's span is handed to the provider's processor when it is over."""
+def around(call: Callable[..., Any], *, live: bool = True) -> Callable[..., Any]:
+    """``live``: the command's span is started before the command. Otherwise it is handed to the
+    provider's processor when the command is over."""
     tracer: Any = trace.get_tracer("by hand")
     histogram = metrics.get_meter("by hand").create_histogram("db.client.operation.duration")
 
     @contextmanager
     def shown() -> Iterator[None]:
-        from opentelemetry.sdk.trace import ReadableSpan
-
         began = time.perf_counter()
         span = tracer.start_span("find bench.coll", kind=SpanKind.CLIENT, attributes=OPERATION)
         token = context.attach(trace.set_span_in_context(span))
-        started = time.time_ns()
+        if live:
+            command = tracer.start_span("find", kind=SpanKind.CLIENT, attributes=COMMAND)
+        else:
+            started = time.time_ns()
         try:
             yield
         finally:
-            parent = span.get_span_context()
-            own = trace.SpanContext(
-                parent.trace_id,
-                tracer.id_generator.generate_span_id(),
-                is_remote=False,
-                trace_flags=parent.trace_flags,
-            )
-            tracer.span_processor.on_end(
-                ReadableSpan(
-                    "find",
-                    own,
-                    parent,
-                    tracer.resource,
-                    dict(COMMAND),
-                    kind=SpanKind.CLIENT,
-                    start_time=started,
-                    end_time=time.time_ns(),
-                )
-            )
-            context.detach(token)
-            span.set_attribute("pymongo_resilience.attempts", 1)
-            span.set_attribute("pymongo_resilience.outcome", "ok")
-            span.end()
-            histogram.record(time.perf_counter() - began, DURATION)
-
-    return _around(call, shown)
-
-
-def around(call: Callable[..., Any]) -> Callable[..., Any]:
-    tracer = trace.get_tracer("by hand")
-    histogram = metrics.get_meter("by hand").create_histogram("db.client.operation.duration")
-
-    @contextmanager
-    def shown() -> Iterator[None]:
-        began = time.perf_counter()
-        span = tracer.start_span("find bench.coll", kind=SpanKind.CLIENT, attributes=OPERATION)
-        token = context.attach(trace.set_span_in_context(span))
-        command = tracer.start_span("find", kind=SpanKind.CLIENT, attributes=COMMAND)
-        try:
-            yield
-        finally:
-            command.end()
+            if live:
+                command.end()
+            else:
+                _hand_over(tracer, span, started)
             context.detach(token)
             if span.is_recording():
                 span.set_attribute("pymongo_resilience.attempts", 1)
@@ -112,6 +76,30 @@ def around(call: Callable[..., Any]) -> Callable[..., Any]:
             histogram.record(time.perf_counter() - began, DURATION)
 
     return _around(call, shown)
+
+
+def _hand_over(tracer: Any, span: Any, started: int) -> None:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    parent = span.get_span_context()
+    own = trace.SpanContext(
+        parent.trace_id,
+        tracer.id_generator.generate_span_id(),
+        is_remote=False,
+        trace_flags=parent.trace_flags,
+    )
+    tracer.span_processor.on_end(
+        ReadableSpan(
+            "find",
+            own,
+            parent,
+            tracer.resource,
+            dict(COMMAND),
+            kind=SpanKind.CLIENT,
+            start_time=started,
+            end_time=time.time_ns(),
+        )
+    )
 
 
 def _around(call: Callable[..., Any], shown: Callable[[], Any]) -> Callable[..., Any]:
