@@ -34,9 +34,16 @@ pytestmark = pytest.mark.usefixtures("quick_census")
 
 @pytest.fixture(scope="module")
 def control(server: EmbeddedServer) -> Iterator[pymongo.MongoClient[Any]]:
-    """Polls, so that with its first operation it has its last thread and its last socket."""
+    """Polls, so that with its first operation it has its last thread and its last socket.
+
+    And often: the monitor is in a wrapper of the instrumentation that its last check began under.
+    """
     with pymongo.MongoClient(
-        server.uri, appname="control", serverMonitoringMode="poll", maxPoolSize=1
+        server.uri,
+        appname="control",
+        serverMonitoringMode="poll",
+        heartbeatFrequencyMS=500,
+        maxPoolSize=1,
     ) as client:
         client.admin.command("ping")
         yield client
@@ -194,8 +201,6 @@ def test_nothing_is_left_after_a_client_that_was_never_closed(
     assert spans.ended > 0
 
 
-SWITCH = r"^\d x object: .*\.EnabledFlag$"
-"""A monitor of a client that lives on keeps that of the check that it waits in, for ten seconds."""
 GAUGES = (
     r"^(1 x (object: .*\.(ServerMetrics|PoolGauges)|entry: .*\._by_provider)"
     r"|\d x entry: .*\.ServerMetrics\._without)$"
@@ -217,7 +222,7 @@ def test_nothing_is_left_after_fifty_times_instrument_and_uninstrument(
         pymongo_resilience.uninstrument()
 
     use()  # What is made once in a process is made by now.
-    allowed = f"{SWITCH}|{GAUGES}" if same_provider else SWITCH
+    allowed = GAUGES if same_provider else None
     with no_residue(spans=spans, context=scene.context, pause=scene.pause, allowed=allowed):
         for _ in range(50):
             use()
@@ -234,7 +239,7 @@ def test_nothing_is_left_after_a_client_that_lives_through_uninstrument(scene: S
             pymongo_resilience.uninstrument()
             scene.do(client[scene.database].coll.find_one)
 
-    with no_residue(spans=spans, context=scene.context, pause=scene.pause, allowed=SWITCH):
+    with no_residue(spans=spans, context=scene.context, pause=scene.pause):
         use()
     assert spans.ended >= 2
 
