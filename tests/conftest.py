@@ -1,4 +1,4 @@
-"""What all tests share: the parts that a run may choose, and what is counted at its end."""
+"""What all tests share: fixtures, the parts that a run may choose, what is counted at its end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import gc
 from collections.abc import Callable
 
 import pytest
+from support.fixtures import (
+    cluster,
+    collector,
+    control,
+    database,
+    empty_shop,
+    instrument,
+    proxy,
+    replica_set,
+    server,
+    side,
+)
 from support.gathered import Gathering, gather
 from support.parts import Parts
 
-LONGEST = 60
-"""Characters of a text in the name of a test."""
+LONGEST = 30
+"""Characters of a parameter in the name of a test."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -21,7 +33,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """The name of a test fits a line."""
-    return f"{val[:LONGEST]}..." if isinstance(val, str) and len(val) > LONGEST else None
+    text = str(val) if isinstance(val, str | int) else ""
+    return f"{text[:LONGEST]}..." if len(text) > LONGEST else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

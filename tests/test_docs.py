@@ -33,8 +33,6 @@ from pymongo_resilience.config import FILE_VARIABLE, OPTIONS
 from pymongo_resilience.retry_rules import Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pymongo_resilience_instrumentation.failures.reasons import Row
 
     from pymongo_resilience.config import Option
@@ -144,12 +142,6 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", each).strip().lower().replace(" ", "-") for each in headings}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as running:
-        yield running
-
-
 def run(
     code: str, server: EmbeddedServer, *command: str, folder: Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
@@ -193,6 +185,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.usefixtures("empty_shop")
 @pytest.mark.parametrize("code", BLOCKS)
 def test_code_runs(code: str, server: EmbeddedServer, tmp_path: Path) -> None:
     if "MongoClient(" not in code:

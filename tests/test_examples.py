@@ -14,32 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import (
-    CutAfter,
-    CutBefore,
-    EmbeddedServer,
-    Refuse,
-    ReplicaSet,
-)
-from support.otlp_collector import Collector, collecting
+from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Refuse, ReplicaSet
+from support.otlp_collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.usefixtures("empty_shop")
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TIMEOUT = 60
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as running:
-        yield running
-
-
-@pytest.fixture
-def proxy(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address, members=1) as running:
-        yield running
 
 
 def environment(proxy: ReplicaSet, **more: str) -> dict[str, str]:
@@ -104,12 +88,6 @@ def test_custom_strategy(proxy: ReplicaSet) -> None:
         "find: socket_closed_while_in_flight, again in 0.04 s",
         "the person sees {'_id': 'home', 'title': 'Welcome'}",
     ]
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as running:
-        yield running
 
 
 @contextmanager

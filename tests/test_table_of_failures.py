@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from pymongo.errors import (
     PyMongoError,
     ServerSelectionTimeoutError,
 )
-from pymongo.monitoring import CommandListener
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -33,6 +31,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Refuse,
     ReplicaSet,
 )
+from support.clients import SentCommands, wait_until
 
 from pymongo_resilience import Config, OperationTimeoutError, instrument, override, uninstrument
 
@@ -112,23 +111,6 @@ ROWS = {
 }
 
 
-class Commands(CommandListener):
-    sent = 0
-
-    def started(self, event: Any) -> None:
-        self.sent += 1
-
-    def succeeded(self, event: Any) -> None: ...
-
-    def failed(self, event: Any) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as running:
-        yield running
-
-
 @pytest.fixture(params=["plain", "ours"])
 def side(request: pytest.FixtureRequest) -> Iterator[str]:
     """Long retries log a lot: the log has tests of its own."""
@@ -141,13 +123,6 @@ def side(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
     uninstrument()
     logging.getLogger("pymongo_resilience.retry").disabled = False
-
-
-def wait_until_no_primary(client: MongoClient[Any]) -> None:
-    end = time.monotonic() + 10
-    while client.topology_description.has_writable_server():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -177,7 +152,7 @@ def test_row(name: str, side: str, server: EmbeddedServer) -> None:
         if name == "no primary for a while":
             # A write that meets the step-down itself is sent without a transaction number by plain
             # pymongo 4.20, if hello is faster than the pool: a race, and another row.
-            wait_until_no_primary(client)
+            wait_until(lambda: not client.topology_description.has_writable_server())
         with outcome(row.plain if side == "plain" else row.ours):
             row.operation(client.readme.orders)
         proxy.clear()
@@ -201,15 +176,15 @@ def test_server_down_for_longer_than_the_deadline(server: EmbeddedServer, side: 
 
 
 def test_one_failure_for_good(server: EmbeddedServer, side: str) -> None:
-    commands = Commands()
+    sent = SentCommands()
     with (
-        MongoClient[Any](server.uri, appname="readme", event_listeners=[commands]) as client,
+        MongoClient[Any](server.uri, appname="readme", event_listeners=[sent]) as client,
         MongoClient[Any](server.uri) as control,
     ):
         client.readme.orders.find_one()
         broken = {"failCommands": ["find"], "errorCode": 6, "appName": "readme"}
         control.admin.command("configureFailPoint", "failCommand", mode="alwaysOn", data=broken)
-        commands.sent = 0
+        sent.started_events.clear()
         try:
             # Plain pymongo may end in any of its ways to say that the time is up.
             # What a slow machine does of a storm in half a second is not much.
@@ -220,7 +195,7 @@ def test_one_failure_for_good(server: EmbeddedServer, side: str) -> None:
             control.admin.command("configureFailPoint", "failCommand", mode="off")
 
     if side == "plain":
-        assert commands.sent > 100
+        assert len(sent.started_events) > 100
     else:
         assert isinstance(caught.value, OperationTimeoutError)
-        assert 1 <= commands.sent <= 13
+        assert 1 <= len(sent.started_events) <= 13

@@ -24,18 +24,6 @@ from support.clients import wait_until
 from test_cli_testbed import running
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as started:
-        yield started
-
-
-@pytest.fixture
-def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address) as deployment:
-        yield deployment
-
-
 @pytest.fixture
 def control(replica_set: ReplicaSet) -> Iterator[Control]:
     with Control(replica_set) as running:

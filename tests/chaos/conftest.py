@@ -7,17 +7,7 @@ import gc
 from collections.abc import Callable
 
 import pytest
-from support.fixtures import (
-    cluster,
-    control,
-    database,
-    instrument,
-    proxy,
-    quick_monitors,
-    replica_set,
-    server,
-    side,
-)
+from support.fixtures import quick_monitors
 from support.gathered import gather
 
 

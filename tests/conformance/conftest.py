@@ -11,17 +11,7 @@ from support.conformance.deployments import Beds
 from support.conformance.runner import Case
 from support.conformance.selection_cases import SelectionCase
 from support.conformance.verdicts import Verdict
-from support.fixtures import (
-    cluster,
-    control,
-    database,
-    instrument,
-    proxy,
-    quick_monitors,
-    replica_set,
-    server,
-    side,
-)
+from support.fixtures import quick_monitors
 from support.gathered import gather
 
 

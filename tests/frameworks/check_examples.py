@@ -22,33 +22,15 @@ import pytest
 from pymongo import MongoClient
 from pymongo_resilience_instrumentation.testbed import CutAfter, EmbeddedServer, ReplicaSet, Reset
 from support.free_ports import consecutive_free_ports
-from support.otlp_collector import Collector, collecting
+from support.otlp_collector import Collector
+
+pytestmark = pytest.mark.usefixtures("empty_shop")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
 BIN = Path(sys.executable).parent
 TIMEOUT = 60
 CUTS = 3
 """More than the driver's one retry mends."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as running:
-        yield running
-
-
-@pytest.fixture
-def proxy(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with MongoClient[Any](server.uri) as client:
-        client.drop_database("shop")
-    with ReplicaSet(server.address, members=1) as running:
-        yield running
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with collecting() as running:
-        yield running
 
 
 @contextmanager

@@ -1,13 +1,3 @@
-"""The fixtures of these tests; more of them are in ``tests/support``."""
+"""Quick monitors in all of these tests."""
 
-from support.fixtures import (
-    cluster,
-    control,
-    database,
-    instrument,
-    proxy,
-    quick_monitors,
-    replica_set,
-    server,
-    side,
-)
+from support.fixtures import quick_monitors

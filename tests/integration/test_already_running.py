@@ -14,6 +14,7 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation.testbed import CutBefore
 from support.clients import POLLING, Side
+from support.command_listeners import OnCommands
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -87,26 +88,22 @@ def test_what_ran_before_instrument_has_all_of_it_with_a_new_client(
         assert len(telemetry.commands_of(operation)) == commands
 
 
-class OnFirstFailure(pymongo.monitoring.CommandListener):
-    """Does something between two attempts of an operation."""
+def between_attempts(act: Callable[[], Any]) -> OnCommands:
+    """A listener that does it after the first failure."""
+    left = [act]
 
-    def __init__(self, what: Callable[[], Any]) -> None:
-        self._left = [what]
+    def failed(_: Any) -> None:
+        while left:
+            left.pop()()
 
-    def started(self, event: Any) -> None: ...
-
-    def succeeded(self, event: Any) -> None: ...
-
-    def failed(self, event: Any) -> None:
-        while self._left:
-            self._left.pop()()
+    return OnCommands(failed=failed)
 
 
 def test_an_operation_that_began_before_instrument_ends_as_the_drivers_own(
     side: Side, proxy: Any, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
 ) -> None:
     started: list[Any] = []
-    between = OnFirstFailure(lambda: started.append(instrument(timeout_ms=20_000)))
+    between = between_attempts(lambda: started.append(instrument(timeout_ms=20_000)))
     coll = side.do(side.client, proxy.uri, event_listeners=[between])[database].coll
     side.do(coll.find_one)
     proxy.inject(CutBefore("insert"))
@@ -123,7 +120,7 @@ def test_an_operation_that_began_before_uninstrument_ends_as_ours(
     side: Side, proxy: Any, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(timeout_ms=20_000)
-    between = OnFirstFailure(pymongo_resilience.uninstrument)
+    between = between_attempts(pymongo_resilience.uninstrument)
     coll = side.do(side.client, proxy.uri, event_listeners=[between])[database].coll
     side.do(coll.find_one)
     proxy.inject(CutBefore("insert", times=3))

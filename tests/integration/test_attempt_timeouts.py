@@ -9,7 +9,7 @@ import pymongo
 import pytest
 from pymongo.errors import NetworkTimeout
 from pymongo_resilience_instrumentation.testbed import BlackHole, ReplicaSet
-from support.clients import Side, fail_command
+from support.clients import SentCommands, Side, fail_command
 from support.telemetry import Instrument
 
 from pymongo_resilience import Policy, bind, override
@@ -79,17 +79,8 @@ def test_the_server_has_the_same_limit(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     instrument(timeout_ms=PLENTY_MS)
-    sent: list[Any] = []
-
-    class Commands(pymongo.monitoring.CommandListener):
-        def started(self, event: Any) -> None:
-            sent.append(event.command.get("maxTimeMS"))
-
-        def succeeded(self, event: Any) -> None: ...
-
-        def failed(self, event: Any) -> None: ...
-
-    client = side.do(side.client, proxy.uri, event_listeners=[Commands()])
+    sent = SentCommands()
+    client = side.do(side.client, proxy.uri, event_listeners=[sent])
     coll = client[database].coll
     side.do(coll.find_one)
     with override(attempt_timeout_ms=ATTEMPT_MS):
@@ -97,7 +88,8 @@ def test_the_server_has_the_same_limit(
     with override(attempt_timeout_ms=ATTEMPT_MS, timeout_ms=ATTEMPT_MS // 2):
         side.do(coll.find_one)
     side.do(coll.find_one)
-    first, attempts, deadlines, last = sent
+    limits = [command.get("maxTimeMS") for command in sent.named("find")]
+    first, attempts, deadlines, last = limits
     assert 0 < attempts <= ATTEMPT_MS
     assert 0 < deadlines <= ATTEMPT_MS // 2
     assert min(first, last) > ATTEMPT_MS, "it ends with its block"

@@ -16,6 +16,7 @@ from gridfs.asynchronous import AsyncGridFSBucket
 from pymongo.cursor import CursorType
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command, wait_until
+from support.command_listeners import OnCommands
 from support.cursor_timeouts import MINUTE, rest
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
@@ -69,18 +70,11 @@ def write(control: Any, database: str, *ids: int) -> None:
 def write_once_waiting(control: Any, database: str, sent: SentCommands, waits: int) -> Any:
     """A listener: writes when so many getMores were sent that found nothing."""
 
-    class Writer(pymongo.monitoring.CommandListener):
-        def started(self, event: Any) -> None:
-            pass
+    def succeeded(event: Any) -> None:
+        if event.command_name == "getMore" and len(sent.named("getMore")) == waits:
+            write(control, database, 1)
 
-        def succeeded(self, event: Any) -> None:
-            if event.command_name == "getMore" and len(sent.named("getMore")) == waits:
-                write(control, database, 1)
-
-        def failed(self, event: Any) -> None:
-            pass
-
-    return Writer()
+    return OnCommands(succeeded=succeeded)
 
 
 @pytest.mark.parametrize("max_await", [None, 2 * SHORT, 5])

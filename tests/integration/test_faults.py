@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pymongo import InsertOne, MongoClient, UpdateOne, WriteConcern
 from pymongo.errors import AutoReconnect, NotPrimaryError
-from pymongo.monitoring import CommandListener, CommandStartedEvent
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutAtHandshake,
@@ -18,7 +17,7 @@ from pymongo_resilience_instrumentation.testbed import (
     NotPrimary,
     ReplicaSet,
 )
-from support.clients import wait_until
+from support.clients import SentCommands, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,35 +141,21 @@ def test_an_unacknowledged_write_waits_for_no_reply(
     wait_until(lambda: stored(server, orders) == 1)
 
 
-class Commands(CommandListener):
-    """The names of the commands a client sent."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def started(self, event: CommandStartedEvent) -> None:
-        self.names.append(event.command_name)
-
-    def succeeded(self, event: Any) -> None: ...
-
-    def failed(self, event: Any) -> None: ...
-
-
 def test_pymongo_loses_writes_of_a_mixed_bulk_behind_a_cut_handshake(
     server: EmbeddedServer, proxy: ReplicaSet
 ) -> None:
     """The defect of pymongo 4.20.0 that the demonstration shows; fails when it is mended."""
-    sent = Commands()
+    sent = SentCommands()
     with MongoClient[dict[str, Any]](
         proxy.uri, maxIdleTimeMS=IDLE_MS, event_listeners=[sent]
     ) as client:
         orders = client.testbed.mixed_bulk
         orders.insert_one({"warm": True})
         let_connections_age()
-        sent.names.clear()
+        sent.started_events.clear()
         proxy.inject(CutAtHandshake())
         orders.bulk_write(
             [InsertOne({}), UpdateOne({"warm": True}, {"$set": {"n": 1}}), InsertOne({})]
         )
-        assert sent.names == ["insert"]
+        assert [event.command_name for event in sent.started_events] == ["insert"]
         assert stored(server, orders) == 1

@@ -12,7 +12,7 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail
 from support.clients import POLLING, SentCommands
-from support.nested_listener import Inside
+from support.command_listeners import Inside
 from support.telemetry import Instrument
 
 from pymongo_resilience import OperationTimeoutError, Policy

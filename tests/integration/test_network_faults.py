@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from pymongo_resilience_instrumentation.testbed import (
     BlackHole,
     CutAtHandshake,
     Election,
-    EmbeddedServer,
     Latency,
     PoolClearingStorm,
     Refuse,
@@ -31,12 +29,6 @@ Document = dict[str, Any]
 HELLO: Document = {"hello": 1}
 PING: Document = {"ping": 1}
 IDLE_MS = 50
-
-
-@pytest.fixture
-def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address) as running:
-        yield running
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,12 +33,6 @@ from support.raw_client import ask
 
 MENU = (*NETWORK, *FAILOVER, *SERVER)
 PING = {"ping": 1}
-
-
-@pytest.fixture
-def replica_set(server: EmbeddedServer) -> Iterator[ReplicaSet]:
-    with ReplicaSet(server.address) as running:
-        yield running
 
 
 def dice(seed: int) -> random.Random:
@@ -118,7 +111,7 @@ def test_a_scenario_strikes_in_its_order_and_time_on_each_deployment(
         (Scenario().after(0, SkewedClock, 1), "^SkewedClock strikes a ReplicaSet alone"),
     ],
 )
-def test_a_scenario_that_does_not_fit_the_deployment_says_so(
+def test_a_scenario_that_does_not_fit_says_so(
     server: EmbeddedServer, scenario: Scenario, sentence: str
 ) -> None:
     with ShardedCluster(server.address) as cluster:

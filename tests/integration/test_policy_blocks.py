@@ -18,7 +18,7 @@ import pytest
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from support.clients import POLLING, Side
-from support.nested_listener import Inside
+from support.command_listeners import Inside
 from support.telemetry import Instrument
 
 import pymongo_resilience
@@ -129,7 +129,7 @@ def coll(side: Side, proxy: ReplicaSet, database: str, control: Any) -> Any:
         in_a_context_that_a_loop_body_copied,
     ],
 )
-def test_a_policy_does_not_outlive_its_block(
+def test_no_policy_outlives_its_block(
     undeclared: Callable[[Count], None],
     side: Side,
     proxy: ReplicaSet,

@@ -12,7 +12,7 @@ from pymongo_resilience_instrumentation.operations.read_commands import only_rea
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore
 from support.clients import POLLING, SentCommands, Side
-from support.nested_listener import Inside
+from support.command_listeners import Inside
 from support.telemetry import Instrument
 
 from pymongo_resilience.retry_rules import Rule

@@ -10,12 +10,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
-from pymongo.monitoring import (
-    CommandFailedEvent,
-    CommandListener,
-    CommandStartedEvent,
-    CommandSucceededEvent,
-)
+from pymongo.monitoring import CommandStartedEvent
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
@@ -23,6 +18,7 @@ from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistr
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
 from support.clients import SentCommands, Side, retry_loops
+from support.command_listeners import OnCommands
 from support.telemetry import Instrument
 
 pytestmark = pytest.mark.oldest
@@ -80,16 +76,9 @@ def test_a_call_that_has_ended_holds_nothing_of_the_application(
     """A task that was started inside of it keeps its context, and the call with it."""
     seen: list[Any] = []
 
-    class Inside(CommandListener):
-        def started(self, event: CommandStartedEvent) -> None:
-            seen.append(calls.current())
-
-        def succeeded(self, event: CommandSucceededEvent) -> None: ...
-
-        def failed(self, event: CommandFailedEvent) -> None: ...
-
     instrument(circuit_breaker="on" if breaker else "off")
-    coll = side.client(proxy.uri, event_listeners=[Inside()])[database].coll
+    listener = OnCommands(started=lambda _: seen.append(calls.current()))
+    coll = side.client(proxy.uri, event_listeners=[listener])[database].coll
     if fails:
         proxy.inject(Fail("insert", code=11601))
     with pytest.raises(OperationFailure) if fails else nullcontext():
@@ -183,7 +172,7 @@ def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("method", ["run", "_read", "_write"])
-def test_where_another_library_stands_in_for_a_method_the_application_sees_the_error(
+def test_where_another_library_replaces_a_method_the_error_is_raised(
     method: str,
     name: str,
     side: Side,
@@ -213,16 +202,9 @@ def test_what_another_operation_avoids_is_not_avoided(
     """A listener's own operation, say, or that of a task that was started in the middle of one."""
     avoided: list[Any] = []
 
-    class Looking(CommandListener):
-        def started(self, event: CommandStartedEvent) -> None:
-            avoided.append(deprioritized.avoided())
-
-        def succeeded(self, event: CommandSucceededEvent) -> None: ...
-
-        def failed(self, event: CommandFailedEvent) -> None: ...
-
     instrument()
-    coll = side.client(proxy.uri, event_listeners=[Looking()])[database].coll
+    listener = OnCommands(started=lambda _: avoided.append(deprioritized.avoided()))
+    coll = side.client(proxy.uri, event_listeners=[listener])[database].coll
     side.do(coll.find_one)
     mark = deprioritized.avoid((proxy.address,), None)
     try:
@@ -239,21 +221,16 @@ def test_an_operation_inside_that_fails_leaves_the_one_around_it_its_retries(
     """From a listener of commands, which can only be one of a sync client."""
     failed: list[Exception] = []
 
-    class Inside(CommandListener):
-        def started(self, event: CommandStartedEvent) -> None:
-            if event.command.get("find") == "outer" and not failed:
-                try:
-                    client[database].inner.find_one()
-                except OperationFailure as error:
-                    failed.append(error)
-                proxy.inject(Fail("find", code=91))
-
-        def succeeded(self, event: CommandSucceededEvent) -> None: ...
-
-        def failed(self, event: CommandFailedEvent) -> None: ...
+    def inside(event: CommandStartedEvent) -> None:
+        if event.command.get("find") == "outer" and not failed:
+            try:
+                client[database].inner.find_one()
+            except OperationFailure as error:
+                failed.append(error)
+            proxy.inject(Fail("find", code=91))
 
     telemetry = instrument(base_backoff_ms=1)
-    with MongoClient(proxy.uri, event_listeners=[Inside()]) as client:
+    with MongoClient(proxy.uri, event_listeners=[OnCommands(started=inside)]) as client:
         client[database].other.find_one()
         proxy.inject(Fail("find", code=11601))
         client[database].outer.find_one()

@@ -30,6 +30,7 @@ from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.child_programs import run
 from support.clients import SentCommands, Side
+from support.command_listeners import OnCommands
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
@@ -304,16 +305,8 @@ def test_inside_of_an_operation_that_is_never_drawn_the_callers_span_is_the_curr
     """Who draws with another provider inside, from a listener say, draws below it."""
     sampled(ALWAYS_OFF)
     inside: list[Any] = []
-
-    class Listener(CommandListener):
-        def started(self, event: Any) -> None:
-            inside.append(trace.get_current_span())
-
-        def succeeded(self, event: Any) -> None: ...
-
-        def failed(self, event: Any) -> None: ...
-
-    client = side.do(side.client, proxy.uri, event_listeners=[Listener()])
+    listener = OnCommands(started=lambda _: inside.append(trace.get_current_span()))
+    client = side.do(side.client, proxy.uri, event_listeners=[listener])
     with (
         TracerProvider(shutdown_on_exit=False)
         .get_tracer("test")

@@ -27,6 +27,7 @@ from pymongo_resilience_instrumentation.testbed import (
 )
 from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS
 from support.clients import Side, wait_until
+from support.command_listeners import OnCommands
 from support.every_operation import BY_CLASS, Scene
 from support.pool_connections import Closed
 from support.telemetry import Instrument
@@ -106,16 +107,13 @@ PAUSE = 0.05
 """Seconds that pass between two commands; no clock is as coarse."""
 
 
-class Pausing(pymongo.monitoring.CommandListener):
+def pausing() -> OnCommands:
     """Lets time pass after each command, so that what is left must be less for the next."""
 
-    def started(self, event: Any) -> None: ...
-
-    def succeeded(self, event: Any) -> None:
+    def pause(_: Any) -> None:
         time.sleep(PAUSE)
 
-    def failed(self, event: Any) -> None:
-        time.sleep(PAUSE)
+    return OnCommands(succeeded=pause, failed=pause)
 
 
 def falls(found: list[int]) -> bool:
@@ -169,7 +167,7 @@ def test_each_attempt_has_what_is_left_then(
     """A commit that is repeated asks for a majority, without the ``wtimeout`` that goes with it."""
     instrument(timeout_ms=TIMEOUT)
     call, fault = REPEATED[command]
-    coll = side.client(proxy.uri, event_listeners=[Pausing()], **OLDER)[database].coll
+    coll = side.client(proxy.uri, event_listeners=[pausing()], **OLDER)[database].coll
     side.do(coll.insert_one, {"_id": 0})
     recorder.commands.clear()
     proxy.inject(fault())
@@ -195,7 +193,7 @@ def test_each_batch_of_a_bulk_write_has_what_is_left_then(
     """One deadline for all: "not to each individual batch"."""
     instrument(timeout_ms=TIMEOUT)
     proxy.inject(SmallBatches())
-    client = side.client(proxy.uri, event_listeners=[Pausing()], **OLDER)
+    client = side.client(proxy.uri, event_listeners=[pausing()], **OLDER)
     coll = client[database].coll
     if whose == "client":
         writes: Any = [InsertOne({}, namespace=coll.full_name) for _ in range(5)]

@@ -20,6 +20,7 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from support.clients import SentCommands, Side
+from support.command_listeners import OnCommands
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, limits, run, session_of
 
@@ -182,7 +183,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
         *(("override", name, False) for name in OPERATIONS),
     ],
 )
-def test_a_timeout_inside_for_an_operation_with_the_session_is_refused(
+def test_a_timeout_inside_for_the_session_is_refused(
     own: str, name: str, around: bool, side: Side, proxy: ReplicaSet, seeded: str, control: Any,
     instrument: Instrument,
 ) -> None:  # fmt: skip
@@ -493,21 +494,14 @@ TRANSIENT_LABEL, UNKNOWN_RESULT, *OTHERS, _ = LABELS
 """In a transaction no command but its end has the last one: pymongo takes it away."""
 
 
-class _TimePasses(pymongo.monitoring.CommandListener):
-    """All of it, when a command of that name has failed."""
+def all_time_passes(name: str, clock: DriversTime) -> OnCommands:
+    """When a command of that name has failed."""
 
-    def __init__(self, name: str, clock: DriversTime) -> None:
-        self._name, self._clock = name, clock
+    def failed(event: Any) -> None:
+        if event.command_name == name:
+            clock.passed = LOW
 
-    def started(self, event: Any) -> None:
-        """Nothing yet."""
-
-    def succeeded(self, event: Any) -> None:
-        """Nothing of that."""
-
-    def failed(self, event: Any) -> None:
-        if event.command_name == self._name:
-            self._clock.passed = LOW
+    return OnCommands(failed=failed)
 
 
 @pytest.mark.parametrize(
@@ -527,7 +521,7 @@ def test_its_timeout_has_all_labels_of_the_last_error(
 ) -> None:  # fmt: skip
     """Convenient API for Transactions: the timeout error exposes the labels of what it wraps."""
     instrument()
-    client = side.client(proxy.uri, event_listeners=[_TimePasses(command, drivers_time)])
+    client = side.client(proxy.uri, event_listeners=[all_time_passes(command, drivers_time)])
     coll = client[seeded].coll
     side.do(coll.find_one)
     code = 64 if UNKNOWN_RESULT in labels else 112

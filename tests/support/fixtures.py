@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a real server: one server for a session, clients, telemetry."""
+"""What all tests may ask for: one server for a session, deployments, clients, telemetry."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceIns
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side
+from support.otlp_collector import Collector, collecting
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
@@ -77,6 +78,13 @@ def database(control: pymongo.MongoClient[Any]) -> Iterator[str]:
         control.drop_database(name)
 
 
+@pytest.fixture
+def empty_shop(server: EmbeddedServer) -> None:
+    """The database of the documents and of the examples."""
+    with pymongo.MongoClient[Any](server.uri) as client:
+        client.drop_database("shop")
+
+
 @pytest.fixture(params=["sync", "async"])
 def side(request: pytest.FixtureRequest, proxy: ReplicaSet) -> Iterator[Side]:
     # After what it talks to, so that its clients are closed while there is a server to say so to:
@@ -88,6 +96,12 @@ def side(request: pytest.FixtureRequest, proxy: ReplicaSet) -> Iterator[Side]:
         made.runner.get_loop()  # now, or it keeps the context of its first use
     yield made
     made.close()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as running:
+        yield running
 
 
 @pytest.fixture
