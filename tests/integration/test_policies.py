@@ -158,7 +158,7 @@ def test_a_coroutine_by_rule_is_awaited_in_async_clients_and_counts_as_no_in_syn
         assert (len(strategy.seen), retries(telemetry), errors) == (2, 2, [])
     else:
         (error,) = errors
-        assert "the retry strategy Awaited must be awaited, which sync clients cannot do" in error
+        assert "Awaited" in error
         assert [event.rule for event in telemetry.decisions.events] == [Rule.STRATEGY] * 2
 
 
@@ -192,7 +192,7 @@ def test_a_strategy_that_raises_counts_as_no_and_the_error_is_the_applications(
     assert said == expected
     assert (ours.value.__cause__, ours.value.__context__) == (None, None)
     (record,) = (record for record in caplog.records if record.levelname == "ERROR")
-    assert record.getMessage() == f"the retry strategy {cls.__name__} raised on find: not retried"
+    assert cls.__name__ in record.getMessage()
     assert record.exc_info is not None
     assert repr(record.exc_info[1]) == "LookupError('no such table')"
     assert [event.rule for event in telemetry.decisions.events] == [Rule.STRATEGY]
@@ -376,9 +376,9 @@ def test_the_driver_strategy_leaves_policies_without_effect_and_says_so(
     with pymongo.MongoClient[Any](connect=False):
         pass
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [text for text in said if "made before" not in text] == [
-        "strategy=driver: pymongo retries by itself, the policies have no effect"
-    ]
+    (text,) = [text for text in said if "made before" not in text]
+    assert "strategy=driver" in text
+    assert "policies" in text
 
 
 def _about_coroutines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:

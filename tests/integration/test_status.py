@@ -129,10 +129,8 @@ def test_a_status_does_not_change(side: Side) -> None:
 def test_what_is_no_client_is_refused_without_its_value(wrong: Any) -> None:
     with pytest.raises(TypeError) as caught:
         status(wrong)
-    assert str(caught.value) == (
-        "status() takes a MongoClient or an AsyncMongoClient, "
-        f"not an object of type {type(wrong).__name__}"
-    )
+    assert str(caught.value).endswith(f" {type(wrong).__name__}")
+    assert "secret" not in str(caught.value)
 
 
 def test_it_has_the_configuration_in_force(side: Side, instrument: Instrument) -> None:

@@ -90,5 +90,6 @@ def test_an_answer_that_is_none_counts_as_no(
         with pytest.raises(AutoReconnect), override(strategy=Answering(answer)):
             side.do(coll.find_one)
     faults = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert faults == ["the retry strategy Answering raised on find: not retried"]
+    (fault,) = faults
+    assert "Answering raised on find" in fault
     assert side.do(coll.find_one) is None

@@ -259,14 +259,14 @@ def test_from_a_file(name: str, text: str, value: Any, file: Path) -> None:
     assert Config.from_env({FILE_VARIABLE: str(file)}) == Config(**{name: value})
 
 
-@pytest.mark.parametrize(("name", "text", "allowed"), BAD)
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"), BAD, ids=[f"{name}={text:.30}" for name, text, _ in BAD]
+)
 def test_a_bad_variable_is_named_with_value_and_range(name: str, text: str, allowed: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Config.from_env({variable(name): text})
     assert caught.value.problems == (f"{variable(name)}={text!r}: expected {allowed}",)
-    assert str(caught.value) == (
-        f"invalid configuration of pymongo-resilience:\n  {caught.value.problems[0]}"
-    )
+    assert caught.value.problems[0] in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_TYPES)
@@ -280,9 +280,7 @@ def test_a_bad_keyword_is_named_with_value_and_range(name: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, value in WRONG_TYPES if value is not None]
 )
-def test_a_bad_line_of_a_file_is_named_with_value_and_range(
-    name: str, value: Any, file: Path
-) -> None:
+def test_a_bad_line_of_a_file_is_named(name: str, value: Any, file: Path) -> None:
     allowed = next(option.kind.allowed for option in OPTIONS if option.name == name)
     file.write_text(f"{name} = {toml(value)}\n")
     with pytest.raises(ConfigurationError) as caught:
@@ -360,19 +358,19 @@ def test_no_file_is_named_by_an_empty_variable() -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("PYMONGO_RESILIENCE_TIMEOUT", "PYMONGO_RESILIENCE_TIMEOUT_MS"),
-        ("PYMONGO_RESILIENCE_STRATGEY", "PYMONGO_RESILIENCE_STRATEGY"),
-        ("PYMONGO_RESILIENCE_CONFIG_FILE", "PYMONGO_RESILIENCE_CONFIG"),
-        ("PYMONGO_RESILIENCE_TRACE", "PYMONGO_RESILIENCE_TRACES"),
+        ("TIMEOUT", "TIMEOUT_MS"),
+        ("STRATGEY", "STRATEGY"),
+        ("CONFIG_FILE", "CONFIG"),
+        ("TRACE", "TRACES"),
     ],
 )
-def test_an_unknown_variable_is_a_warning_with_the_nearest_name(
+def test_an_unknown_variable_is_a_warning(
     name: str, nearest: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert Config.from_env({name: "whatever"}) == Config()
+    assert Config.from_env({variable(name): "whatever"}) == Config()
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("pymongo_resilience", logging.WARNING)
-    assert record.getMessage() == f"unknown variable {name} is ignored; did you mean {nearest}?"
+    assert {variable(name), f"{variable(nearest)}?"} <= set(record.getMessage().split())
 
 
 def test_an_unknown_key_is_a_warning_with_the_nearest_name(
@@ -380,10 +378,9 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_name(
 ) -> None:
     file.write_text("max_retrys = 3\n[nothing_like_it]\n")
     assert Config.from_toml(file) == Config()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"unknown key in {file} max_retrys is ignored; did you mean max_retries?",
-        f"unknown key in {file} nothing_like_it is ignored",
-    ]
+    near, unlike = (set(record.getMessage().split()) for record in caplog.records)
+    assert {str(file), "max_retrys", "max_retries?"} <= near
+    assert {str(file), "nothing_like_it"} <= unlike
 
 
 def test_other_peoples_variables_are_not_ours(caplog: pytest.LogCaptureFixture) -> None:

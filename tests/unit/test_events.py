@@ -137,6 +137,12 @@ def logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
     return record
 
 
+def check_facts(record: logging.LogRecord, *facts: str) -> None:
+    """What a person who reads the line is told, in whatever words."""
+    message = record.getMessage()
+    assert [fact for fact in facts if fact not in message] == []
+
+
 def shown_as_json(record: logging.LogRecord) -> Any:
     """What a formatter for JSON makes of the record's own attributes: plain values only."""
     ordinary = vars(logging.makeLogRecord({})).keys() | {"message"}
@@ -148,9 +154,7 @@ def shown_as_json(record: logging.LogRecord) -> Any:
 def test_a_scheduled_retry_is_logged_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
     record = logged(SCHEDULED, caplog)
     assert record.levelname == "INFO"
-    assert record.getMessage() == (
-        "find shop.orders: attempt 1 failed on db1.example:27017 (not_primary), again in 0.002 s"
-    )
+    check_facts(record, "find shop.orders", "1", "db1.example:27017", "not_primary", "0.002 s")
     assert shown_as_json(record) == {
         "event": "retry.scheduled",
         "operation": "find",
@@ -165,10 +169,7 @@ def test_a_scheduled_retry_is_logged_with_its_facts(caplog: pytest.LogCaptureFix
 def test_a_declined_retry_is_logged_with_its_rule(caplog: pytest.LogCaptureFixture) -> None:
     record = logged(DECLINED, caplog)
     assert record.levelname == "WARNING"
-    assert record.getMessage() == (
-        "find shop.orders: attempt 2 failed on db1.example:27017 (not_primary), "
-        "not repeated: find: no timeout is set: one retry"
-    )
+    check_facts(record, "find shop.orders", "2", "db1.example:27017", "not_primary", DECLINED.why)
     assert shown_as_json(record) == {
         "event": "retry.declined",
         "operation": "find",
@@ -184,7 +185,7 @@ def test_a_declined_retry_is_logged_with_its_rule(caplog: pytest.LogCaptureFixtu
 def test_an_ordinary_error_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
     record = logged(NO_SERVER, caplog)
     assert record.levelname == "DEBUG"
-    assert "failed on no server (node_not_available)" in record.getMessage()
+    check_facts(record, "no server", "node_not_available")
     assert shown_as_json(record)["server"] is None
 
 
@@ -198,10 +199,7 @@ def breaker_logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.Lo
 def test_a_breaker_that_opens_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     record = breaker_logged(OPENED, caplog)
     assert record.levelname == "WARNING"
-    assert record.getMessage() == (
-        "the circuit breaker of db1.example:27017 is open: 12 of 20 calls failed; "
-        "next probe in 5.000 s"
-    )
+    check_facts(record, "db1.example:27017", "open", "12 of 20", "5.000 s")
     assert shown_as_json(record) == {
         "event": "circuit_breaker.opened",
         "server": "db1.example:27017",
@@ -214,7 +212,7 @@ def test_a_breaker_that_opens_is_a_warning(caplog: pytest.LogCaptureFixture) -> 
 def test_a_breaker_that_closes_is_told(caplog: pytest.LogCaptureFixture) -> None:
     record = breaker_logged(CLOSED, caplog)
     assert record.levelname == "INFO"
-    assert record.getMessage() == "the circuit breaker of db1.example:27017 is closed again"
+    check_facts(record, "db1.example:27017", "closed")
     assert shown_as_json(record) == {
         "event": "circuit_breaker.closed",
         "server": "db1.example:27017",

@@ -209,7 +209,8 @@ def test_a_listener_that_raises_is_heard_of_once(kind: type[FakeWork], run: Run)
     work = kind(READ, [CUT] * 3, Answering(lambda: RetryAction(0.0)), timeout=2.0)
     with our_faults() as faults:
         assert run(work, Broadcast([Faulty(), RecordingListener()])) == RESULT
-    assert faults == ["the listener Faulty raised; further errors of it are not logged"]
+    (fault,) = faults
+    assert "Faulty" in fault
 
 
 @both

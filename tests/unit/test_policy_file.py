@@ -146,8 +146,8 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_name(
         '[policys."shop.*"]\n[policies."shop.*"]\nstrategie = "mongodb"\nretry_writes = false\n'
     )
     assert Config.from_toml(file) == Config(policies={"shop.*": Policy()})
-    assert [record.getMessage() for record in caplog.records] == [
-        f"unknown key in {file} policys is ignored; did you mean policies?",
-        f"unknown key of policies.'shop.*' in {file} strategie is ignored; did you mean strategy?",
-        f"unknown key of policies.'shop.*' in {file} retry_writes is ignored",
-    ]
+    table, *keys = (set(record.getMessage().split()) for record in caplog.records)
+    assert {str(file), "policys", "policies?"} <= table
+    near, unlike = keys
+    assert {str(file), "policies.'shop.*'", "strategie", "strategy?"} <= near
+    assert {str(file), "policies.'shop.*'", "retry_writes"} <= unlike

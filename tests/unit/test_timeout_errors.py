@@ -101,10 +101,8 @@ def check(error: Any, name: str) -> None:
         with pytest.raises(each):
             raise error
     assert error.timeout is True
-    assert str(error) == (
-        "operation exceeded its timeout of 0.5 s after 0.510 s and 3 attempts, "
-        f"the last on db:27017 (in flight): {before}"
-    )
+    for fact in ("0.5 s", "0.510 s", "3 attempts", "db:27017", "in flight", str(before)):
+        assert fact in str(error)
     assert (error.timeout_s, error.elapsed_s, error.attempts) == (0.5, 0.51, 3)
     assert (error.server, error.stage) == ("db:27017", Stage.IN_FLIGHT)
     for wanted in (error, error.__cause__):
@@ -177,10 +175,9 @@ def test_where_no_server_was_selected() -> None:
         server=None,
         stage=Stage.NOT_SENT,
     )
-    assert str(error).startswith(
-        "operation exceeded its timeout of 2 s after 2.000 s and 1 attempt, "
-        "the last without a server (not sent): no server"
-    )
+    assert (error.server, error.stage) == (None, Stage.NOT_SENT)
+    for fact in ("2 s", "2.000 s", "1 attempt,", "without a server", "not sent"):
+        assert fact in str(error)
 
 
 def bulk(**lists: list[Any]) -> pymongo.errors.BulkWriteError:
@@ -234,12 +231,12 @@ NO_EXPIRIES = [
 ]
 
 
-@pytest.mark.parametrize("error", EXPIRIES, ids=lambda each: repr(each)[:80])
+@pytest.mark.parametrize("error", EXPIRIES, ids=lambda each: repr(each)[:55])
 def test_what_is_an_expiry(error: Exception) -> None:
     assert classify.expired(error)
 
 
-@pytest.mark.parametrize("error", NO_EXPIRIES, ids=lambda each: repr(each)[:80])
+@pytest.mark.parametrize("error", NO_EXPIRIES, ids=lambda each: repr(each)[:55])
 def test_no_name_and_no_text_makes_an_expiry(error: Exception) -> None:
     """Nor does a ``wtimeout`` that the server has by default: "check that the code is 50"."""
     assert not classify.expired(error)
