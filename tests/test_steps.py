@@ -217,6 +217,7 @@ def test_a_report_that_broke_off_counts_nothing(ci: Any, tmp_path: Path) -> None
         ("bench", "gate", "bench::gate"),
         ("", "a report of another tool", "::a report of another tool"),
     ],
+    ids=["function", "method", "gate", "other"],
 )
 def test_names_are_those_of_the_command_line(
     ci: Any, monkeypatch: pytest.MonkeyPatch, classname: str, name: str, expected: str

@@ -80,7 +80,7 @@ def _leave_the_block(side: Side, cursor: Any) -> None:
 
 @pytest.mark.parametrize("kind", CURSORS)
 @pytest.mark.parametrize("close", [_close, _leave_the_block])
-def test_an_overloaded_server_is_asked_again_until_the_cursor_is_gone(
+def test_an_overloaded_server_is_asked_until_the_cursor_is_gone(
     kind: str,
     close: Callable[[Side, Any], None],
     side: Side,

@@ -201,7 +201,7 @@ def test_only_an_overloaded_server_is_avoided(
         ({}, False, []),
         (ON, False, []),
     ],
-    ids=lambda each: str(each)[:40],
+    ids=["unset", "mongodb", "on", "off", "own on", "off, own on", "own off", "on, own off"],
 )
 @pytest.mark.parametrize("preference", PREFERRED + OTHERS, ids=lambda each: type(each).__name__)
 def test_who_is_moved_off_an_overloaded_server(
@@ -229,7 +229,7 @@ def test_who_is_moved_off_an_overloaded_server(
     [("primaryPreferred", {}), ("nearest", {}),
      ("primaryPreferred", {"enableOverloadRetargeting": True}),
      ("secondaryPreferred", {"enableOverloadRetargeting": True})],
-    ids=lambda each: str(each)[:40],
+    ids=["primaryPreferred", "nearest", "primaryPreferred, own on", "secondaryPreferred, own on"],
 )  # fmt: skip
 @pytest.mark.parametrize("looks", [0, 1])
 @pytest.mark.parametrize("fault", [unreachable, Overload])

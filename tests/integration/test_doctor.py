@@ -263,6 +263,7 @@ def test_options_of_the_text_record_hold() -> None:
         ("authSource=admin", Level.NOTE, "authSource without a user"),
         ("retryWrites=true&w=majority&appName=shop", None, ""),
     ],
+    ids=lambda each: each[:20] if isinstance(each, str) else None,
 )
 def test_options_are_checked_against_each_other(query: str, level: Any, said: str) -> None:
     _, findings = read(f"mongodb://db.example.org/shop?{query}")

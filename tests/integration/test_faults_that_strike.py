@@ -136,9 +136,7 @@ def test_a_strict_clear_names_what_never_struck(proxy: ReplicaSet) -> None:
         ("commitTransacton", "commitTransaction"),
     ],
 )
-def test_a_command_that_does_not_exist_is_an_error_with_the_nearest_name(
-    name: str, nearest: str
-) -> None:
+def test_an_unknown_command_is_an_error_with_the_nearest_name(name: str, nearest: str) -> None:
     for make in (CutBefore, CutAfter, NotPrimary, Overload, lambda name: Fail(name, code=6)):
         with pytest.raises(ValueError, match=f"^command is '{name}', .*did you mean '{nearest}'"):
             make(name)

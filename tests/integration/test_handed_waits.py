@@ -39,6 +39,11 @@ class Wait:
     attempt: float | None = None
     """Seconds until selection and checkout of the attempt must have ended."""
 
+    def __str__(self) -> str:
+        limits = "" if self.deadline is None else f" of {self.deadline}"
+        limits += "" if self.attempt is None else f", attempt {self.attempt}"
+        return f"{self.asked} is {self.handed}{limits}"
+
 
 WAITS = [
     Wait(0.5, 0.5),

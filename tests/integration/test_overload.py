@@ -251,7 +251,7 @@ def test_five_retries_in_all_however_overload_mixes_with_other_errors(
     ("code", "decided"),
     [(462, "again"), (463, "again"), (473, Rule.UNKNOWN_REASON)],
 )
-def test_of_the_servers_overload_errors_those_with_both_labels_are_repeated(
+def test_overload_errors_with_both_labels_are_repeated(
     code: int, decided: Any, side: Side, proxy: ReplicaSet, filled: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(base_backoff_ms=1)

@@ -197,7 +197,7 @@ def test_gevent_is_refused_with_an_error_that_says_so(
 @pytest.mark.parametrize(
     ("when", "consequence"), [("loader", "stays switched off"), ("after", "is switched off")]
 )
-def test_gevent_is_refused_in_one_line_where_an_error_would_keep_the_application_from_running(
+def test_gevent_is_refused_in_one_line_where_an_application_starts(
     when: str, consequence: str, server: EmbeddedServer, database: str
 ) -> None:
     answer, stderr = run("monkey_patched", server.uri, database, when, **LOADER)
@@ -238,7 +238,7 @@ EXITS = {
 
 
 @pytest.mark.parametrize("way", EXITS)
-def test_the_interpreter_exits_at_once_quietly_and_with_everything_exported(
+def test_the_interpreter_exits_at_once_with_everything_exported(
     way: str, server: EmbeddedServer
 ) -> None:
     status, exported = EXITS[way]

@@ -139,7 +139,7 @@ def test_a_variable_chooses(variable: str, prometheus: Prometheus) -> None:
 
 
 @pytest.mark.parametrize("metric", metrics_table())
-def test_every_metric_has_the_name_and_the_labels_that_are_documented(
+def test_every_metric_has_its_documented_name_and_labels(
     metric: str, prometheus: Prometheus
 ) -> None:
     row = metrics_table()[metric]

@@ -323,6 +323,7 @@ def test_the_driver_alone_refuses_it(proxy: ReplicaSet) -> None:
         (None, None, None),
         (b"h", b"h", None),
     ],
+    ids=lambda each: str(each)[:28],
 )
 def test_only_ours_is_taken_out(host: Any, left: Any, said: bool | None) -> None:
     assert client_options.take((host,), {"w": 1}) == (((left,), {"w": 1}), said)

@@ -204,7 +204,7 @@ def kept_in(bucket: Any, capacity: float, incomplete: set[Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_row_comes_true_on_a_server(
+def test_the_row_holds_on_a_server(
     name: str,
     bed: Bed,
     instrument: Instrument,

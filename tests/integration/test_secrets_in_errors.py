@@ -119,7 +119,7 @@ FAULTS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_logged_with_its_stack_and_without_the_drivers_text(
+def test_a_fault_is_logged_without_the_drivers_text(
     fault: str, side: Side, server: EmbeddedServer, database: str, control: Any
 ) -> None:
     make, words = FAULTS[fault]

@@ -98,7 +98,7 @@ def test_a_local_variable_of_another_name_is_noticed() -> None:
         ("HANDSHAKE", Feature.WAITS, {"max", "count"}),
     ],
 )
-def test_without_what_they_are_counted_by_a_pools_gauges_show_nothing(
+def test_without_what_counts_them_a_pools_gauges_show_nothing(
     constant: str,
     lost: Feature,
     left: set[str],

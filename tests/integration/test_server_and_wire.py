@@ -35,7 +35,7 @@ def test_a_checksum_is_dropped_with_the_bytes_it_covered() -> None:
     assert message.with_body({"ping": 1}).flags & wire.CHECKSUM_PRESENT == 0
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x10\0\0\0", wire.command({"ping": 1}).raw[:-3]])
+@pytest.mark.parametrize("raw", [b"", b"\x10\0\0\0", wire.command({"ping": 1}).raw[:-3]], ids=len)
 def test_bytes_that_are_no_message_are_refused(raw: bytes) -> None:
     with pytest.raises(wire.WireError):
         wire.parse(raw)

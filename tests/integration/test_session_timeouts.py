@@ -57,7 +57,7 @@ SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], Callabl
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("end", ENDS)
-def test_the_nearest_timeout_holds_for_the_end_of_a_transaction(
+def test_the_nearest_timeout_holds_for_a_transactions_end(
     end: str, source: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     options, of_client, of_session, around = SOURCES[source]

@@ -103,7 +103,7 @@ MULTI: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("method", MULTI)
-def test_a_multi_document_write_is_repeated_only_where_nothing_was_sent(
+def test_a_multi_document_write_repeats_what_was_not_sent(
     method: str,
     side: Side,
     proxy: ReplicaSet,

@@ -60,8 +60,9 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
         (f"{ENGINE}.peak_ewma", "SERVER_SELECTION", "peak_ewma"),
         (f"{OTHER_HALF}.telemetry.commands.command_comments", "COMMAND_COMMENT", "on"),
     ],
+    ids=["breakers", "least_loaded", "operation counts", "peak_ewma", "comments"],
 )
-def test_what_is_off_is_imported_where_it_is_on(
+def test_what_is_off_is_imported_where_on(
     module: str, variable: str, value: str, by_default: set[str]
 ) -> None:
     assert module not in by_default

@@ -111,7 +111,7 @@ WRONG_OF_TELEMETRY: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("option", "text", "default"), WRONG_OF_TELEMETRY)
-def test_by_the_loader_a_wrong_value_of_telemetry_gives_way_to_the_default(
+def test_for_the_loader_a_wrong_value_of_telemetry_is_the_default(
     option: str, text: str, default: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"PYMONGO_RESILIENCE_{option}", text)

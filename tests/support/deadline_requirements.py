@@ -103,7 +103,7 @@ BEHAVIOUR = (
              "test_one_deadline_is_over_the_callbacks_operations_and_the_commit"),
         held("overrides-3", "there, a timeout of its own is an error",
              "transaction_timeouts::"
-             "test_a_timeout_inside_for_an_operation_with_the_session_is_refused"),
+             "test_a_timeout_inside_for_the_session_is_refused"),
     )),
     Section("Errors", (
         held("errors-1", "without a timeout, errors are what they were",

@@ -138,13 +138,13 @@ SESSIONS = (
     Section("Sessions", (
         held("sessions-1", "a session takes a defaultTimeoutMS, for commitTransaction, "
              "abortTransaction, withTransaction and endSession",
-             "session_timeouts::test_the_nearest_timeout_holds_for_the_end_of_a_transaction",
+             "session_timeouts::test_the_nearest_timeout_holds_for_a_transactions_end",
              "transaction_timeouts::"
              "test_one_deadline_is_over_the_callbacks_operations_and_the_commit",
              why="`default_timeout_ms` of `start_session`."),
         held("sessions-2", "without one it has the client's timeout",
              "session_timeouts::test_none_inherits_and_what_the_driver_knows_is_handed_on",
-             "session_timeouts::test_the_nearest_timeout_holds_for_the_end_of_a_transaction"),
+             "session_timeouts::test_the_nearest_timeout_holds_for_a_transactions_end"),
         not_applicable("sessions-3", "getting an implicit session has what is left, where it "
                                      "blocks",
                        "It does not block in pymongo."),

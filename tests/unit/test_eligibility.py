@@ -77,9 +77,10 @@ def test_without_a_secondary_the_primary_is_good_enough() -> None:
         (TopologyType.SHARDED, ServerType.STANDALONE, False),
         (TopologyType.LOAD_BALANCED, ServerType.LOAD_BALANCER, True),
     ],
+    ids=lambda each: getattr(each, "name", None),
 )
 @pytest.mark.parametrize("write", [False, True])
-def test_outside_of_replica_sets_the_preference_is_ignored(
+def test_without_replication_no_preference_counts(
     topology: TopologyType, type_: ServerType, suitable: bool, write: bool
 ) -> None:
     deployment = TopologyDescription(topology, (server("a", type_),))

@@ -217,6 +217,10 @@ def test_a_server_cannot_say_that_the_driver_refused(
         (0, "operation would exceed time limit, remaining timeout:", Stage.ANSWERED),
         (0, "and so: " + TEXT_OF_A_REFUSAL, Stage.ANSWERED),
     ],
+    ids=[
+        *("driver", "driver, negative", "float", "Int64", "bool"),
+        *("no time", "no time, float", "time left out", "in the middle"),
+    ],
 )
 def test_the_driver_refuses_in_words_and_a_type_of_its_own(
     ok: Any, text: str, stage: Stage

@@ -293,8 +293,12 @@ def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
         ("data", ["secret"], r"^data is of type list: expected a mapping$"),
         ("data", "", r"^data is of type str: expected a mapping$"),
     ],
+    ids=[
+        *("strategy, str", "strategy, object", "strategy, class", "strategy, int"),
+        *("idempotent, str", "idempotent, int", "data, list", "data, str"),
+    ],
 )
-def test_a_field_of_a_wrong_type_is_refused_where_it_is_given(
+def test_a_field_of_a_wrong_type_is_refused(
     make: Any, field: str, value: object, text: str
 ) -> None:
     with pytest.raises(TypeError, match=text) as caught:

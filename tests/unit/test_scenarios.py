@@ -58,7 +58,7 @@ def in_task(scenario: Scenario) -> Outcome:
 
 @pytest.mark.parametrize("run", [in_thread, in_task])
 @every_scenario
-def test_the_row_comes_true(
+def test_the_row_holds(
     name: str,
     scenario: Scenario,
     run: Callable[[Scenario], Outcome],
@@ -96,7 +96,7 @@ def expected_events(scenario: Scenario, waits: list[float]) -> list[Event]:
 
 
 @every_scenario
-def test_a_thread_and_a_task_see_the_same(name: str, scenario: Scenario) -> None:
+def test_threads_and_tasks_agree(name: str, scenario: Scenario) -> None:
     assert in_thread(scenario) == in_task(scenario)
 
 

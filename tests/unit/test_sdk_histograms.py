@@ -135,7 +135,7 @@ def test_an_sdk_that_comes_later_is_found() -> None:
         "exemplar_filter",
     ],
 )
-def test_an_sdk_of_another_shape_gets_every_record_by_the_public_way(
+def test_an_sdk_of_another_shape_gets_records_by_the_public_way(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Played by asking for another name: what the check meets is what such an SDK has."""
