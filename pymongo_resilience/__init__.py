@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.client_status import ClientStatus, ServerStatus
     from pymongo_resilience.eligibility import SelectionRule
     from pymongo_resilience.explanation import ServerVerdict
-    from pymongo_resilience.transactions import Attempts
+    from pymongo_resilience.transaction_rules import Attempts
 
 __all__ = [
     "BestEffort",

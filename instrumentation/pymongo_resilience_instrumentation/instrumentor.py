@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from pymongo_resilience.events import Listener
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience.strategy import RetryStrategy
-    from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
-    from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry
+    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.selector import Selectors
+    from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
     from pymongo_resilience_instrumentation.transactions.by_hand import Transactions
 
 SCOPE = "pymongo_resilience"
@@ -162,7 +162,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     def _put_on(self, settings: Settings, earlier: Runtime | None) -> None:
         """``earlier`` gives way, once nothing of what takes its place can be refused any more."""
         config = settings.config
-        lacking = self_check.log_missing(driver.names.parts()) if earlier is None else self._lacking
+        lacking = (
+            self_check.log_missing(driver.private_names.parts())
+            if earlier is None
+            else self._lacking
+        )
         without = set(lacking)
         if config.strategy == "driver" and settings.strategy is None:
             without |= {Feature.RETRIES, Feature.CLEANUP}
@@ -218,11 +222,11 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self, client: Any, read_preference: Any, *, writes: bool
     ) -> tuple[ServerVerdict, ...]:
         """As :func:`pymongo_resilience.explain_selection`."""
-        from pymongo_resilience_instrumentation.selection import explanations  # noqa: PLC0415 - for who asks
+        from pymongo_resilience_instrumentation.selection import server_verdicts  # noqa: PLC0415 - for who asks
 
         _check_client(client, "explain_selection")
         breakers = {} if self._runtime is None else self._runtime.breakers_of(client)
-        return explanations.explain_selection(client, read_preference, breakers, writes=writes)
+        return server_verdicts.explain_selection(client, read_preference, breakers, writes=writes)
 
     def retry_transaction(self, client: Any, options: dict[str, Any]) -> Transactions:
         """As :func:`pymongo_resilience.retry_transaction`."""
@@ -443,7 +447,7 @@ def _breakers(
     if config.circuit_breaker == "off":
         return None
     from pymongo_resilience.breaker import BreakerSettings  # noqa: PLC0415 - off by default
-    from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry  # noqa: PLC0415 - the same
+    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry  # noqa: PLC0415 - the same
 
     settings = BreakerSettings(
         failure_rate=config.circuit_breaker_failure_rate,
@@ -458,7 +462,7 @@ def _breakers(
 def _shedding(config: Config, clock: Clock, rules: NamespaceRules) -> SheddingRegistry | None:
     if not config.load_shedding:
         return None
-    from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry  # noqa: PLC0415 - off by default
+    from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry  # noqa: PLC0415 - off by default
 
     return SheddingRegistry(clock, rules)
 

@@ -39,8 +39,8 @@ from pymongo_resilience_instrumentation.retries import deprioritized, retry_loop
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
-from pymongo_resilience_instrumentation.telemetry import interruptions, transaction_spans
-from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, time_limits, waits
+from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
+from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, bounded_waits, time_limits
 from pymongo_resilience_instrumentation.transactions import sessions, wrappers as session_wrappers
 
 from . import driver
@@ -269,11 +269,11 @@ def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
     waiting = runtime.clients.waiting if runtime.shows_calls else None
-    return waits.wrapped(runtime.enabled_flag, waiting)
+    return bounded_waits.wrapped(runtime.enabled_flag, waiting)
 
 
 def _of_selections(runtime: Runtime) -> Iterator[Wrapped]:
-    return waits.selections(runtime.enabled_flag)
+    return bounded_waits.selections(runtime.enabled_flag)
 
 
 def _of_fast_fail(runtime: Runtime) -> Iterator[Wrapped]:
@@ -302,7 +302,7 @@ def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
         yield (
             owner,
             driver.interruptions.HANDLED,
-            interruptions.connection_error(runtime.enabled_flag),
+            interrupted_commands.connection_error(runtime.enabled_flag),
         )
 
 

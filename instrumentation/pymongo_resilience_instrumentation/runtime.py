@@ -15,9 +15,9 @@ from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin
-from pymongo_resilience_instrumentation.telemetry import timelines
+from pymongo_resilience_instrumentation.telemetry import call_timelines
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
-from pymongo_resilience_instrumentation.timeouts import errors as timeout_errors, wait_times
+from pymongo_resilience_instrumentation.timeouts import timeout_errors, wait_times
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
 from . import calls, driver
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.clients.registry import Clients
     from pymongo_resilience_instrumentation.interception.methods import Need
-    from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
-    from pymongo_resilience_instrumentation.selection.load_shedding import SheddingRegistry
+    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import OperationCounts
     from pymongo_resilience_instrumentation.selection.selector import Selectors
+    from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
     from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
     from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
@@ -198,7 +198,7 @@ class Runtime:
 
     def _show_timeline(self, call: Call, error: BaseException | None, seconds: float) -> None:
         with shielded(f"with the timeline of {call.operation}"):
-            timelines.show(call, error, seconds, self.slow_seconds)
+            call_timelines.show(call, error, seconds, self.slow_seconds)
 
     @property
     def shows_calls(self) -> bool:

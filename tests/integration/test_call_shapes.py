@@ -156,7 +156,7 @@ def reshaped(
     }
     pymongo_resilience.uninstrument()
     # What it looks for in the code of pymongo's own methods is not in that of the ones here.
-    lacking = self_check.missing(driver.names.parts())
+    lacking = self_check.missing(driver.private_names.parts())
     monkeypatch.setattr(self_check, "missing", lambda _: lacking)
     made = Reshaped()
     made.make_newer(places)

@@ -382,8 +382,11 @@ def _switched_off(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
 
 
 def _lacking(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
-    parts = [*driver.names.parts(), Part(Feature.CLEANUP, "pymongo.common", ("NO_SUCH_NAME",))]
-    patch.setattr(driver.names, "parts", lambda: iter(parts))
+    parts = [
+        *driver.private_names.parts(),
+        Part(Feature.CLEANUP, "pymongo.common", ("NO_SUCH_NAME",)),
+    ]
+    patch.setattr(driver.private_names, "parts", lambda: iter(parts))
     instrument(timeout_ms=5000)
     return contextlib.nullcontext()
 

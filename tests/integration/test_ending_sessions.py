@@ -8,7 +8,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.cleanup.commands import CleanupCall
+from pymongo_resilience_instrumentation.cleanup.cleanup_work import CleanupCall
 from pymongo_resilience_instrumentation.cleanup.end_sessions import EndSessions
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload

@@ -15,8 +15,8 @@ from pymongo_resilience_instrumentation.cursors import (
     wrappers as cursor_wrappers,
 )
 from pymongo_resilience_instrumentation.gridfs import (
-    errors as gridfs_errors,
-    wrappers as gridfs_wrappers,
+    stream_deadlines as gridfs_wrappers,
+    upload_errors as gridfs_errors,
 )
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.transactions import sessions, wrappers as session_wrappers

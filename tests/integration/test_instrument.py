@@ -131,7 +131,7 @@ def test_our_listeners_stand_beside_the_applications_own(
     instrument()
     own = SentCommands()
     client = side.do(side.client, server.uri, event_listeners=[own])
-    listeners = driver.events.listeners_of(client)
+    listeners = driver.publishing.listeners_of(client)
     assert own in listeners
     ours = [each for each in listeners if isinstance(each, OurListener)]
     for kind in (
@@ -153,7 +153,7 @@ def test_a_client_made_from_anothers_options_has_our_listeners_once(
     instrument()
     with pymongo.MongoClient(server.uri) as first, first._duplicate() as second:
         count = [
-            sum(isinstance(each, OurListener) for each in driver.events.listeners_of(client))
+            sum(isinstance(each, OurListener) for each in driver.publishing.listeners_of(client))
             for client in (first, second)
         ]
         assert count == [3, 3]
@@ -169,7 +169,9 @@ def test_a_client_shows_only_the_applications_own_listeners(
     client = side.do(side.client, server.uri, **options)
     assert repr(client) == repr(plain)
     assert client.options.event_listeners == plain.options.event_listeners
-    assert len(driver.events.listeners_of(client)) == len(options.get("event_listeners", ())) + 3
+    assert (
+        len(driver.publishing.listeners_of(client)) == len(options.get("event_listeners", ())) + 3
+    )
     pymongo_resilience.uninstrument()
     assert client.options.event_listeners == plain.options.event_listeners
 
@@ -321,7 +323,7 @@ def test_nothing_of_ours_is_registered_for_a_client_without_spans_and_metrics(
 ) -> None:
     instrument(traces=False, metrics=False)
     client = side.do(side.client, server.uri)
-    assert driver.events.listeners_of(client) == []
+    assert driver.publishing.listeners_of(client) == []
 
 
 def test_a_fault_of_ours_never_reaches_the_application(
@@ -345,7 +347,7 @@ def test_a_fault_of_ours_never_reaches_the_application(
         "pymongo_resilience_instrumentation.telemetry.operation_spans.OperationSpans.end",
         "pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics.OperationMetrics.record",
         "pymongo_resilience_instrumentation.telemetry.commands.command_spans.CommandSpans.start",
-        "pymongo_resilience_instrumentation.clients.pools.Pool.checked_out",
+        "pymongo_resilience_instrumentation.clients.pool_state.Pool.checked_out",
         "pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics.DriverMetrics.used",
     ):
         with monkeypatch.context() as patch:

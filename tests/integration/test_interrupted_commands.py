@@ -202,10 +202,10 @@ def test_without_the_seam_the_span_ends_with_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parts = [
-        *driver.names.parts(),
+        *driver.private_names.parts(),
         Part(Feature.INTERRUPTIONS, "pymongo.topology_shared", ("gone",)),
     ]
-    monkeypatch.setattr(driver.names, "parts", lambda: iter(parts))
+    monkeypatch.setattr(driver.private_names, "parts", lambda: iter(parts))
     telemetry = instrument()
     coll = _seeded(side, proxy, database, journal)
     assert _interrupted_find(side, coll, held, journal) == []

@@ -119,7 +119,7 @@ def test_a_fault_of_ours_does_not_reach_the_import() -> None:
 from pymongo_resilience_instrumentation import driver
 def fail():
     raise LookupError("a fault of ours")
-driver.names.parts_of_gridfs = fail
+driver.private_names.parts_of_gridfs = fail
 instrument()
 import gridfs
 tell(wrapped())
@@ -133,11 +133,11 @@ def test_it_stays_plain_where_it_is_imported_while_all_is_taken_off() -> None:
     program = f"""{HELPERS}
 from pymongo_resilience_instrumentation import driver
 asked, go_on = threading.Event(), threading.Event()
-def wait(parts=driver.names.parts_of_gridfs):
+def wait(parts=driver.private_names.parts_of_gridfs):
     asked.set()
     assert go_on.wait(30)
     return parts()
-driver.names.parts_of_gridfs = wait
+driver.private_names.parts_of_gridfs = wait
 instrument()
 importing = threading.Thread(target=__import__, args=["gridfs"])
 importing.start()
@@ -177,11 +177,11 @@ def slow(event, args):
     if event == "exec" and args[0].co_filename.endswith("gridfs/synchronous/grid_file.py"):
         half_way.set()
         assert go_on.wait(30)
-def go(parts=driver.names.parts_of_gridfs):
+def go(parts=driver.private_names.parts_of_gridfs):
     go_on.set()
     return parts()
 sys.addaudithook(slow)
-driver.names.parts_of_gridfs = go
+driver.private_names.parts_of_gridfs = go
 importing = threading.Thread(target=__import__, args=["gridfs"])
 importing.start()
 assert half_way.wait(30)

@@ -122,7 +122,7 @@ def test_no_class_of_the_librarys_insides_is_in_any_span(
 
 
 def test_the_branch_has_every_name_that_the_library_uses() -> None:
-    """A name that is new in ``driver/names.py`` has to be recorded of the branch as well."""
+    """A new name in ``driver/private_names.py`` has to be recorded of the branch as well."""
     assert {*names()} == {*recorded()}
 
 

@@ -14,7 +14,7 @@ from pymongo.monitoring import CommandStartedEvent
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
-from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
+from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
 from support.clients import SentCommands, Side, retry_loops

@@ -23,7 +23,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, instrumentor
 from pymongo_resilience_instrumentation.clients import budgets
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from pymongo_resilience_instrumentation.timeouts import waits
+from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.clients import Side
 from support.engine.failing_work import START
 from support.engine.retry_strategies import quarter
@@ -150,7 +150,7 @@ def turn_time_by_hand(
     """
     patch.setattr(instrumentor, "ClientClock", lambda _: clock)
     patch.setattr(instrumentor, "RetryRules", functools.partial(RetryRules, random=quarter))
-    really_left, really_to_wait = driver.deadline.remaining, waits.time_to_wait
+    really_left, really_to_wait = driver.deadline.remaining, bounded_waits.time_to_wait
     waiting = Waiting()
 
     def to_wait() -> float | None:
@@ -169,7 +169,7 @@ def turn_time_by_hand(
         return START + row.timeout - clock.now()
 
     patch.setattr(driver.deadline, "remaining", left)
-    patch.setattr(waits, "time_to_wait", to_wait)
+    patch.setattr(bounded_waits, "time_to_wait", to_wait)
     patch.setattr(driver.retry_loop, "server_selection_timeout", lambda loop: row.window)
     patch.setattr(driver.deadline, "min_rtt", lambda: faults.min_rtt)
 
@@ -287,8 +287,8 @@ def expected_decisions(row: Scenario) -> list[Any]:
     attempt = 0
     for number, fault in enumerate(row.faults[: row.attempts]):
         attempt = 1 if fault.next_command else attempt + 1
-        waits = number < len(row.waits)
-        said = pytest.approx(row.waits[number]) if waits else row.end
+        bounded_waits = number < len(row.waits)
+        said = pytest.approx(row.waits[number]) if bounded_waits else row.end
         decisions.append((as_stated(row.call, fault).reason, attempt, said))
     return decisions
 

@@ -236,7 +236,7 @@ def test_what_an_existing_client_cannot_get_is_one_warning(
     again(replace=True)
     (warning,) = _warnings(caplog)
     assert "need a new client" in warning
-    assert driver.events.listeners_of(client) == []
+    assert driver.publishing.listeners_of(client) == []
 
 
 @pytest.mark.parametrize("replace", [False, True])

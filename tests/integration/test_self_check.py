@@ -20,7 +20,9 @@ pytestmark = pytest.mark.oldest
 
 Lacking = dict[Feature, list[str]]
 
-KNOWN_TO_LACK: Lacking = missing([*driver.names.parts(), *driver.names.parts_of_gridfs()])
+KNOWN_TO_LACK: Lacking = missing(
+    [*driver.private_names.parts(), *driver.private_names.parts_of_gridfs()]
+)
 
 
 def test_the_installed_pymongo_has_every_private_name() -> None:
@@ -32,7 +34,7 @@ def test_the_installed_pymongo_has_every_private_name() -> None:
 def _newly_lacking() -> Lacking:
     found = {
         feature: [name for name in names if name not in KNOWN_TO_LACK.get(feature, ())]
-        for feature, names in missing(driver.names.parts()).items()
+        for feature, names in missing(driver.private_names.parts()).items()
     }
     return {feature: names for feature, names in found.items() if names}
 
@@ -109,7 +111,9 @@ def test_without_what_counts_them_a_pools_gauges_show_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(f"pymongo_resilience_instrumentation.driver.names.{constant}", "_renamed")
+    monkeypatch.setattr(
+        f"pymongo_resilience_instrumentation.driver.private_names.{constant}", "_renamed"
+    )
     caplog.clear()
     telemetry = instrument()
     (line,) = _errors(caplog)
@@ -121,7 +125,7 @@ def test_without_what_counts_them_a_pools_gauges_show_nothing(
 
 def _rename_the_loop(monkeypatch: pytest.MonkeyPatch) -> str:
     """As if pymongo had another name for it: removing its own would stop pymongo itself."""
-    monkeypatch.setattr("pymongo_resilience_instrumentation.driver.names.LOOP", "_Renamed")
+    monkeypatch.setattr("pymongo_resilience_instrumentation.driver.private_names.LOOP", "_Renamed")
     return "_Renamed"
 
 
@@ -167,9 +171,9 @@ def _pretend_to_need(monkeypatch: pytest.MonkeyPatch, feature: Feature, name: st
     """As if the feature needed a name that pymongo lacks: the real ones pymongo needs itself."""
     parts = [
         Part(part.feature, part.place, (name,)) if part.feature is feature else part
-        for part in driver.names.parts()
+        for part in driver.private_names.parts()
     ]
-    monkeypatch.setattr(driver.names, "parts", lambda: iter(parts))
+    monkeypatch.setattr(driver.private_names, "parts", lambda: iter(parts))
 
 
 def test_without_the_timeout_context_no_default_timeout_is_set_and_the_rest_works(

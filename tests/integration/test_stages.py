@@ -63,7 +63,7 @@ def unheard(
         else:
             made = instrument(base_backoff_ms=1, **timeout, **OFF, **options)
             client = side.client(proxy.uri)
-        assert driver.events.listeners_of(client) == []
+        assert driver.publishing.listeners_of(client) == []
         # A monitor is there, and no connection of the pool.
         assert side.do(lambda: client.address) == proxy.address
         return client, made

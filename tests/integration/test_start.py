@@ -46,7 +46,7 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
         for name in ("cli", "dashboards", "demo", "doctor", "pytest_plugin", "report", "testbed")
     }
     questions = {f"{ENGINE}.{name}" for name in ("client_status", "eligibility", "explanation")}
-    of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs.wrappers", "driver.gridfs")}
+    of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs.stream_deadlines", "driver.gridfs")}
     of_a_file = {f"{ENGINE}.policy_file"}
     assert by_default & (tools | questions | of_gridfs | of_a_file) == set()
 

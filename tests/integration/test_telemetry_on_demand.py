@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pymongo
-import pymongo_resilience_instrumentation.driver.events as driver_events
+import pymongo_resilience_instrumentation.driver.publishing as driver_events
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.sampling import (
 )
 from pymongo.cursor import CursorType
 from pymongo.monitoring import CommandListener, ConnectionPoolListener
-from pymongo_resilience_instrumentation.clients.pools import Pool
+from pymongo_resilience_instrumentation.clients.pool_state import Pool
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.sdk import spans as sdk_spans
 from pymongo_resilience_instrumentation.testbed import ReplicaSet

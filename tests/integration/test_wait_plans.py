@@ -21,7 +21,7 @@ from pymongo import _csot
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import calls, driver, instrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.timeouts.waits import RESOLUTION
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.clients import Side
 from support.examples import scaled
 from support.telemetry import Instrument

@@ -23,7 +23,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 from pymongo.read_preferences import Secondary
-from pymongo_resilience_instrumentation.selection import descriptions, explanations
+from pymongo_resilience_instrumentation.selection import conversions, server_verdicts
 from pymongo_resilience_instrumentation.selection.diagnosis import Diagnosis, Symptom
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import Refuse
@@ -208,7 +208,7 @@ def test_a_fault_of_ours_leaves_the_driver_s_words(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(explanations, "explain", broken)
+    monkeypatch.setattr(server_verdicts, "explain", broken)
     error = unselected(side, client["db"].coll.find_one)
     assert str(error).startswith(f"{plain}, Timeout: ")
 
@@ -395,4 +395,4 @@ def test_what_it_does_not_take(side: Side) -> None:
 )  # fmt: skip
 def test_what_is_shown_of_an_error(error: Exception, text: str) -> None:
     """What the system says of a connection; of what a server says, only the code."""
-    assert descriptions.error_text(error, CONNECTION) == text
+    assert conversions.error_text(error, CONNECTION) == text

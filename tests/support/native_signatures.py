@@ -20,7 +20,7 @@ RECORDED = Path(__file__).with_suffix(".txt")
 
 def names() -> Iterator[str]:
     """All that the library uses, as ``module:owner.name``; a module's own have no owner."""
-    for part in driver.names.parts():
+    for part in driver.private_names.parts():
         for name in part.names:
             yield f"{part.place}{'.' if ':' in part.place else ':'}{name}"
 

@@ -27,10 +27,10 @@ from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
 from pymongo_resilience_instrumentation.failures import classify, reasons, safe_texts
 from pymongo_resilience_instrumentation.selection.breaker_errors import refused
-from pymongo_resilience_instrumentation.selection.load_shedding import OverloadShedError
+from pymongo_resilience_instrumentation.selection.shedding_registry import OverloadShedError
 from pymongo_resilience_instrumentation.telemetry import semconv, span_errors
 from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import error_type
-from pymongo_resilience_instrumentation.timeouts import errors as timeouts
+from pymongo_resilience_instrumentation.timeouts import timeout_errors as timeouts
 from support.engine.driver_exceptions import built, exceptions, filled, made, nasty_children, others
 from support.hostile_input import (
     BOTH_OVERLOAD_LABELS,

@@ -21,7 +21,7 @@ UNDOCUMENTED = {
     driver.clients.LOOK, driver.commands.LIMITED, driver.commands.PASSED,
     driver.interruptions.HANDLED, driver.waits.SELECTION_TIMEOUT,
 }  # fmt: skip
-PARTS = [*driver.names.parts(), *driver.names.parts_of_gridfs()]
+PARTS = [*driver.private_names.parts(), *driver.private_names.parts_of_gridfs()]
 PRIVATE = UNDOCUMENTED | {
     name
     for part in PARTS

@@ -13,13 +13,13 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation.failures import classify, reasons
-from pymongo_resilience_instrumentation.failures.lost_connections import (
+from pymongo_resilience_instrumentation.failures.connection_errors import (
     AttemptTimeoutError,
     DeadPeerError,
     InterruptedAttemptError,
 )
 from pymongo_resilience_instrumentation.selection.breaker_errors import CircuitBreakerOpenError
-from pymongo_resilience_instrumentation.selection.load_shedding import OverloadShedError
+from pymongo_resilience_instrumentation.selection.shedding_registry import OverloadShedError
 
 from pymongo_resilience.failure import RetryReason
 

@@ -18,7 +18,7 @@ import pytest
 from bson import ObjectId
 from pymongo.errors import NetworkTimeout, PyMongoError
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.timeouts.errors import timed_out
+from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 from support.engine.driver_exceptions import made_of_itself
 
 from pymongo_resilience import OperationTimeoutError, Stage

@@ -13,7 +13,7 @@ from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.retry_rules import GiveUp, Retry, RetryRules, Rule
-from pymongo_resilience.transactions import Repeat, pause, repeat, verdict
+from pymongo_resilience.transaction_rules import Repeat, pause, repeat, verdict
 
 TRANSIENT, UNKNOWN = "TransientTransactionError", "UnknownTransactionCommitResult"
 

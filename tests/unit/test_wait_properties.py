@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.driver.deadline import Timeout
-from pymongo_resilience_instrumentation.timeouts import waits
-from pymongo_resilience_instrumentation.timeouts.waits import RESOLUTION
+from pymongo_resilience_instrumentation.timeouts import bounded_waits
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.examples import scaled
 
 from pymongo_resilience.testing import FakeClock
@@ -179,7 +179,7 @@ class Walk:
         now = self.clock.now()
         topology = SimpleNamespace(_settings=SimpleNamespace(server_selection_timeout=own))
         left = driver.deadline.remaining()
-        handed = waits.begin_selection(topology, own if left is None else left)
+        handed = bounded_waits.begin_selection(topology, own if left is None else left)
         ends = model.ends if model.timeout else NEVER
         assert handed == pytest.approx(min(own, ends - now), abs=ROUNDING)
         if model.selection is not None:
@@ -187,8 +187,8 @@ class Walk:
 
     def wait(self, asked: float | None, model: Model) -> None:
         now, limit = self.clock.now(), model.limit()
-        handed = waits.shortened(asked, of_pool=False)
-        of_pool = waits.shortened(asked, of_pool=True)
+        handed = bounded_waits.shortened(asked, of_pool=False)
+        of_pool = bounded_waits.shortened(asked, of_pool=True)
         if limit is None:
             assert handed == of_pool == asked
             return
@@ -210,14 +210,14 @@ class Walk:
     def connect(self, own: float | None, model: Model) -> None:
         now, limit = self.clock.now(), model.limit()
         options = SimpleNamespace(connect_timeout=own)
-        handed = waits.time_to_connect((("host", 1), options), {})
+        handed = bounded_waits.time_to_connect((("host", 1), options), {})
         if limit is None:
             assert handed is None
             return
         assert handed is not None
         assert handed == pytest.approx(min(limit - now, own or NEVER), abs=ROUNDING)
         before = _csot.DEADLINE.get()
-        with waits.within_wait(handed):
+        with bounded_waits.within_wait(handed):
             left = driver.deadline.remaining()
             assert left is not None
             assert now + left <= max(limit, now + RESOLUTION) + ROUNDING

@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.operations.changes import END_SESSIONS
 
-from .commands import Cleanup, CleanupCall, CleanupInterceptor
+from .cleanup_work import Cleanup, CleanupCall, CleanupInterceptor
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

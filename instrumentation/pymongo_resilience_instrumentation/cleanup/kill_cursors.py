@@ -28,7 +28,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import Intercep
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
-from .commands import Cleanup, CleanupCall, CleanupInterceptor
+from .cleanup_work import Cleanup, CleanupCall, CleanupInterceptor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 
-from .pools import Pool
+from .pool_state import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pymongo
 
 from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience_instrumentation.driver.names import parts
+from pymongo_resilience_instrumentation.driver.private_names import parts
 from pymongo_resilience_instrumentation.self_check import Feature, missing
 
 from .findings import Finding, Level

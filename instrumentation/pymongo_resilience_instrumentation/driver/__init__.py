@@ -1,7 +1,7 @@
 """The only package that names private parts of pymongo, one module for each part.
 
-``names`` lists them all by the feature that needs them, for ``self_check``. To support a new
-pymongo, begin there. Nothing is decided here.
+``private_names`` lists them all by the feature that needs them, for ``self_check``: begin there to
+support a new pymongo. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from . import (
     commands,
     cursors,
     deadline,
-    events,
     interruptions,
-    names,
+    private_names,
+    publishing,
     repetition,
     retry_loop,
     selection,
@@ -30,11 +30,11 @@ __all__ = [
     "connections",
     "cursors",
     "deadline",
-    "events",
     "interruptions",
     "monitors",
-    "names",
     "pools",
+    "private_names",
+    "publishing",
     "repetition",
     "retry_loop",
     "selection",

@@ -46,7 +46,7 @@ from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience_instrumentation import driver
 
 from . import reasons, terminal_causes
-from .lost_connections import InterruptedAttemptError, LostConnectionError
+from .connection_errors import InterruptedAttemptError, LostConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

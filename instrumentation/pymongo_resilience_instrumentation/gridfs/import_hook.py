@@ -44,8 +44,8 @@ def _wrap(_: ModuleType) -> None:
     except IndexError:
         return
     with shielded("with GridFS, which has no timeouts as a whole"):
-        if self_check.log_missing(driver.names.parts_of_gridfs()):
+        if self_check.log_missing(driver.private_names.parts_of_gridfs()):
             return
-        from . import wrappers as gridfs_wrappers  # noqa: PLC0415 - it imports gridfs
+        from . import stream_deadlines as gridfs_wrappers  # noqa: PLC0415 - it imports gridfs
 
         wrap(gridfs_wrappers.of_gridfs(runtime))

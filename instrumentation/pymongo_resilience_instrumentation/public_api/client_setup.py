@@ -53,7 +53,9 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
     False where it has not all those that a new client gets now: it keeps the kinds it was made
     with. In the driver's own view nothing changes.
     """
-    ours = [each for each in driver.events.listeners_of(client) if isinstance(each, OurListener)]
+    ours = [
+        each for each in driver.publishing.listeners_of(client) if isinstance(each, OurListener)
+    ]
     state = next((each.client for each in ours if isinstance(each, Pools)), None)
     if state is None or not runtime.clients.has(state):
         return False
@@ -65,7 +67,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
             each.enabled_flag = EnabledFlag()
         else:
             vars(each).update(vars(made))
-    driver.events.publish_events(client)
+    driver.publishing.publish_events(client)
     publish_without_events(client, dispensable=runtime.owns_retries)
     return not wanted and not runtime.counts_in_flight
 

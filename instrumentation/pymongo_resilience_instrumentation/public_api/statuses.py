@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.client_status import ClientStatus, ServerStatus
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.selection import descriptions
+from pymongo_resilience_instrumentation.selection import conversions
 from pymongo_resilience_instrumentation.telemetry.tracing import tracing_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     """As :func:`pymongo_resilience.status`, of what is a client; ``runtime`` is None while nothing
     is instrumented."""
     described = client.topology_description
-    known = descriptions.topology(described)
-    addresses = [each.address for each in descriptions.servers_of(described)]
+    known = conversions.topology(described)
+    addresses = [each.address for each in conversions.servers_of(described)]
     counts = budget = shedders = None
     breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:

@@ -22,7 +22,7 @@ from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.retry_rules import NeedsStrategy, Retry
 from pymongo_resilience.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.failures.lost_connections import InterruptedAttemptError
+from pymongo_resilience_instrumentation.failures.connection_errors import InterruptedAttemptError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.failures.lost_connections import (
+from pymongo_resilience_instrumentation.failures.connection_errors import (
     DeadPeerError,
     InterruptedAttemptError,
     LostConnectionError,

@@ -43,7 +43,7 @@ from pymongo_resilience_instrumentation.timeouts import (
     cursor_timeouts,
     wait_times,
 )
-from pymongo_resilience_instrumentation.timeouts.errors import elapsed, timed_out
+from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
 from . import deprioritized
 
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.selection.breakers import ClientBreakers
-    from pymongo_resilience_instrumentation.selection.load_shedding import ClientShedders
+    from pymongo_resilience_instrumentation.selection.breaker_registry import ClientBreakers
     from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
+    from pymongo_resilience_instrumentation.selection.shedding_registry import ClientShedders
 
 
 NOT_OURS: Any = None

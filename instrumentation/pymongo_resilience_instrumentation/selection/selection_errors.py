@@ -75,7 +75,7 @@ def error_message(enabled_flag: EnabledFlag) -> Method:
             if not enabled_flag.on:
                 return text
             try:
-                from .explanations import diagnosis, why_not  # noqa: PLC0415 - rarely needed
+                from .server_verdicts import diagnosis, why_not  # noqa: PLC0415 - rarely needed
 
                 words = UNREACHABLE if _only_lists_servers(text, topology) else text
                 said = _Explained.made(words, f"{words} ({why_not(topology, selector)})")

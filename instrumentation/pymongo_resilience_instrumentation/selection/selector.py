@@ -18,7 +18,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep
 
-from . import descriptions
+from . import conversions
 from .operation_counts import OperationCounts
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.peak_ewma import PeakEwma
     from pymongo_resilience.server_description import ServerDescription
 
-    from .breakers import BreakerRegistry, ClientBreakers
+    from .breaker_registry import BreakerRegistry, ClientBreakers
 
 
 class ServerSelector:
@@ -102,7 +102,7 @@ class ServerSelector:
         self._converted = {each: it for each, it in self._converted.items() if each in there}
         if self.counts is not None and self.counts.latencies is not None:
             self.counts.latencies.keep({address_text(each) for each in there})
-        converted = descriptions.server(described)
+        converted = conversions.server(described)
         self._converted[described.address] = described, converted
         return converted
 

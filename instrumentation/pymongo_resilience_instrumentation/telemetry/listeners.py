@@ -366,10 +366,10 @@ def publish_without_events(client: Any, *, dispensable: bool) -> None:
 
     ``dispensable``: only spans use the events of commands.
     """
-    for each in driver.events.listeners_of(client):
+    for each in driver.publishing.listeners_of(client):
         if isinstance(each, (Commands, Pools)):
             instead = each.without_events()
-            driver.events.publish_directly(
+            driver.publishing.publish_directly(
                 client,
                 each,
                 instead,

@@ -78,7 +78,7 @@ class OperationSpans:
         if sampling.never and not self._leads_from_server:
             # The caller's own span stays the current one: whoever draws inside goes by that.
             call.span = trace.INVALID_SPAN
-            if not driver.events.want_commands(client, False):
+            if not driver.publishing.want_commands(client, False):
                 publish_without_events(client, dispensable=True)
             return
         outer = context.get_current()
@@ -110,7 +110,7 @@ class OperationSpans:
             write(span, attributes)
         call.span = span
         invalid = span is trace.INVALID_SPAN
-        if not driver.events.want_commands(client, not invalid):
+        if not driver.publishing.want_commands(client, not invalid):
             publish_without_events(client, dispensable=True)
         if invalid:
             # Of an API without an SDK, and outside of any trace: nothing has to find it.

@@ -9,7 +9,7 @@ from pymongo_resilience.events import BreakerEvent, Broadcast, RetryScheduled
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls
 
-from .timelines import note
+from .call_timelines import note
 
 if TYPE_CHECKING:
     from pymongo_resilience.events import Event

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.failure import RetryReason
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.failures.lost_connections import AttemptTimeoutError
+from pymongo_resilience_instrumentation.failures.connection_errors import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
 if TYPE_CHECKING:

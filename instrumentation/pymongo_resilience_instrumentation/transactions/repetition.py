@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ClientBulkWriteException, PyMongoError
 
-from pymongo_resilience import transactions
+from pymongo_resilience import transaction_rules
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.errors import OperationTimeoutError
@@ -19,12 +19,12 @@ from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.retry_rules import Retry, RetryRules, Rule
 from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import NAMED
-from pymongo_resilience.transactions import Repeat
+from pymongo_resilience.transaction_rules import Repeat
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
-from pymongo_resilience_instrumentation.timeouts.errors import timed_out
+from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,7 +66,7 @@ class Repetition:
             budget=None if runtime is None else runtime.budgets.of(client),
             max_retries=None if runtime is None else driver.clients.max_retries(client),
         )
-        self._window = Deadline.after(self.clock, transactions.TIME_LIMIT)
+        self._window = Deadline.after(self.clock, transaction_rules.TIME_LIMIT)
         self._began = driver.deadline.now()
         self._scheduled: RetryScheduled | None = None
         self._final: BaseException | None = None
@@ -126,10 +126,10 @@ class Repetition:
         if part is not None and part.error is not error:
             part = None
         failure = _described(error) if part is None else part
-        what = transactions.repeat(_has_label(error), failure.code, committing=committing)
+        what = transaction_rules.repeat(_has_label(error), failure.code, committing=committing)
         operation = self._operation
         operation.deadline, operation.retry_window = self._limits()
-        verdict = transactions.verdict(self._rules, operation, failure, what)
+        verdict = transaction_rules.verdict(self._rules, operation, failure, what)
         facts = (
             operation.name,
             operation.namespace,
@@ -145,7 +145,7 @@ class Repetition:
         rule, why = verdict.rule, why_not_repeated(verdict.rule, operation, failure)
         if part is not None or what is not Repeat.NOTHING:
             self._listener.on_event(RetryDeclined(*facts, rule, why))
-        unknown = committing and error.has_error_label(transactions.UNKNOWN_COMMIT)
+        unknown = committing and error.has_error_label(transaction_rules.UNKNOWN_COMMIT)
         self._final = self._ends_with(error, failure, rule, UNKNOWN if unknown else why)
         return Repeat.NOTHING
 

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
-from pymongo_resilience_instrumentation.timeouts.errors import timed_out
+from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
 from . import sessions

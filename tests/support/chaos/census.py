@@ -36,7 +36,7 @@ OURS = ("pymongo_resilience", "pymongo_resilience_instrumentation")
 TOOLS = tuple(f"pymongo_resilience_instrumentation.{name}" for name in ("testbed", "demo"))
 """Not the library: what the test bed remembers is its purpose. Its sockets and tasks count."""
 FILLED_ONCE = frozenset({
-    "pymongo_resilience_instrumentation.timeouts.errors._classes",
+    "pymongo_resilience_instrumentation.timeouts.timeout_errors._classes",
     "pymongo_resilience_instrumentation.driver.sessions._bound_session_variable",
 })  # fmt: skip
 """As much as the driver has, for good: one class for each of its exception classes, and a variable

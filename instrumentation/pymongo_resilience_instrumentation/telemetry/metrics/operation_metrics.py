@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients.registry import Clients, ClientState, Server
-    from pymongo_resilience_instrumentation.selection.breakers import BreakerRegistry
+    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
 
     from .pool_gauges import Callback
 

@@ -11,8 +11,8 @@ from pymongo_resilience.server_description import ServerType
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 
-from . import descriptions
-from .breakers import ALONE
+from . import conversions
+from .breaker_registry import ALONE
 from .diagnosis import Found, diagnose
 from .selector import applications_own
 
@@ -50,12 +50,12 @@ def explain_selection(
 
     criteria = Criteria(
         write=writes,
-        read_preference=descriptions.read_preference(asked),
+        read_preference=conversions.read_preference(asked),
         server_selector=None if own is None else selector,
         open_breakers=_open_breakers(breakers),
         local_threshold=client.options.local_threshold_ms / 1000,
     )
-    return explain(descriptions.topology(described, driver.checks.topology_of(client)), criteria)
+    return explain(conversions.topology(described, driver.checks.topology_of(client)), criteria)
 
 
 def _open_breakers(breakers: Mapping[Address, Snapshot]) -> dict[str, float]:
@@ -72,7 +72,7 @@ def why_not(topology: Any, selector: Any) -> str:
     if applications_own(driver.selection.selector_of(topology)) is not None:
         # It is not asked once more. What the rules have left is what it has refused.
         criteria = criteria._replace(server_selector=lambda _: ())
-    verdicts = explain(descriptions.topology(topology.description, topology), criteria)
+    verdicts = explain(conversions.topology(topology.description, topology), criteria)
     return "; ".join(map(str, verdicts)) or "no server is known"
 
 
@@ -83,11 +83,11 @@ def diagnosis(topology: Any, selector: Any) -> Diagnosis | None:
     found = [
         Found(
             address_text(each.address),
-            descriptions.symptom(each, topology),
+            conversions.symptom(each, topology),
             is_primary=each.server_type_name == ServerType.PRIMARY.value,
             is_member=each.is_server_type_known,
         )
-        for each in descriptions.servers_of(described)
+        for each in conversions.servers_of(described)
     ]
     return (
         None
@@ -107,4 +107,4 @@ def _criteria(selector: Any) -> Criteria:
     if driver.selection.is_no_selector(selector):
         return Criteria(bound_elsewhere=True)
     preference = getattr(selector, "effective_pref", selector)
-    return Criteria(read_preference=descriptions.read_preference(preference))
+    return Criteria(read_preference=conversions.read_preference(preference))

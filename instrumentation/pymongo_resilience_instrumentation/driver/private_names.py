@@ -9,8 +9,8 @@ from pymongo_resilience_instrumentation.self_check import Feature, Part
 from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
 from .commands import CONNECTIONS, LIMITED, OF_DELETES, OF_UPDATES, PASSED
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
-from .events import ARGUMENTS, ENABLED
 from .interruptions import HANDLED, SENDERS, SENDING
+from .publishing import ARGUMENTS, ENABLED
 from .retry_loop import LOOKING_UP, LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
 from .servers.attempts_in_flight import ATTEMPTS, CLEAR, CONNECTING, CONNECTION, CONTEXTS

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.cursors import creation
 from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
-from . import errors as gridfs_errors
+from . import upload_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ class _Method(Interceptor):
         return _Begun(instance, timeout, _ANEW if by_iteration else timeout)
 
     def failed(self, _entered: Any, error: BaseException, *_: Any) -> BaseException:
-        return gridfs_errors.expiry_behind(error) or error
+        return upload_errors.expiry_behind(error) or error
 
 
 class BucketMethod(_Method):

@@ -13,7 +13,7 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.timeouts.errors import timed_out
+from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 if TYPE_CHECKING:
     from pymongo.errors import PyMongoError
