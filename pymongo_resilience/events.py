@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")
+EXTRA = "pymongo_resilience"
+"""The attribute of log records that has the fields."""
 for each in (logging.getLogger("pymongo_resilience"), retry_logger, breaker_logger):
     each.addFilter(RedactionFilter())
 
@@ -126,37 +128,32 @@ class DecisionLog:
     def on_event(self, event: Event, /) -> None:
         if isinstance(event, BreakerEvent):
             return
-        fields = {
-            "event": "retry.scheduled" if isinstance(event, RetryScheduled) else "retry.declined",
-            "operation": event.operation,
-            "namespace": event.namespace,
+        scheduled = isinstance(event, RetryScheduled)
+        fields = event._asdict() | {
+            "event": "retry.scheduled" if scheduled else "retry.declined",
             "reason": event.reason.value,
-            "server": event.server,
-            "attempt": event.attempt,
         }
+        failed = "%s %s: attempt %d failed on %s (%s)"
+        facts = (
+            event.operation,
+            event.namespace,
+            event.attempt,
+            event.server or "no server",
+            event.reason.value,
+        )
         if isinstance(event, RetryScheduled):
             retry_logger.info(
-                "%s %s: attempt %d failed on %s (%s), again in %.3f s",
-                event.operation,
-                event.namespace,
-                event.attempt,
-                event.server or "no server",
-                event.reason.value,
-                event.delay,
-                extra={"pymongo_resilience": fields | {"delay": event.delay}},
+                f"{failed}, again in %.3f s", *facts, event.delay, extra={EXTRA: fields}
             )
-        else:
-            retry_logger.log(
-                logging.WARNING if event.attempt > 1 else logging.DEBUG,
-                "%s %s: attempt %d failed on %s (%s), not repeated: %s",
-                event.operation,
-                event.namespace,
-                event.attempt,
-                event.server or "no server",
-                event.reason.value,
-                event.why or event.rule.value,
-                extra={"pymongo_resilience": fields | {"rule": event.rule.value, "why": event.why}},
-            )
+            return
+        fields["rule"] = event.rule.value
+        retry_logger.log(
+            logging.WARNING if event.attempt > 1 else logging.DEBUG,
+            f"{failed}, not repeated: %s",
+            *facts,
+            event.why or event.rule.value,
+            extra={EXTRA: fields},
+        )
 
 
 class BreakerLog:
@@ -176,24 +173,11 @@ class BreakerLog:
                 event.failures,
                 event.calls,
                 event.next_probe_in,
-                extra={
-                    "pymongo_resilience": {
-                        "event": "circuit_breaker.opened",
-                        "server": event.server,
-                        "calls": event.calls,
-                        "failures": event.failures,
-                        "next_probe_in": event.next_probe_in,
-                    }
-                },
+                extra={EXTRA: {"event": "circuit_breaker.opened"} | event._asdict()},
             )
         elif isinstance(event, BreakerClosed):
             breaker_logger.info(
                 "the circuit breaker of %s is closed again",
                 event.server,
-                extra={
-                    "pymongo_resilience": {
-                        "event": "circuit_breaker.closed",
-                        "server": event.server,
-                    }
-                },
+                extra={EXTRA: {"event": "circuit_breaker.closed"} | event._asdict()},
             )

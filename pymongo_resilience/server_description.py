@@ -55,7 +55,6 @@ class ServerDescription(NamedTuple):
     address: str
     """``"host:port"``; what a server is known by everywhere."""
     type: ServerType = ServerType.UNKNOWN
-    set_name: str | None = None
     tags: Mapping[str, object] = MappingProxyType({})
     last_write: float | None = None
     """When the server's last write was made, by the primary's clock; None where it sent none."""

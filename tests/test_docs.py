@@ -19,10 +19,8 @@ from pymongo_resilience_instrumentation.failures.reasons import ROWS
 from pymongo_resilience_instrumentation.failures.terminal_causes import TABLE as CAUSES, Cause
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
-    OperationMetrics,
-    ServerMetrics,
-)
+from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import ServerGauges
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.deadline_requirements import SECTIONS
 from support.deadline_rows import document_tables
@@ -301,7 +299,7 @@ KINDS = {
 
 def test_every_metric_is_documented_with_its_kind_and_unit() -> None:
     meter = Instruments()
-    for make in (OperationMetrics, DriverMetrics, ServerMetrics):
+    for make in (OperationMetrics, DriverMetrics, ServerGauges):
         make(meter)
     rows = metrics_table()
 

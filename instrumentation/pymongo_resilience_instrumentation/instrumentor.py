@@ -36,10 +36,10 @@ from pymongo_resilience_instrumentation.telemetry import semconv, tracing
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import SpanHooks
 from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
-    OperationMetrics,
-    ServerMetrics,
-    server_metrics,
+from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import (
+    ServerGauges,
+    server_gauges,
 )
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
@@ -84,7 +84,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     _runtime: Runtime | None = None
     _patches: Patches | None = None
-    _gauges: ServerMetrics | None = None
+    _gauges: ServerGauges | None = None
     _settings: Settings | None = None
     """Those in force; None while the library is off."""
     _explicit = False
@@ -202,7 +202,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if config.metrics:
             provider = settings.meter_provider
             left_out = {*config.unmeasured, *_lost_metrics(lacking)}
-            self._gauges = server_metrics(_meter(provider), provider, left_out)
+            self._gauges = server_gauges(_meter(provider), provider, left_out)
             self._gauges.show(runtime.clients, runtime.breakers, left_out)
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag

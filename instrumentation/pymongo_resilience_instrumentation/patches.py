@@ -272,18 +272,6 @@ def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
     return bounded_waits.wrapped(runtime.enabled_flag, waiting)
 
 
-def _of_selections(runtime: Runtime) -> Iterator[Wrapped]:
-    return bounded_waits.selections(runtime.enabled_flag)
-
-
-def _of_fast_fail(runtime: Runtime) -> Iterator[Wrapped]:
-    return fast_fail.wrapped(runtime.enabled_flag, runtime.rules)
-
-
-def _of_attempt_timeouts(_: Runtime) -> Iterator[Wrapped]:
-    return attempt_timeouts.wrapped()
-
-
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.commands.connections_with(driver.commands.LIMITED):
         yield owner, driver.commands.LIMITED, time_limits.limit(runtime.enabled_flag)
@@ -333,7 +321,10 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.WHY_NOT,), _of_failed_selections),
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.WAITS,), _of_waits),
-    ((Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL), _of_fast_fail),
+    (
+        (Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL),
+        lambda runtime: fast_fail.wrapped(runtime.enabled_flag, runtime.rules),
+    ),
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
     ((Feature.COMMENTS,), _of_comments),
@@ -345,8 +336,8 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
 """What is wrapped where the installed pymongo can have all of the features."""
 _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
     ("avoided server", (Feature.RETRIES, Feature.RETARGETING), _of_selection),
-    ("attempt timeout", (Feature.TIME_LIMITS,), _of_attempt_timeouts),
-    ("timeout", (Feature.WAITS,), _of_selections),
+    ("attempt timeout", (Feature.TIME_LIMITS,), lambda _: attempt_timeouts.wrapped()),
+    ("timeout", (Feature.WAITS,), lambda runtime: bounded_waits.selections(runtime.enabled_flag)),
     ("timeout", (Feature.TIME_LIMITS,), _of_time_limits),
     ("timeout", (Feature.CLEANUP, Feature.CURSORS), _of_closing),
     ("transaction", (Feature.END_SESSION,), _of_ended_sessions),

@@ -202,8 +202,8 @@ def test_nothing_is_left_after_a_client_that_was_never_closed(
 
 
 GAUGES = (
-    r"^(1 x (object: .*\.(ServerMetrics|PoolGauges)|entry: .*\._by_provider)"
-    r"|\d x entry: .*\.ServerMetrics\._without)$"
+    r"^(1 x (object: .*\.ServerGauges|entry: .*\._by_provider)"
+    r"|\d x entry: .*\.ServerGauges\._without)$"
 )
 """An SDK keeps the callbacks of its gauges for good, so a provider that lives has them once."""
 

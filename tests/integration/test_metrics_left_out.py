@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pymongo_resilience_instrumentation.clients.registry import Clients
-from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import server_metrics
+from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import server_gauges
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command
 from support.metrics_table import metrics_table
@@ -108,7 +108,7 @@ def test_a_gauge_comes_and_goes_with_what_is_said_of_it() -> None:
 
     others = [name for name in METRICS if name != COUNT]
     for without in (METRICS, others, METRICS, others):
-        gauges = server_metrics(meter, provider, without)
+        gauges = server_gauges(meter, provider, without)
         gauges.show(clients, None, without)
         assert shown() == (COUNT not in without)
         gauges.show(None)

@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.clients.registry import Clients
 from pymongo_resilience_instrumentation.telemetry import listeners
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import ServerMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import ServerGauges
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from support.hostile_input import bson_values, error_documents, examples, strange_floats
 from support.internal_errors import no_complaints
@@ -174,7 +174,7 @@ def test_pools_in_any_order(events: list[Any]) -> None:
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("test")
     listener = listeners.Pools(state, None, DriverMetrics(meter), EnabledFlag(on=True))
-    gauges = ServerMetrics(meter)
+    gauges = ServerGauges(meter)
     gauges.show(clients)
     with no_complaints():
         for method, event in events:

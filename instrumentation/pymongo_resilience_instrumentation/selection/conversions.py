@@ -64,7 +64,6 @@ def server(described: Any) -> ServerDescription:
     return ServerDescription(
         address=address_text(described.address),
         type=ServerType(described.server_type_name),
-        set_name=described.replica_set_name,
         tags=described.tags,
         last_write=described.last_write_date,
         last_update=updated,

@@ -1,17 +1,13 @@
-"""Metrics: durations, retries and attempts as they happen; servers and pools when asked."""
+"""Durations, retries and attempts, recorded as they happen."""
 
 from __future__ import annotations
 
-import weakref
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-
-from opentelemetry.metrics import Observation
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import BreakerEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.safe_texts import code_name, qualified_name
 from pymongo_resilience_instrumentation.telemetry import semconv
@@ -19,20 +15,15 @@ from pymongo_resilience_instrumentation.telemetry.sdk.histograms import Series
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from .instruments import Instruments
-from .pool_gauges import PoolGauges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
-    from opentelemetry.metrics import CallbackOptions, Meter
+    from opentelemetry.metrics import Meter
 
     from pymongo_resilience.events import Event
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients.registry import Clients, ClientState, Server
-    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
-
-    from .pool_gauges import Callback
 
 TIMED_OUT = "pymongo_resilience.OperationTimeoutError"
 
@@ -152,137 +143,3 @@ def error_type(error: BaseException) -> str:
     if isinstance(error, OperationTimeoutError):
         return TIMED_OUT
     return code_name(error) or qualified_name(error)
-
-
-class ServerMetrics:
-    """Gauges over the clients that are alive, read when the SDK collects.
-
-    An SDK keeps the first callback of an instrument for good, so there is one of these for each
-    provider, and each ``instrument()`` shows its own clients through it.
-    """
-
-    def __init__(self, meter: Meter, without: Collection[str] = ()) -> None:
-        self._shown: Clients | None = None
-        self._breakers: BreakerRegistry | None = None
-        self._without = without
-        self._to_make: dict[str, Callable[[], object]] = {}
-
-        def gauge(name: str, callback: Callback, unit: str, description: str) -> None:
-            self._to_make[name] = lambda: meter.create_observable_gauge(
-                name,
-                callbacks=[self._unless_left_out(name, callback)],
-                unit=unit,
-                description=description,
-            )
-
-        def level(name: str, callback: Callback, unit: str, description: str) -> None:
-            self._to_make[name] = lambda: meter.create_observable_up_down_counter(
-                name,
-                callbacks=[self._unless_left_out(name, callback)],
-                unit=unit,
-                description=description,
-            )
-
-        gauge(semconv.SERVER_RTT, self._rtt, "s", "Weighted average of a server's round-trip time.")
-        gauge(
-            semconv.SERVER_RTT_MIN,
-            self._rtt_min,
-            "s",
-            "Minimum of a server's last ten round-trip times.",
-        )
-        gauge(
-            semconv.SERVER_STATE,
-            self._state,
-            "{server}",  # for "1" exporters to Prometheus end the name in "_ratio"
-            "1 for the current type of a server and of its topology.",
-        )
-        gauge(
-            semconv.BREAKER_STATE,
-            self._breaker_state,
-            "{server}",  # as above
-            "1 for the current state of a server's circuit breaker.",
-        )
-        PoolGauges(gauge, level, self._alive)
-        self._make()
-
-    def _make(self) -> None:
-        for name in [each for each in self._to_make if each not in self._without]:
-            self._to_make.pop(name)()
-
-    def _unless_left_out(self, name: str, callback: Callback) -> Callback:
-        # One that an earlier instrument() asked for cannot be taken back.
-        def observe(options: CallbackOptions) -> Iterable[Observation]:
-            return () if name in self._without else callback(options)
-
-        return observe
-
-    def _rtt(self, _: CallbackOptions) -> Iterable[Observation]:
-        return self._of_each_server(lambda server: server.average_rtt)
-
-    def _rtt_min(self, _: CallbackOptions) -> Iterable[Observation]:
-        return self._of_each_server(lambda server: server.minimum_rtt)
-
-    def _state(self, _: CallbackOptions) -> Iterable[Observation]:
-        for client in self._clients():
-            for address, server in client.servers().items():
-                yield Observation(
-                    1,
-                    semconv.address_attributes(address)
-                    | {
-                        semconv.SERVER_TYPE: server.type,
-                        semconv.TOPOLOGY_TYPE: client.topology_type,
-                    },
-                )
-
-    def _breaker_state(self, _: CallbackOptions) -> Iterable[Observation]:
-        for client in () if self._breakers is None else self._breakers.all():
-            for address, breaker in client.snapshots().items():
-                yield Observation(
-                    1, semconv.address_attributes(address) | {semconv.STATE: breaker.state.value}
-                )
-
-    def _of_each_server(self, value: Callable[[Server], float | None]) -> Iterator[Observation]:
-        for client in self._clients():
-            for address, server in client.servers().items():
-                seconds = value(server)
-                if seconds is not None:
-                    yield Observation(seconds, semconv.address_attributes(address))
-
-    def show(
-        self,
-        clients: Clients | None,
-        breakers: BreakerRegistry | None = None,
-        without: Collection[str] = (),
-    ) -> None:
-        """From now on these; None shows nothing."""
-        self._shown = clients
-        self._breakers = breakers
-        if clients is not None:
-            self._without = without
-            self._make()
-
-    def _alive(self) -> list[ClientState]:
-        if pending:
-            run_deferred()
-        return [] if self._shown is None else self._shown.alive()
-
-    def _clients(self) -> list[ClientState]:
-        clients = self._alive()
-        for client in clients:
-            client.refresh()
-        return clients
-
-
-_of_global_provider: list[ServerMetrics] = []
-_by_provider: weakref.WeakKeyDictionary[Any, ServerMetrics] = weakref.WeakKeyDictionary()
-
-
-def server_metrics(meter: Meter, provider: Any, without: Collection[str]) -> ServerMetrics:
-    """The gauges of a provider, made once; ``provider`` is None for the global one."""
-    if provider is None:
-        if not _of_global_provider:
-            _of_global_provider.append(ServerMetrics(meter, without))
-        return _of_global_provider[0]
-    if provider not in _by_provider:
-        _by_provider[provider] = ServerMetrics(meter, without)
-    return _by_provider[provider]
