@@ -50,11 +50,11 @@ class ServerGauges:
     def _make(self) -> None:
         for row in [each for each in self._to_make if each.name not in self._without]:
             self._to_make.remove(row)
-            observe, of = partial(self._observe, row), (row.unit, row.description)
+            make: Callable[..., object] = self._meter.create_observable_gauge
             if row.adds_up:
-                self._meter.create_observable_up_down_counter(row.name, [observe], *of)
-            else:
-                self._meter.create_observable_gauge(row.name, [observe], *of)
+                make = self._meter.create_observable_up_down_counter
+            observe = partial(self._observe, row)
+            make(row.name, callbacks=[observe], unit=row.unit, description=row.description)
 
     def _observe(self, row: Row, _: CallbackOptions) -> Iterable[Observation]:
         # One that an earlier instrument() asked for cannot be taken back.
