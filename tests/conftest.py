@@ -15,6 +15,7 @@ from support.fixtures import (
     instrument,
     proxy,
     replica_set,
+    sent,
     server,
     side,
 )

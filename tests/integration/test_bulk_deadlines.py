@@ -14,7 +14,7 @@ from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.interception import Interception
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
-from support.transactions import LOW, DriversTime, drivers_time, limits
+from support.transactions import LOW, DriversTime, TakesTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, override
 
@@ -44,18 +44,6 @@ class SmallBatches(Interception):
         reply["maxWriteBatchSize"] = 1
 
 
-class TakesTime(SentCommands):
-    """Each command takes a third of the timeout, on the driver's clock."""
-
-    def __init__(self, clock: DriversTime) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def succeeded(self, event: Any) -> None:
-        super().succeeded(event)
-        self._clock.passed += LOW / 3 / 1000
-
-
 def timed_out(error: BaseException) -> bool:
     """Of a client's bulk write, what ended it may be inside."""
     both = (error, getattr(error, "error", None))
@@ -70,7 +58,7 @@ def test_one_deadline_is_over_all_its_commands(
 ) -> None:  # fmt: skip
     instrument()
     proxy.inject(SmallBatches())
-    sent = TakesTime(drivers_time)
+    sent = TakesTime(drivers_time, LOW / 3)
     client = side.client(proxy.uri, event_listeners=[sent])
     command, bulk = BULKS[name]
     function, models = bulk(client[database].coll)

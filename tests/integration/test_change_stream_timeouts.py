@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.oldest, pytest.mark.usefixtures("background_by_hand")]
 
 
 @pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
-@pytest.fixture
 def coll(
     side: Side, server: EmbeddedServer, database: str, control: Any, sent: SentCommands
 ) -> Any:

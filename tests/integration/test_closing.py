@@ -16,10 +16,12 @@ from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Ov
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
     background_by_hand,
+    close,
     documents,
     half_read,
     is_open,
     killed,
+    leave_the_block,
     no_jitter,
     run_background,
     until,
@@ -62,24 +64,8 @@ CURSORS: dict[str, Callable[[Side, Any, str], Any]] = {
 }
 
 
-def _close(side: Side, cursor: Any) -> None:
-    side.do(cursor.close)
-
-
-def _leave_the_block(side: Side, cursor: Any) -> None:
-    async def asynchronous() -> None:
-        async with cursor:
-            pass
-
-    def synchronous() -> None:
-        with cursor:
-            pass
-
-    side.do(asynchronous if side.name == "async" else synchronous)
-
-
 @pytest.mark.parametrize("kind", CURSORS)
-@pytest.mark.parametrize("close", [_close, _leave_the_block])
+@pytest.mark.parametrize("close", [close, leave_the_block])
 def test_an_overloaded_server_is_asked_until_the_cursor_is_gone(
     kind: str,
     close: Callable[[Side, Any], None],

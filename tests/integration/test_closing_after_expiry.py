@@ -9,7 +9,15 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
-from support.cursor_cleanup import background_by_hand, documents, is_open, killed, run_background
+from support.cursor_cleanup import (
+    background_by_hand,
+    close,
+    documents,
+    is_open,
+    killed,
+    leave_the_block,
+    run_background,
+)
 from support.cursor_timeouts import MINUTE, age, rest
 from support.telemetry import Instrument
 
@@ -20,29 +28,8 @@ pytestmark = [pytest.mark.oldest, pytest.mark.usefixtures("background_by_hand")]
 
 
 @pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
-@pytest.fixture
 def client(side: Side, server: EmbeddedServer, sent: SentCommands) -> Any:
     return side.client(server.uri, event_listeners=[sent])
-
-
-def _close(side: Side, cursor: Any) -> None:
-    side.do(cursor.close)
-
-
-def _leave_the_block(side: Side, cursor: Any) -> None:
-    async def asynchronous() -> None:
-        async with cursor:
-            pass
-
-    def synchronous() -> None:
-        with cursor:
-            pass
-
-    side.do(asynchronous if side.name == "async" else synchronous)
 
 
 def _made(kind: str, side: Side, client: Any, database: str) -> Any:
@@ -57,7 +44,7 @@ def _made(kind: str, side: Side, client: Any, database: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["find", "aggregate", "watch"])
-@pytest.mark.parametrize("close", [_close, _leave_the_block])
+@pytest.mark.parametrize("close", [close, leave_the_block])
 def test_closing_has_the_whole_time_of_the_operation_again(
     kind: str,
     close: Any,
@@ -137,7 +124,7 @@ def test_after_a_timeout_the_servers_cursor_is_gone(
     if end == "close":
         side.do(cursor.close)
     elif end == "with":
-        _leave_the_block(side, cursor)
+        leave_the_block(side, cursor)
     else:
         del cursor, error
         gc.collect()

@@ -30,11 +30,6 @@ SHORT = 300
 """Milliseconds: less than a server waits for news."""
 
 
-@pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
 @pytest.fixture(params=["process", "rule", "rule over the client's"])
 def configure(
     request: pytest.FixtureRequest,

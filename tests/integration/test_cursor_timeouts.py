@@ -26,11 +26,6 @@ pytestmark = pytest.mark.oldest
 
 
 @pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
-@pytest.fixture
 def coll(side: Side, server: EmbeddedServer, documents: str, sent: SentCommands) -> Any:
     return side.client(server.uri, event_listeners=[sent])[documents].coll
 

@@ -63,11 +63,6 @@ READS: dict[str, Read] = {
 }
 
 
-@pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
 @pytest.mark.parametrize("own", OWN)
 @pytest.mark.parametrize("read", READS)
 def test_a_list_of_one_has_what_is_left(

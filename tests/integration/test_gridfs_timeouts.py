@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_timeouts import age
 from support.telemetry import Instrument
-from support.transactions import LONG, LOW, DriversTime, drivers_time, limits
+from support.transactions import LONG, LOW, DriversTime, TakesTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override, uninstrument
 
@@ -202,18 +202,6 @@ def test_an_upload_has_one_deadline_as_a_whole(
     assert control[stored].fs.files.count_documents({"filename": "new"}) == 1
 
 
-class TakesTime(SentCommands):
-    """Each command takes half of the timeout, on the driver's clock."""
-
-    def __init__(self, clock: DriversTime) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def succeeded(self, event: Any) -> None:
-        super().succeeded(event)
-        self._clock.passed += LOW / 2 / 1000
-
-
 WHOLE: dict[str, tuple[Callable[[Side, Any], tuple[Any, ...]], list[str]]] = {
     "download_to_stream": (
         lambda side, db: (bucket_of(side, db).download_to_stream, "file", io.BytesIO()),
@@ -238,7 +226,7 @@ def test_so_has_each_method_of_more_than_one_command(
 ) -> None:  # fmt: skip
     # Whether a collection is a time-series would be asked in between.
     instrument(single_document_writes=False)
-    sent = TakesTime(drivers_time)
+    sent = TakesTime(drivers_time, LOW / 2)
     db = side.client(proxy.uri, event_listeners=[sent])[stored]
     make, commands = WHOLE[name]
     function, *args = make(side, db)

@@ -13,6 +13,7 @@ from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
 from support.clients import Side
 from support.telemetry import Instrument
+from support.transactions import commit
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.retry_rules import Rule
@@ -20,16 +21,6 @@ from pymongo_resilience.retry_rules import Rule
 pytestmark = pytest.mark.oldest
 
 CUT = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
-
-
-def commit(side: Side, coll: Any) -> None:
-    session = side.do(coll.database.client.start_session)
-    try:
-        side.do(session.start_transaction)
-        side.do(coll.insert_one, {}, session=session)
-        side.do(session.commit_transaction)
-    finally:
-        side.do(session.end_session)
 
 
 def with_transaction(side: Side, coll: Any) -> None:

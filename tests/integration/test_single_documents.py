@@ -44,11 +44,6 @@ INVALID_OPTIONS = 72
 
 
 @pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
-@pytest.fixture
 def coll(side: Side, proxy: ReplicaSet, database: str, control: Any, sent: SentCommands) -> Any:
     """With two documents; its client's connection is made."""
     control[database].coll.insert_many([{"_id": number, "n": 0, "a": [0]} for number in (1, 2)])

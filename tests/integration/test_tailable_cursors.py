@@ -20,11 +20,6 @@ pytestmark = pytest.mark.oldest
 
 
 @pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
-@pytest.fixture
 def coll(
     side: Side, server: EmbeddedServer, database: str, control: Any, sent: SentCommands
 ) -> Any:

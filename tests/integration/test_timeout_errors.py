@@ -38,6 +38,7 @@ from pymongo_resilience_instrumentation.testbed.interception import Amend
 from support.busy_pools import Silent, the_only_connection_taken
 from support.clients import Side
 from support.telemetry import Instrument
+from support.transactions import commit
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Stage, override
@@ -78,17 +79,6 @@ def _batch(side: Side, coll: Any) -> None:
         side.do(cursor.next if side.runner is None else cursor.__anext__)
 
 
-def _commit(side: Side, coll: Any) -> None:
-    session = coll.database.client.start_session()
-    try:
-        # Awaited in an async client up to pymongo's newest, where it is.
-        side.do(session.start_transaction)
-        side.do(coll.insert_one, {}, session=session)
-        side.do(session.commit_transaction)
-    finally:
-        side.do(session.end_session)
-
-
 def _client_bulk(side: Side, coll: Any) -> Any:
     write = InsertOne({}, namespace=coll.full_name)
     return side.do(coll.database.client.bulk_write, [write])
@@ -110,7 +100,7 @@ EXPIRIES: dict[str, Expiry] = {
         lambda: Fail("update", code=50),
         ExecutionTimeout,
     ),
-    "commit": Expiry(_commit, lambda: Fail("commitTransaction", code=50), ExecutionTimeout),
+    "commit": Expiry(commit, lambda: Fail("commitTransaction", code=50), ExecutionTimeout),
     "writeErrors of one": Expiry(
         lambda s, c: s.do(c.insert_one, {}), lambda: FailWrite("insert", 50), WriteError
     ),
@@ -133,7 +123,7 @@ EXPIRIES: dict[str, Expiry] = {
         WTimeoutError,
     ),
     "writeConcernError of a commit": Expiry(
-        _commit, lambda: FailWriteConcern("commitTransaction", code=50), WTimeoutError
+        commit, lambda: FailWriteConcern("commitTransaction", code=50), WTimeoutError
     ),
     "writeConcernError of a bulk write": Expiry(
         lambda s, c: s.do(c.bulk_write, [InsertOne({}), UpdateOne({}, {"$set": {"a": 1}})]),

@@ -36,11 +36,6 @@ MADE: dict[str, Callable[[Side, Any], Any]] = {
 
 
 @pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
-@pytest.fixture
 def coll(side: Side, server: EmbeddedServer, documents: str, sent: SentCommands) -> Any:
     return side.client(server.uri, event_listeners=[sent])[documents].coll
 

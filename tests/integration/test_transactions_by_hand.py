@@ -44,11 +44,6 @@ def run(side: Side, client: Any, body: Callable[[Any], Any]) -> None:
     side.do(loop if side.runner is None else async_loop)
 
 
-@pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
 @pytest.mark.parametrize("instrumented", [True, False])
 @pytest.mark.parametrize(
     ("fault", "names"),

@@ -32,6 +32,22 @@ def background_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", BY_HAND)
 
 
+def close(side: Side, cursor: Any) -> None:
+    side.do(cursor.close)
+
+
+def leave_the_block(side: Side, cursor: Any) -> None:
+    async def asynchronous() -> None:
+        async with cursor:
+            pass
+
+    def synchronous() -> None:
+        with cursor:
+            pass
+
+    side.do(asynchronous if side.name == "async" else synchronous)
+
+
 def run_background(side: Side, client: Any) -> None:
     """What the client's background task does at each tick, in the caller's thread or task."""
     side.do(client._process_periodic_tasks)

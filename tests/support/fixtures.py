@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from support.clients import Side
+from support.clients import SentCommands, Side
 from support.otlp_collector import Collector, collecting
 from support.telemetry import Instrument, Telemetry
 
@@ -96,6 +96,12 @@ def side(request: pytest.FixtureRequest, proxy: ReplicaSet) -> Iterator[Side]:
         made.runner.get_loop()  # now, or it keeps the context of its first use
     yield made
     made.close()
+
+
+@pytest.fixture
+def sent() -> SentCommands:
+    """A listener for a client of the test."""
+    return SentCommands()
 
 
 @pytest.fixture

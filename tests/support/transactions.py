@@ -54,6 +54,18 @@ def limits(sent: SentCommands, *names: str) -> list[int | None]:
     return [command.get("maxTimeMS") for command in sent.named(*names)]
 
 
+def commit(side: Side, coll: Any) -> None:
+    """An insert in a transaction of its own."""
+    session = coll.database.client.start_session()
+    try:
+        # Awaited in an async client up to pymongo's newest, where it is.
+        side.do(session.start_transaction)
+        side.do(coll.insert_one, {}, session=session)
+        side.do(session.commit_transaction)
+    finally:
+        side.do(session.end_session)
+
+
 class DriversTime:
     """The clock of pymongo's deadlines, which a test can put forward."""
 
@@ -62,6 +74,18 @@ class DriversTime:
 
     def monotonic(self) -> float:
         return time.monotonic() + self.passed
+
+
+class TakesTime(SentCommands):
+    """Each command takes so many of the driver's milliseconds."""
+
+    def __init__(self, clock: DriversTime, each: float) -> None:
+        super().__init__()
+        self._clock, self._each = clock, each
+
+    def succeeded(self, event: Any) -> None:
+        super().succeeded(event)
+        self._clock.passed += self._each / 1000
 
 
 @pytest.fixture

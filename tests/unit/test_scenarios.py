@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.engine.failing_work import (
@@ -30,8 +30,8 @@ every_scenario = pytest.mark.parametrize(
 )
 
 
-def in_thread(scenario: Scenario) -> Outcome:
-    work = BlockingWork(
+def work_of(kind: Any, scenario: Scenario) -> Any:
+    return kind(
         scenario.call,
         scenario.faults,
         scenario.strategy,
@@ -40,20 +40,14 @@ def in_thread(scenario: Scenario) -> Outcome:
         own_max_retries=scenario.own_max_retries,
         budget=scenario.budget(),
     )
-    return run_in_thread(scenario.retry_rules(), work)
+
+
+def in_thread(scenario: Scenario) -> Outcome:
+    return run_in_thread(scenario.retry_rules(), work_of(BlockingWork, scenario))
 
 
 def in_task(scenario: Scenario) -> Outcome:
-    work = AwaitedWork(
-        scenario.call,
-        scenario.faults,
-        scenario.strategy,
-        timeout=scenario.timeout,
-        window=scenario.window,
-        own_max_retries=scenario.own_max_retries,
-        budget=scenario.budget(),
-    )
-    return run_in_task(scenario.retry_rules(), work)
+    return run_in_task(scenario.retry_rules(), work_of(AwaitedWork, scenario))
 
 
 @pytest.mark.parametrize("run", [in_thread, in_task])
