@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from opentelemetry.metrics import NoOpMeter
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
-from pymongo_resilience_instrumentation.failures.reasons import ROWS
 from pymongo_resilience_instrumentation.failures.terminal_causes import TABLE as CAUSES, Cause
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
@@ -31,8 +30,6 @@ from pymongo_resilience.config import FILE_VARIABLE, OPTIONS
 from pymongo_resilience.retry_rules import Rule
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.failures.reasons import Row
-
     from pymongo_resilience.config import Option
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +39,6 @@ TIMEOUT = 60
 
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 ERRORS = ROOT / "docs" / "errors.md"
-RETRIES = ROOT / "docs" / "retries.md"
 DEADLINES = ROOT / "docs" / "deadlines.md"
 FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
@@ -67,38 +63,6 @@ def _default(option: Option) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def reasons_table() -> str:
-    rows = [
-        "| reason | from | non-idempotent retry | always retry | in RFC 0049, and why |",
-        "|---|---|---|---|---|",
-        *(
-            f"| `{row.reason.value}` | {_causes(row)} "
-            f"| {_yes_or_no(row.reason.allows_non_idempotent_retry)} "
-            f"| {_yes_or_no(row.reason.always_retry)} | {row.analogue} |"
-            for row in ROWS
-        ),
-    ]
-    star = (
-        "\\* Not among the codes that MongoDB's texts retry. The strategy `mongodb` does so only\n"
-        "where the error has the label RetryableWriteError.\n"
-    )
-    return "\n".join(rows) + "\n\n" + star
-
-
-def _causes(row: Row) -> str:
-    """Classes of errors, labels with what must hold of them, and codes."""
-    classes = " or ".join(f"`{error.__name__}`" for error in row.errors)
-    labels = "the label" + ("s " if len(row.labels) > 1 else " ") + " and ".join(sorted(row.labels))
-    parts = [classes, labels if row.labels else "", row.when]
-    said = ", ".join(part for part in parts if part)
-    codes = ", ".join(f"{c.number} {c.name}" + ("" if c.in_texts else " \\*") for c in row.codes)
-    return "; ".join(part for part in (said, codes) if part)
-
-
-def _yes_or_no(flag: bool) -> str:
-    return "yes" if flag else "no"
-
-
 def causes_table() -> str:
     rows = [
         "| `terminal_cause` | what it is | check |",
@@ -114,7 +78,6 @@ def _attribute(cause: Cause) -> str:
 
 TABLES = {
     "options": (OPTIONS_PAGE, options_table),
-    "reasons": (RETRIES, reasons_table),
     "causes": (FAILING_FAST, causes_table),
     "requirements": (DEADLINES, lambda: document_tables(SECTIONS)),
 }

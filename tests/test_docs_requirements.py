@@ -49,6 +49,11 @@ def test_every_reason_and_every_code_is_in_the_table() -> None:
         _, causes, any_write, always, _ = by_reason[row.reason.value]
         numbers = {int(number) for number in re.findall(r"(?<=[;,] )\d+|^\d+", causes)}
         assert {code.number for code in row.codes} <= numbers
+        for code in row.codes:
+            # A star for what MongoDB's texts do not retry.
+            assert code.in_texts == (f"{code.number} {code.name} \\*" not in causes)
+        assert all(f"`{error.__name__}`" in causes for error in row.errors)
+        assert all(label in causes for label in row.labels)
         assert any_write == ("yes" if row.reason.allows_non_idempotent_retry else "no")
         assert always == ("yes" if row.reason.always_retry else "no")
 

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.oldest
 SENT = classify.Attempt(reached_connection=True, carried_txn_number=False, server=None, min_rtt=0.0)
 OF_THE_TEXT = {6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 """Retryable Reads, "Retryable Error"."""
+BY_REASON = {row.reason: row for row in reasons.ROWS}
 CODES = [(row, code) for row in reasons.ROWS for code in row.codes]
 
 
@@ -72,14 +73,14 @@ CLASSES = [
     (WaitQueueTimeoutError("full"), False, reasons.UNKNOWN),
     (ServerSelectionTimeoutError("none"), False, reasons.NODE_NOT_AVAILABLE),
     (NotPrimaryError("not primary"), True, reasons.NOT_PRIMARY),
-    (AutoReconnect("refused"), False, reasons.SOCKET_NOT_AVAILABLE),
-    (AutoReconnect("closed"), True, reasons.SOCKET_CLOSED_WHILE_IN_FLIGHT),
-    (_caused_by(DeadPeerError(5)), True, reasons.DEAD_PEER),
-    (_caused_by(DeadPeerError(5)), False, reasons.SOCKET_NOT_AVAILABLE),
-    (_caused_by(InterruptedAttemptError()), True, reasons.INTERRUPTED),
-    (_caused_by(AttemptTimeoutError(1)), True, reasons.ATTEMPT_TIMEOUT),
-    (_caused_by(InterruptedAttemptError()), False, reasons.INTERRUPTED),
-    (_caused_by(UNTRUSTED), False, reasons.TLS_ERROR),
+    (AutoReconnect("refused"), False, BY_REASON[RetryReason.SOCKET_NOT_AVAILABLE]),
+    (AutoReconnect("closed"), True, BY_REASON[RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT]),
+    (_caused_by(DeadPeerError(5)), True, BY_REASON[RetryReason.DEAD_PEER]),
+    (_caused_by(DeadPeerError(5)), False, BY_REASON[RetryReason.SOCKET_NOT_AVAILABLE]),
+    (_caused_by(InterruptedAttemptError()), True, BY_REASON[RetryReason.INTERRUPTED]),
+    (_caused_by(AttemptTimeoutError(1)), True, BY_REASON[RetryReason.ATTEMPT_TIMEOUT]),
+    (_caused_by(InterruptedAttemptError()), False, BY_REASON[RetryReason.INTERRUPTED]),
+    (_caused_by(UNTRUSTED), False, BY_REASON[RetryReason.TLS_ERROR]),
     (CircuitBreakerOpenError("open"), False, reasons.CIRCUIT_BREAKER_OPEN),
     (OverloadShedError("refused"), False, reasons.LOAD_SHED),
 ]
