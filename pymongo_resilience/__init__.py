@@ -23,6 +23,7 @@ from pymongo_resilience.events import (
     BreakerOpened,
     Event,
     Listener,
+    ReadHedged,
     RetryDeclined,
     RetryScheduled,
 )
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
-    from pymongo_resilience.client_status import ClientStatus, ServerStatus
+    from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
     from pymongo_resilience.eligibility import SelectionRule
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience.transaction_rules import Attempts
@@ -60,12 +61,14 @@ __all__ = [
     "Event",
     "Failure",
     "FastFailOnTerminalError",
+    "HedgeCounts",
     "Listener",
     "MongoDBSpecification",
     "Operation",
     "OperationTimeoutError",
     "OverloadShedError",
     "Policy",
+    "ReadHedged",
     "RetryAction",
     "RetryDeclined",
     "RetryReason",
@@ -88,6 +91,7 @@ __all__ = [
 
 _ANSWERS = {
     "ClientStatus": "client_status",
+    "HedgeCounts": "client_status",
     "SelectionRule": "eligibility",
     "ServerStatus": "client_status",
     "ServerVerdict": "explanation",

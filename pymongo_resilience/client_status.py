@@ -39,6 +39,18 @@ class ServerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HedgeCounts:
+    """A client's reads under a policy that hedges. Immutable, so thread- and task-safe."""
+
+    reads: int
+    """Those that could have been sent to a second server."""
+    sent: int
+    """Those that were."""
+    won: int
+    """Among those, the ones that the second server answered first."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClientStatus:
     """One client. Immutable, so thread- and task-safe."""
 
@@ -53,5 +65,7 @@ class ClientStatus:
     spans: str | None = None
     """Who draws the spans of its operations: ``pymongo_resilience``, or ``pymongo`` where the
     application asked the driver for its own; None where nobody does."""
+    hedges: HedgeCounts | None = None
+    """None before the first read that a policy hedges."""
     config: Config | None = None
     """The configuration in force in the process; None while the library is off."""

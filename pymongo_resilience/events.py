@@ -73,8 +73,24 @@ class BreakerClosed(NamedTuple):
     server: str
 
 
+class ReadHedged(NamedTuple):
+    """A read that stayed unanswered was sent to a second server as well, and has ended."""
+
+    operation: str
+    namespace: str
+    server: str
+    """``"host:port"`` of the one that it was sent to first."""
+    second_server: str | None
+    """None where the second try had not got one yet."""
+    waited: float
+    """Seconds that the read was unanswered before it was sent again."""
+    winner: str | None
+    """Whose answer the operation has: ``"first"`` or ``"hedge"``; None where neither had one."""
+
+
 BreakerEvent = BreakerOpened | BreakerClosed
-Event = RetryScheduled | RetryDeclined | BreakerOpened | BreakerClosed
+RetryEvent = RetryScheduled | RetryDeclined
+Event = RetryEvent | BreakerEvent | ReadHedged
 
 
 class Listener(Protocol):
@@ -126,7 +142,7 @@ class DecisionLog:
     """
 
     def on_event(self, event: Event, /) -> None:
-        if isinstance(event, BreakerEvent):
+        if not isinstance(event, RetryEvent):
             return
         scheduled = isinstance(event, RetryScheduled)
         fields = event._asdict() | {

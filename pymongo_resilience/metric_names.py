@@ -17,8 +17,8 @@ METRICS = (
         _OURS + name
         for name in (
             "attempts", "backoff", "circuit_breaker.state", "heartbeat.duration",
-            "heartbeat.failures", "retries", "retry_budget.tokens", "server.rtt", "server.rtt.min",
-            "server.state", "server_selection.duration",
+            "heartbeat.failures", "hedged_reads", "retries", "retry_budget.tokens", "server.rtt",
+            "server.rtt.min", "server.state", "server_selection.duration",
         )
     ),
 )  # fmt: skip

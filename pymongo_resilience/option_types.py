@@ -75,6 +75,12 @@ def number(low: float, high: float) -> OptionType:
 ATTEMPT_TIMEOUT_MS = integer(1, LONGEST_MS)
 TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 disables the timeout."""
+HEDGE = OptionType(
+    "boolean or integer",
+    f"true, false or an integer from 1 to {LONGEST_MS}",
+    int,
+    lambda value: isinstance(value, bool) or ATTEMPT_TIMEOUT_MS.legal(value),
+)
 
 
 def one_of(names: Iterable[str], *, optional: bool = False) -> OptionType:

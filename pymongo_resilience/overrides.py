@@ -45,6 +45,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         data: Mapping[str, Any] | None = None,
         priority: Priority | None = None,
         attempt_timeout_ms: int | None = None,
+        hedge: bool | int | None = None,
     ) -> None:
         self._policy = Policy(
             timeout_ms=timeout_ms,
@@ -54,6 +55,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             data=data,
             priority=priority,
             attempt_timeout_ms=attempt_timeout_ms,
+            hedge=hedge,
         )
         self._entered: list[Block] = []
         """Those that have not ended."""

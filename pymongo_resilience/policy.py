@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from pymongo_resilience.first_use import HEDGED_READS
 from pymongo_resilience.option_types import (
     ATTEMPT_TIMEOUT_MS,
+    HEDGE,
     PRIORITY,
     TIMEOUT_MODE,
     TIMEOUT_MS,
@@ -46,6 +48,9 @@ class Policy:
     """Milliseconds that what was sent may stay unanswered, before it is given up and repeated."""
     priority: Priority | None = None
     """Which operations are refused first with load shedding; normal where nothing names one."""
+    hedge: bool | int | None = None
+    """Milliseconds after which an unanswered read is sent to a second server as well; True is the
+    95th percentile of its collection, False is never."""
 
     def __post_init__(self) -> None:
         # Only types are named: the data may be confidential, and so may be what is given for it.
@@ -59,6 +64,8 @@ class Policy:
                 _check_timeout(name, value, least)
         _check_name("timeout_mode", self.timeout_mode, TIMEOUT_MODE)
         _check_name("priority", self.priority, PRIORITY)
+        if self.hedge is not None:
+            _check_hedge(self.hedge)
         if self.strategy is not None:
             check_strategy(self.strategy)
         if self.data is not None and not isinstance(self.data, Mapping):
@@ -90,6 +97,15 @@ def _check_timeout(name: str, value: object, least: int) -> None:
     kind = ATTEMPT_TIMEOUT_MS if least else TIMEOUT_MS
     if not kind.legal(value):
         raise ValueError(f"{name}={value}: expected {kind.allowed}")
+
+
+def _check_hedge(value: object) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"hedge is of type {type(value).__name__}: expected a bool or an int")
+    if not HEDGE.legal(value):
+        raise ValueError(f"hedge={value}: expected {HEDGE.allowed}")
+    if value:
+        HEDGED_READS.use()
 
 
 def _check_name(field_name: str, value: object, kind: OptionType) -> None:

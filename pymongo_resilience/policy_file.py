@@ -8,6 +8,7 @@ from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
 from pymongo_resilience.option_types import (
     ATTEMPT_TIMEOUT_MS,
     BOOLEAN,
+    HEDGE,
     PRIORITY,
     TIMEOUT_MODE,
     TIMEOUT_MS,
@@ -36,6 +37,7 @@ KEYS: Mapping[str, OptionType] = {
     "strategy": one_of(NAMED),
     "data": _TABLE,
     "priority": PRIORITY,
+    "hedge": HEDGE,
 }
 """The fields of a Policy, as the file has them."""
 CONFIDENTIAL = "data"

@@ -22,6 +22,8 @@ from support.fixtures import (
 from support.gathered import Gathering, gather
 from support.parts import Parts
 
+from pymongo_resilience.first_use import HEDGED_READS
+
 LONGEST = 30
 """Characters of a parameter in the name of a test."""
 
@@ -42,6 +44,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Thousands of tests are no garbage: walking them took a fifth of the time of a run."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """A policy of one test puts no wrappers on in another one."""
+    HEDGED_READS.used = False
 
 
 @pytest.fixture(scope="session")

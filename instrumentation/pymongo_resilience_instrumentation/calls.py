@@ -89,7 +89,9 @@ class Call:
     batch_of: type | None = None
     """Of a later batch, the class of its cursor."""
     only_reads = False
-    """A command runner was given a command that can only read."""
+    """A command runner was given a command that can only read; or it is a try of a hedged read."""
+    hedge: Any = None
+    """A Try (hedged_reads/): the one of two that this copy of a call is for."""
     waits_until = NEVER
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""

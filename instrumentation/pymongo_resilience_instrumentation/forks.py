@@ -68,6 +68,8 @@ def _in_child() -> None:
         steps.append(runtime.command_spans.reset_after_fork)
     if runtime.transaction_spans is not None:
         steps.append(runtime.transaction_spans.reset_after_fork)
+    if runtime.hedges is not None:
+        steps.append(runtime.hedges.reset_after_fork)
     for step in steps:
         with shielded("in a forked child"):
             step()

@@ -19,6 +19,7 @@ from pymongo_resilience_instrumentation.cursors import (
     wrappers as cursor_wrappers,
 )
 from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
+from pymongo_resilience_instrumentation.hedged_reads import late as late_hedging
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
     Owner,
@@ -90,10 +91,11 @@ class Patches:
         self.applied: list[Patch] = []
         self._late: dict[Need, Sequence[Patch]] = {}
         self._removed = False
+        self._runtime: Runtime | None = None
 
     def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
         """All patches but those whose feature the installed pymongo cannot have."""
-        self._flag = runtime.enabled_flag
+        self._flag, self._runtime = runtime.enabled_flag, runtime
         runtime.need = self.need
         for owner, name, wrapper in _of_the_public_api(runtime, without):
             self._wrap(owner, name, wrapper)
@@ -114,6 +116,7 @@ class Patches:
                 self._late[need] = (*self._late.get(need, ()), *filter(None, made))
         if not runtime.no_configured_timeout:
             self.need("timeout")
+        late_hedging.wrap_when_used(runtime, without, self._add)
         if Feature.TIMEOUT not in without:
             late_gridfs.wrap_when_imported(runtime, self._add)
 
@@ -145,6 +148,7 @@ class Patches:
         """
         self._removed = True
         late_gridfs.forget()
+        late_hedging.forget(self._runtime)
         self._take_off()
 
     def _take_off(self) -> None:

@@ -93,6 +93,8 @@ class Runtime:
     """Whether retries are decided here, not in the driver's own loop."""
     slow_seconds: float | None = None
     """Calls that take as long have their timeline logged; None is off."""
+    hedges: Any = None
+    """A HedgeRegistry (hedged_reads/), from the first policy on that hedges."""
     need: Callable[[Need], None] = lambda _: None
     """Puts patches on that the first timeout, say, needs; see ``Patches.need``."""
 

@@ -86,6 +86,11 @@ LIVING_TOO_SHORT = {
     "ServerType": "the same",
     "State": "the same",
     "TopologyType": "the same",
+    "HedgeCounts": "numbers",
+    # of a read that is hedged, of which there is none there
+    "ReadHedged": "names of an operation and its namespace, addresses and a number",
+    "Kept": "addresses",
+    "NoOtherServerError": "a text of ours",
     "ServerStatus": "an address, numbers and an error without any text of the server's",
     "ClientStatus": "these",
     # of what ended a connection, raised or handed to the driver

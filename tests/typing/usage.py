@@ -242,6 +242,9 @@ pay("1", by="card")  # type: ignore[arg-type]
 override(timeout_ms=200, timeout_mode="iteration")
 override(timeout_mode="next")  # type: ignore[arg-type]
 override(priority="low")
+override(hedge=True)
+Policy(hedge=20)
+Policy(hedge="soon")  # type: ignore[arg-type]
 Policy(priority="urgent")  # type: ignore[arg-type]
 override(idempotent="yes")  # type: ignore[arg-type]
 override(retry_writes=False)  # type: ignore[call-arg]

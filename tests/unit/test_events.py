@@ -19,6 +19,7 @@ from pymongo_resilience.events import (
     DecisionLog,
     Event,
     Listener,
+    ReadHedged,
     RetryDeclined,
     RetryScheduled,
 )
@@ -125,6 +126,8 @@ def test_events_carry_facts_and_no_error_text() -> None:
     common = ["operation", "namespace", "reason", "server", "attempt"]
     assert RetryScheduled._fields == (*common, "delay")
     assert RetryDeclined._fields == (*common, "rule", "why")
+    hedge = ["server", "second_server", "waited", "winner"]
+    assert ReadHedged._fields == ("operation", "namespace", *hedge)
     assert BreakerClosed._fields == ("server",)
     counts = ["calls", "failures", "next_probe_in"]
     assert BreakerOpened._fields == ("server", *counts)

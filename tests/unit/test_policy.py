@@ -41,6 +41,7 @@ policies = st.builds(
     timeout_ms=st.none() | st.integers(0, 9),
     timeout_mode=st.sampled_from([None, "cursor_lifetime", "iteration"]),
     priority=st.sampled_from([None, "high", "normal", "low"]),
+    hedge=st.none() | st.booleans() | st.integers(1, 9),
 )
 
 
@@ -104,6 +105,20 @@ def test_a_wrong_priority_is_named_with_those_that_exist() -> None:
         override(priority="urgent")  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(TypeError, match="priority is of type int: expected a str"):
         Policy(priority=1)  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_a_wrong_hedge_is_refused() -> None:
+    with pytest.raises(ValueError, match="hedge=0: expected true, false or an integer from 1"):
+        override(hedge=0)
+    with pytest.raises(TypeError, match="hedge is of type float: expected a bool or an int"):
+        Policy(hedge=0.5)  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_a_block_switches_hedges_off() -> None:
+    with override(hedge=20), override(timeout_ms=1):
+        assert current().hedge == 20
+        with override(hedge=False):
+            assert current().hedge is False
 
 
 def test_the_innermost_priority_holds() -> None:

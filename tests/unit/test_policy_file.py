@@ -33,6 +33,7 @@ data = {team = "files", level = 3}
 idempotent = false
 timeout_mode = "iteration"
 priority = "low"
+hedge = 20
 """
 
 
@@ -62,7 +63,7 @@ def test_rules_of_a_file(file: Path) -> None:
         policies={
             "shop.*": Policy(True, NAMED["best_effort"]),
             "shop.fs.files": Policy(None, NAMED["mongodb"], {"team": "files", "level": 3}),
-            "*.audit": Policy(False, timeout_mode="iteration", priority="low"),
+            "*.audit": Policy(False, timeout_mode="iteration", priority="low", hedge=20),
         },
     )
     assert Config.from_toml(file) == expected
@@ -96,6 +97,7 @@ def test_every_strategy_has_its_name(name: str, file: Path) -> None:
         ("idempotent = 'yes'", "idempotent = 'yes': expected true or false"),
         ("priority = 'urgent'",
          "priority = 'urgent': expected one of high, normal, low"),
+        ("hedge = 1.5", "hedge = 1.5: expected true, false or an integer from 1 to 2147483647"),
         ("data = 'secret'", "data is of type str: expected a table, as in {robot = true}"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,41 @@ def cursor_address(operation: Any, address: Any) -> Any:
     """What a killCursors for the cursor of a getMore is sent to, on the server at ``address``."""
     made = importlib.import_module("pymongo.message")._CursorAddress
     return made(address, f"{operation.db}.{operation.coll}")
+
+
+def may_be_sent_twice(operation: Any, cursor: Any) -> bool:
+    """Whether the first batch of the cursor could come from any server: nobody's session, and no
+    connection of its own."""
+    session = operation.session
+    return not (
+        operation.conn_mgr
+        or operation.exhaust
+        or is_tailable(cursor)
+        or (session is not None and not session._implicit)
+    )
+
+
+def with_new_session(client: Any, operation: Any) -> Any:
+    """A copy of the operation of a cursor's first batch, with an implicit session of its own."""
+    made = copy.copy(operation)
+    made.session = client._ensure_session()
+    return made
+
+
+def take_session(cursor: Any) -> Any:
+    """The cursor's implicit session, if any, which it does not end any more."""
+    session, cursor._session = cursor._session, None
+    return session
+
+
+def set_session(cursor: Any, session: Any) -> None:
+    cursor._session = session
+
+
+def opened_by(reply: Any, operation: Any) -> tuple[int, Any]:
+    """The cursor of a first batch, 0 for one that is exhausted, and what it is killed with."""
+    cursor_id: int = reply.docs[0]["cursor"]["id"]
+    return cursor_id, cursor_address(operation, reply.address)
 
 
 def set_timeout_of_each_next(stream: Any, seconds: float | None) -> None:

@@ -33,7 +33,7 @@ _LOOP_NAMES = (
 _BULK_NAMES = ("current_run", "retrying", "started_retryable_write")
 _SESSION_NAMES = ("_start_retryable_write", "_transaction", "_unpin")
 _CLEANUP_NAMES = (*KILLS, BACKGROUND, END_SESSIONS, CONNECTION_FOR_SESSIONS, "_close_cursor_soon")
-_CURSOR_NAMES = (CLONE, "_query_flags", "_max_await_time_ms")
+_CURSOR_NAMES = (CLONE, "_query_flags", "_max_await_time_ms", "_session")
 _STREAM_NAMES = (AGGREGATE, "_timeout", "_target", "_client")
 _TRANSACTION_NAMES = (
     "set_starting", "has_completed_command", "attempt", "pinned_address", "sharded",
@@ -48,7 +48,11 @@ def parts() -> Iterator[Part]:
         yield from _of_the_loop(half, prefix)
         yield from _of_breakers(f"{client}:{LOOP}", f"{session}:_Transaction")
         yield Part(Feature.BREAKERS, f"{client}:{prefix}MongoClient", ("_closed",))
-        yield Part(Feature.CURSORS, f"{client}:{prefix}MongoClient", (RUN_OPERATION,))
+        yield Part(
+            Feature.CURSORS,
+            f"{client}:{prefix}MongoClient",
+            (RUN_OPERATION, "_ensure_session"),
+        )
         yield from _of_cursors(half, prefix)
         yield Part(
             Feature.EXISTING_CLIENTS, f"{client}:{prefix}MongoClient", ("_clients", "_closed")

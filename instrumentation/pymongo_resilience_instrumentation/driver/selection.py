@@ -7,6 +7,7 @@ import importlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from pymongo.read_preferences import Primary
 from pymongo.server_selectors import any_server_selector, writable_server_selector
 
 from pymongo_resilience.faults import deliver
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.addresses import Address
 
+PRIMARY = Primary().mode
 SELECTOR = "server_selector"
 """The option of a client: a callable that leaves servers out."""
 ERROR_MESSAGE = "_error_message"
@@ -113,6 +115,14 @@ def is_bound(loop: Any) -> bool:
     return (
         session is not None and bool(session.in_transaction) and not session._transaction.starting()
     )
+
+
+def may_choose(client: Any, preference: Any) -> bool:
+    """Whether the deployment may have several servers for a read with that preference."""
+    description = client.topology_description
+    if len(description.server_descriptions()) < 2:  # noqa: PLR2004
+        return False
+    return bool(preference.mode != PRIMARY or description.topology_type_name == "Sharded")
 
 
 def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:

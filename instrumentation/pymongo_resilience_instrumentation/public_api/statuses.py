@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.client_status import ClientStatus, ServerStatus
+from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.selection import conversions
 from pymongo_resilience_instrumentation.telemetry.tracing import tracing_of
@@ -28,12 +28,13 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
     described = client.topology_description
     known = conversions.topology(described)
     addresses = [each.address for each in conversions.servers_of(described)]
-    counts = budget = shedders = None
+    counts = budget = shedders = hedges = None
     breakers: Mapping[Any, Snapshot] = {}
     if runtime is not None:
         budget = runtime.budgets.of(client)
         counts = runtime.counts_of(client)
         breakers = runtime.breakers_of(client)
+        hedges = None if runtime.hedges is None else runtime.hedges.known(client)
         shedders = None if runtime.shedding is None else runtime.shedding.of(client)
 
     def in_flight(at: Any, address: str) -> int | None:
@@ -72,5 +73,8 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         ),
         dead_peer_s=None if runtime is None else watched_for(runtime.config),
         retry_tokens=None if budget is None else budget.tokens,
+        hedges=None
+        if hedges is None
+        else HedgeCounts(hedges.budget.reads, hedges.budget.sent, hedges.won),
         config=None if runtime is None else runtime.config,
     )

@@ -109,13 +109,15 @@ class Attempts(driver.retry_loop.DriverLoop):
         of ours leaves it all to the driver."""
         call, runtime = self.call, self.runtime
         try:
-            if call.only_reads:
-                # The runner's own command comes first; what others run inside comes later.
-                self.only_reads, call.only_reads = True, False
             avoided = deprioritized.avoided()
             if avoided:
                 self.avoided = avoided
                 self.avoiding = deprioritized.begin()
+            if call.only_reads:
+                # The runner's own command comes first; what others run inside comes later.
+                self.only_reads, call.only_reads = True, False
+                if call.hedge is not None:
+                    call.hedge.began(self)
             if runtime.admits:
                 if runtime.breakers is not None:
                     self.breakers = runtime.breakers.of(call.client)
@@ -317,6 +319,8 @@ class Attempts(driver.retry_loop.DriverLoop):
             failure = attempt_timeouts.as_attempt_timeout(failure, operation)
         if self.permit is not None:
             self._report_to_breaker(evidence(failure))
+        if failure.overloaded and self.runtime.hedges is not None:
+            self.runtime.hedges.of(self.call.client).budget.overloaded()
         return failure
 
     def leave(self, failure: Failure) -> Callable[[], Any] | None:

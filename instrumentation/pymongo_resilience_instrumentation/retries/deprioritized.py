@@ -9,7 +9,10 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import PyMongoError
+
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.interception.methods import Method
 
 if TYPE_CHECKING:
@@ -18,6 +21,17 @@ if TYPE_CHECKING:
 
 
 Mark = Token["tuple[Address, ...]"]
+
+
+class NoOtherServerError(PyMongoError):
+    """A hedged read has no server to go to but the one that it was sent to before."""
+
+
+class Kept(tuple["Address", ...]):
+    """Servers that a hedge keeps away from: it goes to another one, or nowhere."""
+
+    __slots__ = ()
+
 
 _failed: ContextVar[tuple[Address, ...]] = ContextVar(
     "pymongo_resilience_deprioritized", default=()
@@ -36,6 +50,15 @@ def avoid(addresses: tuple[Address, ...], mark: Mark | None) -> Mark:
     """From now on; what ``end()`` needs to go back to how it was when the operation began."""
     changed = _failed.set(addresses)
     return changed if mark is None else mark
+
+
+def keep_away(loop: Any, server: str) -> None:
+    """The loop of a hedge begins: it never goes to this ``"host:port"``."""
+    before, known = avoided(), driver.selection.known_addresses(loop.call.client)
+    kept = Kept(each for each in known if address_text(each) == server)
+    loop.avoiding = avoid(kept, loop.avoiding)
+    if loop.avoided is None:
+        loop.avoided = before
 
 
 def end(mark: Mark | None, before: tuple[Address, ...] = ()) -> None:
@@ -68,6 +91,8 @@ def _select(original: Function) -> Function:
         avoided = [known[address] for address in failed if address in known]
         measured = driver.selection.measuring_the_whole_set(selector, description)
         found = original(description, measured, address, custom_selector, avoided)
+        if not found and isinstance(failed, Kept):
+            raise NoOtherServerError("no other server is eligible")
         return found or original(description, selector, address, custom_selector, None)
 
     return method

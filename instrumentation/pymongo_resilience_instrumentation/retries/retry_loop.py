@@ -97,7 +97,10 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
                 except Exception as error:  # noqa: BLE001 - every failure is judged
                     failed = error
                 if failed is not None:
-                    prepared, result = True, executor.run(self, failed)
+                    prepared = True
+                    if call.hedge is not None and call.hedge.ends(self, failed):
+                        raise failed
+                    result = executor.run(self, failed)
                 elif budgets.incomplete:
                     budgets.succeeded(call.client)
                 session = self._session
@@ -155,7 +158,10 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
                 except Exception as error:  # noqa: BLE001 - every failure is judged
                     failed = error
                 if failed is not None:
-                    prepared, result = True, await executor.run(self, failed)
+                    prepared = True
+                    if call.hedge is not None and await call.hedge.ends_async(self, failed):
+                        raise failed
+                    result = await executor.run(self, failed)
                 elif budgets.incomplete:
                     budgets.succeeded(call.client)
                 session = self._session

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind
 
-from pymongo_resilience.events import BreakerEvent, RetryScheduled
+from pymongo_resilience.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
@@ -157,6 +157,9 @@ class OperationSpans:
         call = calls.current()
         if call is None or call.span is None or not call.span.is_recording():
             return
+        if isinstance(event, ReadHedged):
+            _show_hedge(call.span, event)
+            return
         attributes: dict[str, Any] = {semconv.REASON: event.reason.value}
         if event.server is not None:
             attributes[semconv.SERVER] = event.server
@@ -166,6 +169,14 @@ class OperationSpans:
             call.span.add_event(
                 semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value}
             )
+
+
+def _show_hedge(span: Span, event: ReadHedged) -> None:
+    attributes: dict[str, Any] = {semconv.SERVER: event.server, semconv.WAITED: event.waited}
+    if event.second_server is not None:
+        attributes[semconv.HEDGE_SERVER] = event.second_server
+    span.add_event(semconv.EVENT_HEDGED, attributes)
+    span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
 
 
 def _end_operation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.events import BreakerEvent, Broadcast, RetryScheduled
+from pymongo_resilience.events import Broadcast, RetryEvent, RetryScheduled
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls
 
@@ -20,7 +20,7 @@ class CallLog:
 
     def on_event(self, event: Event, /) -> None:
         call = calls.current()
-        if call is None or isinstance(event, BreakerEvent):
+        if call is None or not isinstance(event, RetryEvent):
             return
         note(call, event)
         if isinstance(event, RetryScheduled):

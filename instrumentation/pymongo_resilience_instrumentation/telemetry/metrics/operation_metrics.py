@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.events import BreakerEvent, RetryScheduled
+from pymongo_resilience.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.safe_texts import code_name, qualified_name
@@ -73,6 +73,11 @@ class OperationMetrics:
             "Failed attempts by decision: scheduled, or the rule that declined.",
             "{decision}",
         )
+        self._hedged = made.counter(
+            semconv.HEDGED_READS,
+            "Reads sent to a second server as well, by whose answer came first.",
+            "{read}",
+        )
         self._attempts = made.histogram(
             semconv.ATTEMPTS,
             "Attempts that one call of the public API took.",
@@ -119,6 +124,14 @@ class OperationMetrics:
         if isinstance(event, BreakerEvent):
             return
         call = calls.current()
+        if isinstance(event, ReadHedged):
+            if self._hedged is not None:
+                winner = event.winner or semconv.NEITHER
+                self._hedged.add(
+                    1,
+                    {semconv.DB_OPERATION_NAME: event.operation, semconv.HEDGE_WINNER: winner},
+                )
+            return
         if isinstance(event, RetryScheduled):
             decision = "scheduled"
             if self._backoff is not None:

@@ -1,0 +1,66 @@
+"""What each client keeps for its hedged reads, and where a hedge can go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pymongo_resilience.hedging import Hedging
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.clients.by_client import keep
+
+from .lanes import TaskLanes, ThreadLanes, Threads
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
+
+
+class ClientHedges(Hedging):
+    """Of one client. Thread- and task-safe."""
+
+    def __init__(self, clock: Clock, breakers: BreakerRegistry | None) -> None:
+        super().__init__(clock)
+        self.threads = Threads()
+        self.tasks: set[asyncio.Task[object]] = set()
+        self._breakers = breakers
+
+    def lanes(self, *, asynchronous: bool) -> ThreadLanes | TaskLanes:
+        return TaskLanes(self.tasks) if asynchronous else ThreadLanes(self.threads)
+
+    def may_go_elsewhere(self, loop: Any, server: str) -> bool:
+        """Whether the loop's read could be sent to another server than this ``"host:port"``: by its
+        read preference, in the latency window, with no breaker open."""
+        breakers = self._breakers
+        narrowed = None if breakers is None else breakers.of(loop.call.client).without_open
+        found = driver.selection.choices(loop, narrowed or (lambda servers: servers))
+        return any(address_text(each) != server for each in found)
+
+
+class HedgeRegistry:
+    """What each client has, found by its identity. Holds none alive. Thread- and task-safe."""
+
+    def __init__(self, clock: Clock, breakers: BreakerRegistry | None) -> None:
+        self._parts = clock, breakers
+        self._by_client: dict[int, ClientHedges] = {}
+
+    def of(self, client: Any) -> ClientHedges:
+        found = self._by_client.get(id(client))
+        return found or keep(self._by_client, client, ClientHedges(*self._parts))
+
+    def known(self, client: Any) -> ClientHedges | None:
+        """None for a client that has hedged nothing."""
+        return self._by_client.get(id(client))
+
+    def stop(self) -> None:
+        for each in list(self._by_client.values()):
+            each.threads.stop()
+
+    def reset_after_fork(self) -> None:
+        """In a forked child, which has neither their threads nor their tasks."""
+        for each in list(self._by_client.values()):
+            each.budget.reset_after_fork()
+            each.threads.reset_after_fork()
+            each.tasks.clear()

@@ -1,0 +1,44 @@
+"""Reads are wrapped for hedging once the first policy asks for it: most processes have none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymongo_resilience.faults import logger, shielded
+from pymongo_resilience.first_use import HEDGED_READS
+from pymongo_resilience_instrumentation.self_check import Feature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+NEEDED = {Feature.RETRIES, Feature.CURSORS, Feature.RETARGETING, Feature.BREAKERS}
+
+
+def wrap_when_used(
+    runtime: Runtime,
+    without: Collection[Feature],
+    wrap: Callable[[Iterable[Wrapped]], None],
+) -> None:
+    """Now, where a policy asked for it already."""
+
+    def prepare() -> None:
+        with shielded("with hedged reads, so none is hedged"):
+            if NEEDED & set(without):
+                logger.warning("no read is hedged: pymongo decides on its retries by itself")
+                return
+            from . import wrappers  # noqa: PLC0415 - most processes hedge nothing
+
+            runtime.need("avoided server")
+            wrap(wrappers.wrapped(runtime))
+
+    HEDGED_READS.prepare_with(prepare)
+
+
+def forget(runtime: Runtime | None) -> None:
+    """The library is switched off: no thread of ours is left idle."""
+    HEDGED_READS.forget()
+    if runtime is not None and runtime.hedges is not None:
+        runtime.hedges.stop()

@@ -1,0 +1,275 @@
+"""A read's two tries, and which of them the caller gets: the first answer.
+
+Each try is a run of the driver's method in a lane of its own, with a copy of the call. The first
+has the retry rules of any read. The second is one attempt, on another server, and nothing repeats
+it. Where the first fails after the second was sent, it waits for that one before it is repeated.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pymongo_resilience.events import ReadHedged
+from pymongo_resilience.faults import raise_alone, shielded
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.retries import deprioritized
+
+if TYPE_CHECKING:
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.interception.steps import Steps
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+    from .hedges import ClientHedges
+    from .lanes import TaskLanes, ThreadLanes
+
+FACTS = (
+    "selected", "server", "driver_connection_id", "reasons", "runs", "backoff", "declined_by",
+    "judged", "waits", "withholds", "likely_cause", "only_command", "has_command_spans",
+)  # fmt: skip
+"""What the call learns from the try that ends it."""
+FIRST, HEDGE = "first", "hedge"
+
+
+class Read(Protocol):
+    """What is read, maybe twice. Steps are called, in async clients awaited."""
+
+    def send(self, tried: Try, /) -> Steps: ...
+
+    def adopt(self, tried: Try, /) -> None:
+        """What it ends with is the caller's."""
+
+    def discard(self, tried: Try, /) -> Steps:
+        """It is over, and its result, if it has one, is not the caller's."""
+
+
+class Try:
+    """One of the two. Belongs to its lane; how it ended is the race's."""
+
+    def __init__(self, race: Race, name: str, around: Call, finished: Any) -> None:
+        self.name = name
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.begun = False
+        self.finished = finished
+        """An event, of the race's lanes."""
+        self.server: str | None = None
+        """``"host:port"`` of the last one, once it is over."""
+        self.loop: Any = None
+        """The driver's retry loop, while it runs."""
+        self._race: Race | None = race
+        self.call = call = copy.copy(around)
+        call.hedge = self
+        call.only_reads = True  # has its loop call began()
+        call.command_spans = {}
+        call.token = call.outer_context = None
+        call.deadline = NO_DEADLINE
+
+    def began(self, loop: Any) -> None:
+        """The driver's loop is about to select a server."""
+        self.loop = loop
+        if self.name == HEDGE and self._race is not None:
+            deprioritized.keep_away(loop, self._race.slow)
+
+    def ends(self, loop: Any, error: Exception) -> bool:
+        """After a failed attempt: whether the try ends with that error, and is not repeated."""
+        other = self._other(loop, error)
+        if other is not None and other is not self:
+            other.finished.wait()
+        return other is not None and (other is self or other.error is None)
+
+    async def ends_async(self, loop: Any, error: Exception) -> bool:
+        """As ``ends``."""
+        other = self._other(loop, error)
+        if other is not None and other is not self:
+            await other.finished.wait()
+        return other is not None and (other is self or other.error is None)
+
+    def _other(self, loop: Any, error: Exception) -> Try | None:
+        """The one to wait for; the hedge itself, which waits for none, and None for the first try
+        of a read that is not hedged, and will not be any more."""
+        if self.name == FIRST:
+            return None if self._race is None else self._race.close()
+        with shielded("after a hedged read"):
+            # That server failed, whichever answers first: breakers and budgets count it.
+            loop.describe(error, loop.operation())
+        return self
+
+    def leave(self, runtime: Runtime) -> None:
+        """Its call is over; a command that was interrupted ends with it."""
+        call = self.call
+        for sent in [*call.command_spans.values()]:
+            with shielded("after a hedged read"):
+                sent.interrupt(call, self.error, None)
+        for each in call.waits or ():
+            runtime.clients.waiting.pop(each, None)
+        call.ended = True
+        # The two would keep each other alive, with all that the read needed.
+        call.client = call.made = call.hedge = self._race = self.loop = None
+
+
+class Race:
+    """Of one read. Its lock is held for some comparisons."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        hedges: ClientHedges,
+        call: Call,
+        read: Read,
+        lanes: ThreadLanes | TaskLanes,
+    ) -> None:
+        self.slow = ""
+        """The server of the first try, ``"host:port"``, once the read is hedged."""
+        self._runtime = runtime
+        self._hedges = hedges
+        self._call = call
+        self._namespace = call.namespace
+        self._read = read
+        self._lanes: Any = lanes
+        self._lock = threading.Lock()
+        self._decided = lanes.new_event()
+        self._closed = False
+        """No second try begins any more."""
+        self._ended = False
+        """The caller waits no more."""
+        self._over: set[Try] = set()
+        self._winner: Try | None = None
+        self._began = time.perf_counter()
+        self._waited = 0.0
+        self._first = Try(self, FIRST, call, lanes.new_event())
+        self._second: Try | None = None
+
+    def run(self, delay: float) -> Steps:
+        """The steps of the caller. Raises the first try's error where neither has an answer."""
+        if not self._lanes.start(self._make(self._first), copy_context()):
+            self._read.adopt(self._first)
+            return (yield from self._read.send(self._first))
+        try:
+            if not (yield partial(self._lanes.wait, self._decided, delay)):
+                self._hedge()
+            yield partial(self._lanes.wait, self._decided, None)
+            return self._settle()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def close(self) -> Try | None:
+        """The first try has failed: the second one where it was begun, else it never is."""
+        with self._lock:
+            self._closed = True
+            return self._second
+
+    def _make(self, tried: Try) -> Steps:
+        """The steps of a lane."""
+        try:
+            calls.make_current(tried.call)
+            try:
+                tried.result = yield from self._read.send(tried)
+            except BaseException as error:  # noqa: BLE001 - the caller's, or nobody's
+                tried.error = error
+            else:
+                if tried is self._first:
+                    seconds = time.perf_counter() - self._began
+                    self._hedges.observe(self._namespace, seconds)
+            unused = self._finish(tried)
+            if isinstance(tried.error, GeneratorExit):
+                raise tried.error
+            if unused:
+                with shielded("after a hedged read"):
+                    yield from self._read.discard(tried)
+        finally:
+            tried.leave(self._runtime)
+
+    def _finish(self, tried: Try) -> bool:
+        """Whether what it ended with is not the caller's."""
+        with self._lock:
+            if tried.loop is not None:
+                tried.server = driver.retry_loop.server_address(tried.loop)
+            self._over.add(tried)
+            if not self._ended and self._winner is None and tried.error is None:
+                self._winner = tried
+            if self._winner is not None or {self._first, self._second} - {None} == self._over:
+                self._decided.set()
+            tried.finished.set()
+            return self._winner is not tried
+
+    def _hedge(self) -> None:
+        """Begin the second try, where there is a server that it can go to."""
+        with shielded("before a read was hedged"):
+            loop = self._first.loop
+            server = None if loop is None else driver.retry_loop.server_address(loop)
+            if server is None or not self._hedges.may_go_elsewhere(loop, server):
+                return
+            if not self._hedges.budget.take():
+                return
+            self.slow, self._waited = server, time.perf_counter() - self._began
+            second = Try(self, HEDGE, self._call, self._lanes.new_event())
+            with self._lock:
+                if self._closed or self._first in self._over:
+                    self._hedges.budget.give_back()
+                    return
+                self._second = second
+            # Two commands, so each has a span of its own.
+            self._first.call.has_command_spans = second.call.has_command_spans = True
+            self._first.call.only_command = None
+            second.begun = self._lanes.start(self._make(second), copy_context())
+            if not second.begun:
+                self._hedges.budget.give_back()
+                second.error = RuntimeError("all threads are busy")
+                self._finish(second)
+
+    def _settle(self) -> Any:
+        with self._lock:
+            self._ended = True
+            winner = self._winner
+        last = self._first if winner is None else winner
+        for name in FACTS:
+            setattr(self._call, name, getattr(last.call, name))
+        self._publish(winner)
+        if winner is not None:
+            self._read.adopt(winner)
+            return winner.result
+        error, self._first.error = self._first.error, None
+        if self._second is not None:
+            self._second.error = None
+        try:
+            raise_alone(error)  # type: ignore[arg-type]  # it has one: it is over without a result
+        finally:
+            # The frames that it passed hold the race.
+            del error
+
+    def _abandon(self) -> None:
+        """The caller waits no more: what comes is nobody's."""
+        with self._lock:
+            published, self._ended = self._ended, True
+            winner, self._winner = self._winner, None
+        if not published:
+            self._publish(None)
+        self._lanes.cancel()
+        if winner is not None:
+            steps = self._read.discard(winner)
+            with suppress(RuntimeError):  # the event loop is closed
+                self._lanes.start(steps, copy_context())
+
+    def _publish(self, winner: Try | None) -> None:
+        second = self._second
+        if second is None or not second.begun:
+            return
+        with shielded("after a hedged read"):
+            if winner is second:
+                self._hedges.won += 1
+            server = second.server
+            if server is None and second.loop is not None:
+                server = driver.retry_loop.server_address(second.loop)
+            name = None if winner is None else winner.name
+            event = ReadHedged(
+                self._call.operation, self._namespace, self.slow, server, self._waited, name
+            )
+            self._runtime.executor.listener.on_event(event)

@@ -1,0 +1,214 @@
+"""Around the methods that read: which reads may be hedged, and how each try of them is sent."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.synchronous.collection import Collection
+
+from pymongo_resilience import blocks
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.cursors.wrappers import Batch
+from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
+from pymongo_resilience_instrumentation.interception.methods import is_async
+from pymongo_resilience_instrumentation.interception.steps import run, run_async
+from pymongo_resilience_instrumentation.operations.public import COLLECTION
+from pymongo_resilience_instrumentation.public_api.wrappers import CursorMaker, PublicMethod
+from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
+from pymongo_resilience_instrumentation.transactions import sessions
+
+from .hedges import HedgeRegistry
+from .race import FIRST, HEDGE, Race
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.interception.steps import Steps
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+    from .hedges import ClientHedges
+    from .race import Read, Try
+
+METHODS = (
+    "aggregate", "aggregate_raw_batches", "count_documents", "distinct", "estimated_document_count",
+    "find_one",
+)  # fmt: skip
+"""A collection's. The first batch of ``find`` is hedged where it is fetched."""
+
+
+def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
+    """To be put around what is there already: the outermost wrapper makes the call."""
+    if runtime.hedges is None:
+        runtime.hedges = HedgeRegistry(runtime.executor.clock, runtime.breakers)
+    for collection in (Collection, AsyncCollection):
+        for name in METHODS:
+            yield collection, name, _method(runtime, collection, name)
+    for client in (MongoClient, AsyncMongoClient):
+        asynchronous = client is AsyncMongoClient
+        yield client, driver.cursors.RUN_OPERATION, FirstBatch(runtime, asynchronous)
+        for name in {"close", "aclose"} & vars(client).keys():
+            yield client, name, Close(runtime.hedges)
+
+
+def _method(runtime: Runtime, owner: type, name: str) -> PublicMethod:
+    original, operation = vars(owner)[name], COLLECTION[name]
+    made = HedgedCursorMaker if operation.gives else HedgedMethod
+    return made(runtime, owner, operation, is_async(original), sessions.position(original))
+
+
+def _wanted(runtime: Runtime, call: Call) -> int | None:
+    """Of enclosing blocks, else of the object, else of its namespace."""
+    for policy in (blocks.current(), call.bound, runtime.rules.policy_of(*call.governed)):
+        if policy.hedge is not None:
+            return policy.hedge
+    return None
+
+
+def _send(
+    runtime: Runtime,
+    call: Call,
+    wanted: int,
+    unhedged: Callable[[], Any],
+    read: Callable[[], Read],
+    *,
+    asynchronous: bool,
+) -> Any:
+    hedges = runtime.hedges.of(call.client)
+    delay = hedges.delay(wanted, call.namespace)
+    if delay is None:
+        steps = _observed(hedges, call.namespace, unhedged)
+    else:
+        hedges.budget.read()
+        lanes = hedges.lanes(asynchronous=asynchronous)
+        steps = Race(runtime, hedges, call, read(), lanes).run(delay)
+    return run_async(steps) if asynchronous else run(steps)
+
+
+def _observed(hedges: ClientHedges, namespace: str, unhedged: Callable[[], Any]) -> Steps:
+    began = time.perf_counter()
+    result = yield unhedged
+    hedges.observe(namespace, time.perf_counter() - began)
+    return result
+
+
+class MethodRead:
+    """Of a method of the public API, which gives each try a session."""
+
+    def __init__(self, send: Callable[[], Any]) -> None:
+        self._send = send
+
+    def send(self, _: Try) -> Steps:
+        return (yield self._send)
+
+    def adopt(self, tried: Try) -> None: ...
+
+    def discard(self, tried: Try) -> Steps:
+        if isinstance(tried.result, driver.cursors.cursor_classes()):
+            cursor: Any = tried.result
+            yield cursor.close
+
+
+class HedgedMethod(PublicMethod):
+    """A method that may be sent to two servers."""
+
+    def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+        send = partial(original, *given, **kwargs)
+        wanted = _wanted(self.runtime, call)
+        if not wanted or not self._may_hedge(call, given, kwargs):
+            return send()
+        return _send(
+            self.runtime,
+            call,
+            wanted,
+            send,
+            partial(MethodRead, send),
+            asynchronous=self._asynchronous,
+        )
+
+    def _may_hedge(self, call: Call, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        session = sessions.session_of_call(given[1:], kwargs, self._session_at, self._asynchronous)
+        if session is not None or (self._operation.gives and write_stage(given[1:], kwargs)):
+            return False
+        return driver.selection.may_choose(call.client, given[0].read_preference)
+
+
+class HedgedCursorMaker(HedgedMethod, CursorMaker):
+    """The same, of one that gives a cursor."""
+
+
+class BatchRead:
+    """The first batch of a cursor. While there are two tries, each has the session that it needs,
+    and the cursor gets that of the one whose batch it has."""
+
+    def __init__(self, original: Function, given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._original = original
+        self._given = given
+        self._kwargs = kwargs
+        found = driver.cursors.run_operation_arguments(given, kwargs)
+        self._client, self._operation, method = found
+        self._cursor = driver.cursors.cursor_of(method)
+        self._sessions = {FIRST: driver.cursors.take_session(self._cursor)}
+
+    def send(self, tried: Try) -> Steps:
+        given, kwargs = self._given, self._kwargs
+        if tried.name == HEDGE:
+            operation = driver.cursors.with_new_session(self._client, self._operation)
+            self._sessions[HEDGE] = operation.session
+            if len(given) > 1:
+                given = (given[0], operation, *given[2:])
+            else:
+                kwargs = {**kwargs, "operation": operation}
+        return (yield partial(self._original, *given, **kwargs))
+
+    def adopt(self, tried: Try) -> None:
+        driver.cursors.set_session(self._cursor, self._sessions.pop(tried.name, None))
+
+    def discard(self, tried: Try) -> Steps:
+        session = self._sessions.pop(tried.name, None)
+        if tried.result is not None:
+            cursor_id, address = driver.cursors.opened_by(tried.result, self._operation)
+            if cursor_id:
+                driver.clients.kill_later(self._client, cursor_id, address)
+        if session is not None:
+            yield session.end_session
+
+
+class FirstBatch(Batch):
+    """A batch of a cursor, of which the first may be sent to two servers."""
+
+    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
+        super().__init__(runtime)
+        self._asynchronous = asynchronous
+
+    def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+        send = partial(original, *given, **kwargs)
+        wanted = _wanted(self.runtime, call) if call.operation == "find" else None
+        if not wanted:
+            return send()
+        _, operation, method = driver.cursors.run_operation_arguments(given, kwargs)
+        if not (
+            driver.cursors.may_be_sent_twice(operation, driver.cursors.cursor_of(method))
+            and driver.selection.may_choose(call.client, operation.read_preference)
+        ):
+            return send()
+        read = partial(BatchRead, original, given, kwargs)
+        return _send(self.runtime, call, wanted, send, read, asynchronous=self._asynchronous)
+
+
+class Close(Interceptor):
+    """A client's ``close()``: none of its threads is left idle."""
+
+    def __init__(self, hedges: HedgeRegistry) -> None:
+        self._hedges = hedges
+
+    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        known = self._hedges.known(given[0])
+        if known is not None:
+            known.threads.stop()

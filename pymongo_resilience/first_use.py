@@ -1,0 +1,39 @@
+"""What nobody pays for until somebody uses it: from then on, and until it is switched off again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class FirstUse:
+    """One for the process. Thread-safe: each step is one of a list."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self._waiting: list[Callable[[], object]] = []
+        """At most one."""
+
+    def use(self) -> None:
+        self.used = True
+        try:
+            prepare = self._waiting.pop()
+        except IndexError:
+            return
+        prepare()
+
+    def prepare_with(self, prepare: Callable[[], object]) -> None:
+        """Call ``prepare`` once it is used; now, where it was already."""
+        self._waiting[:] = [prepare]
+        if self.used:
+            self.use()
+
+    def forget(self) -> None:
+        """Prepare nothing any more."""
+        self._waiting.clear()
+
+
+HEDGED_READS = FirstUse()
+"""Used with the first policy that hedges."""

@@ -1,0 +1,143 @@
+"""Hedged reads: after how long a read is sent to a second server as well, and how many may be.
+
+Source: Dean and Barroso, "The Tail at Scale", "Hedged requests".
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pymongo_resilience.clock import Clock
+
+READS_PER_HEDGE = 20
+"""One hedge for so many reads: at most 5 %."""
+MOST_HEDGES = 10
+"""As many as earlier reads have left are sent in a row, at most."""
+OVERLOAD_PAUSE_S = 3.0
+"""Seconds without a hedge after a server has rejected an attempt as overloaded."""
+PERCENTILE = 0.95
+LEAST_READS = 20
+"""Fewer tell nothing of a percentile of 95."""
+REMEMBERED_READS = 1000
+"""Once there are as many, all count half: what is slower now is known soon."""
+REMEMBERED_NAMESPACES = 256
+SHORTEST_S = 0.0001
+GROWTH = 1.1
+"""From one bucket to the next: so exact is a percentile."""
+BUCKETS = 150
+"""From a tenth of a millisecond to more than two minutes."""
+
+
+class HedgeBudget:
+    """How many reads of one client may be hedged. Thread- and task-safe: a lock that is held for
+    an addition, reentrant for what a signal handler or a finalizer does meanwhile."""
+
+    __slots__ = ("_clock", "_left", "_lock", "_paused_until", "reads", "sent")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._left = 0
+        """In reads, so that nothing is rounded."""
+        self._paused_until = -math.inf
+        self.reads = 0
+        """Those that might be hedged."""
+        self.sent = 0
+
+    def read(self) -> None:
+        """A read begins that might be hedged."""
+        with self._lock:
+            self.reads += 1
+            self._left = min(self._left + 1, READS_PER_HEDGE * MOST_HEDGES)
+
+    def take(self) -> bool:
+        """Whether one of them may be hedged now; it counts as hedged from here on."""
+        with self._lock:
+            if self._left < READS_PER_HEDGE or self._clock.now() < self._paused_until:
+                return False
+            self._left -= READS_PER_HEDGE
+            self.sent += 1
+            return True
+
+    def give_back(self) -> None:
+        """What was taken was not sent."""
+        with self._lock:
+            self._left += READS_PER_HEDGE
+            self.sent -= 1
+
+    def overloaded(self) -> None:
+        """A server has rejected an attempt as overloaded: no hedges for ``OVERLOAD_PAUSE_S``."""
+        with self._lock:
+            self._paused_until = self._clock.now() + OVERLOAD_PAUSE_S
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: a lock that no thread of the parent's holds."""
+        self._lock = threading.RLock()
+
+
+class Latencies:
+    """How long the reads of one namespace took. A histogram of fixed size.
+
+    Thread- and task-safe: of two that are noted at the same moment one may be lost.
+    """
+
+    __slots__ = ("_counts", "_total")
+
+    def __init__(self) -> None:
+        self._counts = [0] * BUCKETS
+        self._total = 0
+
+    def add(self, seconds: float) -> None:
+        bucket = math.ceil(math.log(max(seconds, SHORTEST_S) / SHORTEST_S, GROWTH))
+        self._counts[min(bucket, BUCKETS - 1)] += 1
+        self._total += 1
+        if self._total >= REMEMBERED_READS:
+            self._counts = [each // 2 for each in self._counts]
+            self._total = sum(self._counts)
+
+    def percentile(self) -> float | None:
+        """The seconds that at most 5 % took longer than; None while too few are known."""
+        if self._total < LEAST_READS:
+            return None
+        longer, most = 0, self._total * (1 - PERCENTILE)
+        for bucket in range(BUCKETS - 1, -1, -1):
+            longer += self._counts[bucket]
+            if longer > most:
+                return SHORTEST_S * GROWTH**bucket
+        return None
+
+
+class Hedging:
+    """All that one client knows for its hedges. Thread- and task-safe."""
+
+    __slots__ = ("_latencies", "budget", "won")
+
+    def __init__(self, clock: Clock) -> None:
+        self.budget = HedgeBudget(clock)
+        self.won = 0
+        """How many hedges have answered first."""
+        self._latencies: dict[str, Latencies] = {}
+
+    def delay(self, wanted: int, namespace: str) -> float | None:
+        """Seconds that a read may be unanswered before it is hedged; None while that is not known.
+
+        ``wanted``: as a Policy's ``hedge``, milliseconds or True.
+        """
+        if wanted is not True:
+            return wanted / 1000
+        known = self._latencies.get(namespace)
+        return None if known is None else known.percentile()
+
+    def observe(self, namespace: str, seconds: float) -> None:
+        """So long the first try of a read took to its answer, whether that one came first or not.
+
+        What took longest not to be used is forgotten where there are too many namespaces.
+        """
+        known = self._latencies.pop(namespace, None) or Latencies()
+        self._latencies[namespace] = known
+        known.add(seconds)
+        while len(self._latencies) > REMEMBERED_NAMESPACES:
+            self._latencies.pop(next(iter(self._latencies.copy()), ""), None)

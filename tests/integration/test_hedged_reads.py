@@ -1,0 +1,627 @@
+"""Reads that stay unanswered are sent to a second server as well, and the first answer counts."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pymongo import ReadPreference
+from pymongo.errors import OperationFailure
+from pymongo.read_preferences import Nearest
+from pymongo.synchronous.collection import Collection
+from pymongo_resilience_instrumentation.hedged_reads import lanes
+from pymongo_resilience_instrumentation.hedged_reads.hedges import ClientHedges
+from pymongo_resilience_instrumentation.hedged_reads.lanes import Threads
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
+from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed.faults import Overload
+from pymongo_resilience_instrumentation.testbed.faults.commands import DRIVER_COMMANDS
+from pymongo_resilience_instrumentation.testbed.interception import (
+    Answer,
+    Connection,
+    Cut,
+    Delay,
+    Interception,
+    Verdict,
+)
+from pymongo_resilience_instrumentation.testbed.wire import Message
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument, Telemetry
+
+from pymongo_resilience import (
+    OperationTimeoutError,
+    Policy,
+    ReadHedged,
+    RetryReason,
+    RetryScheduled,
+    bind,
+    hedging,
+    override,
+    status,
+    uninstrument,
+)
+
+pytestmark = pytest.mark.oldest
+
+SLOW_S = 0.4
+HEDGE_MS = 20
+READS: dict[str, Callable[[Any], Any]] = {
+    "find_one": lambda coll: coll.find_one({"x": 1}),
+    "count_documents": lambda coll: coll.count_documents({}),
+    "estimated_document_count": lambda coll: coll.estimated_document_count(),
+    "distinct": lambda coll: coll.distinct("x"),
+    "aggregate": lambda coll: coll.aggregate([{"$match": {"x": 1}}], batchSize=2),
+    "aggregate_raw_batches": lambda coll: coll.aggregate_raw_batches([], batchSize=2),
+}
+
+
+class Script(Interception):
+    """What becomes of the next commands of an application, one by one, wherever they go."""
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        super().__init__()
+        self._verdicts = list(verdicts)
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        if request.command_name in DRIVER_COMMANDS or not self._verdicts:
+            return None
+        self.injected += 1
+        return self._verdicts.pop(0)
+
+
+def slow(times: int = 1, seconds: float = SLOW_S) -> Script:
+    return Script(*[Delay(seconds)] * times)
+
+
+@pytest.fixture
+def coll(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument, request: Any
+) -> Any:
+    """Of a client that has read enough for a hedge or two."""
+    request.node.telemetry = instrument(metrics="all")
+    return collection(side, replica_set, database)
+
+
+def collection(side: Side, replica_set: ReplicaSet, database: str, **options: Any) -> Any:
+    client = side.client(replica_set.uri, localThresholdMS=60_000, **options)
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, 3)
+    found = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
+    side.do(found.insert_many, [{"_id": each, "x": 1} for each in range(9)])
+    save_up(found)
+    return found
+
+
+def hedges(coll: Any) -> ClientHedges:
+    """With its state from the wrappers, which the first policy puts on."""
+    from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor  # noqa: PLC0415
+
+    runtime = PymongoResilienceInstrumentor._runtime or PymongoResilienceInstrumentor()._runtime
+    assert runtime is not None
+    found: ClientHedges = runtime.hedges.of(coll.database.client)
+    return found
+
+
+def save_up(coll: Any, hedged: int = 3) -> None:
+    """As after so many reads that were not hedged."""
+    Policy(hedge=True)
+    for _ in range(hedged * hedging.READS_PER_HEDGE):
+        hedges(coll).budget.read()
+
+
+def telemetry_of(request: pytest.FixtureRequest) -> Telemetry:
+    telemetry: Telemetry = request.node.telemetry
+    return telemetry
+
+
+def hedged(telemetry: Telemetry) -> list[ReadHedged]:
+    return [each for each in telemetry.decisions.events if isinstance(each, ReadHedged)]
+
+
+def is_quiet(coll: Any) -> bool:
+    """Nothing of a hedged read is left: no connection in use, no task, no busy thread."""
+    client, kept = coll.database.client, hedges(coll)
+    in_flight = [each.in_flight for each in status(client).servers]
+    return not any(in_flight) and not kept.tasks and kept.threads.count == len(kept.threads._idle)
+
+
+def settle(side: Side, coll: Any, also: Callable[[], bool] = lambda: True) -> None:
+    def quiet() -> bool:
+        if side.runner is not None:
+            side.do(asyncio.sleep, 0.01)
+        return is_quiet(coll) and also()
+
+    wait_until(quiet)
+
+
+def read(side: Side, coll: Any, name: str) -> Any:
+    result = side.do(READS[name], coll)
+    return side.documents(result) if hasattr(result, "to_list") else result
+
+
+@pytest.mark.parametrize("name", READS)
+def test_the_second_server_answers_where_the_first_is_slow(
+    side: Side, coll: Any, replica_set: ReplicaSet, name: str, request: pytest.FixtureRequest
+) -> None:
+    expected = read(side, coll, name)
+    replica_set.inject(slow())
+    began = time.perf_counter()
+    with override(hedge=HEDGE_MS):
+        assert read(side, coll, name) == expected
+    assert time.perf_counter() - began < SLOW_S
+    (event,) = hedged(telemetry_of(request))
+    assert event.winner == "hedge"
+    assert event.second_server not in {None, event.server}
+    settle(side, coll)
+
+
+class Cursors(SentCommands):
+    """The cursors that servers have open, by what they answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[int] = set()
+
+    def succeeded(self, event: Any) -> None:
+        super().succeeded(event)
+        if event.command_name == "getMore":
+            (asked,) = [
+                each.command["getMore"]
+                for each in self.started_events
+                if each.request_id == event.request_id
+            ]
+            self.open.discard(asked)
+        if event.command_name == "killCursors":
+            self.open -= set(event.reply["cursorsKilled"])
+        self.open |= {event.reply.get("cursor", {}).get("id", 0)} - {0}
+
+
+def lsids(sent: SentCommands) -> set[bytes]:
+    return {
+        bytes(each.command["lsid"]["id"]) for each in sent.started_events if "lsid" in each.command
+    }
+
+
+def idle_lsids(client: Any) -> set[bytes]:
+    return {bytes(each.session_id["id"]) for each in client._topology._session_pool}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("name", ["find", "find_raw_batches", "aggregate"])
+def test_a_cursor_goes_on_where_it_was_opened_and_the_other_is_killed(
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    times: int,
+    name: str,
+) -> None:
+    """With the session of the try that opened it: a server refuses any other."""
+    telemetry, cursors = instrument(), Cursors()
+    coll = collection(side, replica_set, database, event_listeners=[cursors])
+    replica_set.inject(slow(times, seconds=0.1))
+    with override(hedge=HEDGE_MS):
+        argument: Any = [] if name == "aggregate" else {}
+        options = {"batchSize" if name == "aggregate" else "batch_size": 2}
+        made = side.do(getattr(coll, name), argument, **options)
+        found = side.documents(made)
+    assert len(found) == (5 if name == "find_raw_batches" else 9)
+    (event,) = hedged(telemetry)
+    assert event.winner == ("hedge" if times == 1 else "first")
+    settle(side, coll)
+    settle(side, coll, lambda: not cursors.open)
+    assert lsids(cursors) == idle_lsids(coll.database.client)
+
+
+def test_the_spans_show_both_tries_and_which_one_won(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    telemetry = telemetry_of(request)
+    telemetry.clear()
+    replica_set.inject(slow(seconds=0.1))
+    with override(hedge=HEDGE_MS):
+        side.do(coll.find_one)
+    settle(side, coll)
+    (operation,) = telemetry.operations()
+    assert operation.attributes is not None
+    assert operation.attributes["pymongo_resilience.hedge.winner"] == "hedge"
+    assert operation.attributes["pymongo_resilience.outcome"] == "ok"
+    assert operation.attributes["pymongo_resilience.attempts"] == 1
+    (shown,) = [each.attributes for each in operation.events if each.name == "read.hedged"]
+    (event,) = hedged(telemetry)
+    assert shown == {
+        "pymongo_resilience.server": event.server,
+        "pymongo_resilience.hedge.server": event.second_server,
+        "pymongo_resilience.waited": event.waited,
+    }
+    ports = [each.attributes["server.port"] for each in telemetry.commands_of(operation)]
+    assert len(set(ports)) == len(ports) == 2
+    ((attributes, point),) = telemetry.points("pymongo_resilience.hedged_reads")
+    assert (attributes["pymongo_resilience.hedge.winner"], point.value) == ("hedge", 1)
+    ((attributes, _),) = [
+        each
+        for each in telemetry.points("db.client.operation.duration")
+        if each[0]["db.operation.name"] == "find"
+    ]
+    assert str(attributes["server.port"]) in str(event.second_server)
+
+
+def test_with_one_span_for_an_operation_both_tries_have_theirs(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(command_spans="on_retry")
+    coll = collection(side, replica_set, database)
+    telemetry.clear()
+    replica_set.inject(slow(seconds=0.1))
+    with override(hedge=HEDGE_MS):
+        side.do(coll.find_one)
+    settle(side, coll)
+    (operation,) = telemetry.operations()
+    assert len(telemetry.commands_of(operation)) == 2
+
+
+def test_status_counts_reads_hedges_and_wins(
+    side: Side, coll: Any, replica_set: ReplicaSet
+) -> None:
+    before = hedges(coll).budget.reads
+    replica_set.inject(slow(seconds=0.1))
+    for milliseconds in (HEDGE_MS, 5_000):
+        with override(hedge=milliseconds):
+            side.do(coll.find_one)
+    counts = status(coll.database.client).hedges
+    assert counts is not None
+    assert (counts.reads - before, counts.sent, counts.won) == (2, 1, 1)
+    settle(side, coll)
+
+
+def in_a_session(side: Side, coll: Any) -> None:
+    session = side.do(coll.database.client.start_session)
+    side.do(coll.find_one, session=session)
+    side.do(session.end_session)
+
+
+def with_out(side: Side, coll: Any) -> None:
+    side.do(coll.aggregate, [{"$out": "copy"}])
+
+
+def later_batch(side: Side, coll: Any) -> None:
+    cursor = coll.find(batch_size=2)
+    with override(hedge=False):
+        side.do(cursor.next)
+    side.do(cursor.to_list)
+
+
+def from_the_primary(side: Side, coll: Any) -> None:
+    side.do(coll.with_options(read_preference=ReadPreference.PRIMARY).find_one)
+
+
+def from_the_preferred_primary(side: Side, coll: Any) -> None:
+    side.do(coll.with_options(read_preference=ReadPreference.PRIMARY_PREFERRED).find_one)
+
+
+def switched_off(side: Side, coll: Any) -> None:
+    with override(hedge=False):
+        side.do(coll.find_one)
+
+
+@pytest.mark.parametrize(
+    "unhedged",
+    [
+        in_a_session,
+        with_out,
+        later_batch,
+        from_the_primary,
+        from_the_preferred_primary,
+        switched_off,
+    ],
+)
+def test_what_may_not_be_sent_twice_is_sent_once(
+    side: Side,
+    coll: Any,
+    replica_set: ReplicaSet,
+    request: pytest.FixtureRequest,
+    unhedged: Callable[[Side, Any], None],
+) -> None:
+    script = slow(9, seconds=0.06)
+    replica_set.inject(script)
+    with override(hedge=5):
+        unhedged(side, coll)
+    assert script.injected
+    assert hedged(telemetry_of(request)) == []
+    assert hedges(coll).budget.sent == 0
+
+
+def test_a_transaction_is_not_hedged(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    primary = coll.with_options(read_preference=ReadPreference.PRIMARY)
+    session = side.do(coll.database.client.start_session)
+    side.do(session.start_transaction)
+    replica_set.inject(slow(seconds=0.06))
+    with override(hedge=5):
+        side.do(primary.find_one, session=session)
+        side.do(session.abort_transaction)
+        side.do(session.end_session)
+    assert hedged(telemetry_of(request)) == []
+
+
+def test_without_a_hedge_left_the_read_waits(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    while hedges(coll).budget.take():
+        pass
+    replica_set.inject(slow(seconds=0.06))
+    with override(hedge=5):
+        assert side.do(coll.find_one)["x"] == 1
+    assert hedged(telemetry_of(request)) == []
+
+
+def test_no_read_is_hedged_after_a_rejection_for_overload(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    replica_set.inject(Overload("find"))
+    side.do(coll.find_one)
+    replica_set.inject(slow(seconds=0.06))
+    with override(hedge=5):
+        side.do(coll.find_one)
+    assert hedged(telemetry_of(request)) == []
+
+
+def test_the_percentile_is_that_of_the_reads_before(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    with override(hedge=True):
+        for _ in range(hedging.LEAST_READS):
+            side.do(coll.find_one)
+        assert hedges(coll).budget.sent == 0
+        hedges(coll)._latencies.clear()
+        for _ in range(hedging.LEAST_READS):
+            hedges(coll).observe(coll.full_name, 0.03)
+        replica_set.inject(slow())
+        side.do(coll.find_one)
+    (event,) = hedged(telemetry_of(request))
+    assert event.waited >= 0.03
+    assert event.winner == "hedge"
+    settle(side, coll)
+
+
+def test_a_hedge_that_fails_is_no_failure_of_the_read(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    telemetry = telemetry_of(request)
+    replica_set.inject(Script(Delay(0.15), Answer({"ok": 0.0, "code": 2, "errmsg": "no"})))
+    with override(hedge=HEDGE_MS):
+        assert side.do(coll.find_one)["x"] == 1
+    (event,) = telemetry.decisions.events
+    assert isinstance(event, ReadHedged)
+    assert event.winner == "first"
+    settle(side, coll)
+
+
+def test_a_first_try_that_fails_waits_for_its_hedge(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    """It is given up after 300 ms, and the hedge has its answer after 350."""
+    telemetry, script = telemetry_of(request), Script(Delay(2), Delay(0.25))
+    replica_set.inject(script)
+    with override(hedge=100, attempt_timeout_ms=300):
+        assert side.do(coll.find_one)["x"] == 1
+    (event,) = telemetry.decisions.events
+    assert isinstance(event, ReadHedged)
+    assert event.winner == "hedge"
+    settle(side, coll)
+
+
+def test_where_both_fail_the_first_is_repeated_by_the_rules(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    telemetry = telemetry_of(request)
+    replica_set.inject(Script(Delay(2), Cut()))
+    with override(hedge=HEDGE_MS, attempt_timeout_ms=150):
+        assert side.do(coll.find_one)["x"] == 1
+    scheduled, event = telemetry.decisions.events
+    assert isinstance(scheduled, RetryScheduled)
+    assert scheduled.reason is RetryReason.ATTEMPT_TIMEOUT
+    assert isinstance(event, ReadHedged)
+    assert event.winner == "first"
+    (operation,) = telemetry.operations(f"find {coll.full_name}")
+    assert operation.attributes is not None
+    assert operation.attributes["pymongo_resilience.attempts"] == 2
+    settle(side, coll)
+
+
+def test_where_both_fail_for_good_the_error_is_that_of_the_first(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    """The server refuses the filter, the first time late."""
+    refused = Answer({"ok": 0.0, "code": 9, "errmsg": "no"})
+    replica_set.inject(Script(Delay(0.15), refused))
+    with override(hedge=HEDGE_MS), pytest.raises(OperationFailure) as caught:
+        side.do(coll.find_one, {"x": {"$no": 1}})
+    assert caught.value.code == 2
+    assert [each.winner for each in hedged(telemetry_of(request))] == [None]
+    settle(side, coll)
+
+
+class Struck(BaseException):
+    """As KeyboardInterrupt, which would end the test run."""
+
+
+def test_a_signal_ends_the_wait_at_once(
+    replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    side, cursors = Side("sync", None), Cursors()
+    coll = collection(side, replica_set, database, event_listeners=[cursors])
+    replica_set.inject(slow(2))
+    began = time.perf_counter()
+
+    def strike(*_: Any) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with override(hedge=HEDGE_MS), pytest.raises(Struck):
+            coll.find(batch_size=2).next()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.perf_counter() - began < SLOW_S
+    assert hedges(coll).budget.sent == 1
+    settle(side, coll, lambda: not cursors.open)
+    assert lsids(cursors) == idle_lsids(coll.database.client)
+    side.close()
+
+
+@pytest.mark.parametrize("after", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["find", "count_documents"])
+def test_a_cancelled_task_leaves_nothing(
+    replica_set: ReplicaSet, database: str, instrument: Instrument, after: float, name: str
+) -> None:
+    instrument()
+    side, cursors = Side("async", asyncio.Runner()), Cursors()
+    coll = collection(side, replica_set, database, event_listeners=[cursors])
+    for member in "012":
+        # pymongo 4.17 counts a task for good that is cancelled while it makes a connection.
+        there = Nearest(tag_sets=[{"member": member}])
+        side.do(coll.with_options(read_preference=there).find_one)
+    replica_set.inject(slow(2))
+
+    async def cancelled() -> float:
+        reading = coll.find(batch_size=2).next() if name == "find" else coll.count_documents({})
+        began = time.perf_counter()
+        task = asyncio.ensure_future(reading)
+        await asyncio.sleep(after)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        return time.perf_counter() - began
+
+    with override(hedge=HEDGE_MS):
+        assert side.do(cancelled) < SLOW_S
+    settle(side, coll, lambda: not cursors.open)
+    side.close()
+
+
+def test_the_deadline_holds_for_both_tries(side: Side, coll: Any, replica_set: ReplicaSet) -> None:
+    replica_set.inject(slow(9, seconds=1))
+    began = time.perf_counter()
+    with override(hedge=HEDGE_MS, timeout_ms=200), pytest.raises(OperationTimeoutError):
+        side.do(coll.find_one)
+    assert time.perf_counter() - began < 0.9
+    settle(side, coll)
+
+
+@pytest.mark.parametrize("ends", ["close", "uninstrument"])
+def test_no_thread_is_left(
+    replica_set: ReplicaSet, database: str, instrument: Instrument, ends: str
+) -> None:
+    instrument()
+    side = Side("sync", None)
+    coll = collection(side, replica_set, database)
+    with override(hedge=HEDGE_MS):
+        coll.find_one()
+    threads = hedges(coll).threads
+    assert threads.count == 1
+    if ends == "close":
+        side.close()
+    else:
+        uninstrument()
+    wait_until(lambda: threads.count == 0)
+    side.close()
+
+
+def test_where_all_threads_are_busy_reads_are_made_without_a_hedge(
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    telemetry = instrument()
+    side = Side("sync", None)
+    coll = collection(side, replica_set, database)
+    monkeypatch.setattr(lanes, "MOST_THREADS", 1)
+    replica_set.inject(slow(seconds=0.1))
+    with override(hedge=HEDGE_MS):
+        assert len(coll.find(batch_size=2).to_list()) == 9
+    assert hedged(telemetry) == []
+    monkeypatch.setattr(lanes, "MOST_THREADS", 0)
+    hedges(coll).threads.stop()
+    with override(hedge=HEDGE_MS):
+        assert len(coll.find(batch_size=2).to_list()) == 9
+    side.close()
+
+
+def test_both_tries_tell_the_latency_of_their_servers(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    """peak_ewma is to know of the slow one, though somebody else answered first."""
+    telemetry = instrument(server_selection="peak_ewma")
+    coll = collection(side, replica_set, database)
+    runtime = PymongoResilienceInstrumentor()._runtime
+    assert runtime is not None
+    replica_set.inject(slow(seconds=0.1))
+    with override(hedge=HEDGE_MS):
+        side.do(coll.find_one)
+    settle(side, coll)
+    (event,) = hedged(telemetry)
+    counts = runtime.counts_of(coll.database.client)
+    assert counts is not None
+    assert counts.latencies is not None
+    assert counts.latencies.loads([event.server], {})[event.server] > 0.05
+
+
+def test_by_a_rule_or_by_what_is_bound(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(policies={"*.coll": Policy(hedge=HEDGE_MS)})
+    coll = collection(side, replica_set, database)
+    bound = bind(coll.database.other, Policy(hedge=HEDGE_MS))
+    side.do(bound.insert_one, {})
+    for read_from in (coll, bound):
+        replica_set.inject(slow(seconds=0.1))
+        side.do(read_from.find_one)
+        side.documents(read_from.find())
+        settle(side, coll)
+    assert [each.namespace for each in hedged(telemetry)] == [coll.full_name, bound.full_name]
+
+
+def test_nothing_is_wrapped_before_the_first_policy_that_hedges(instrument: Instrument) -> None:
+    instrument()
+    before = Collection.find_one
+    Policy(timeout_ms=1)
+    assert Collection.find_one is before
+    Policy(hedge=True)
+    assert Collection.find_one is not before
+    uninstrument()
+    assert not hasattr(Collection.find_one, "__wrapped__")
+
+
+def test_with_the_strategy_driver_nothing_is_hedged(
+    instrument: Instrument, caplog: pytest.LogCaptureFixture
+) -> None:
+    instrument(config_strategy="driver")
+    before = Collection.find_one
+    Policy(hedge=True)
+    assert Collection.find_one is before
+    assert "no read is hedged" in caplog.text
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    threads = Threads()
+    done = threading.Event()
+    assert threads.start(done.set)
+    assert done.wait(5)
+    wait_until(lambda: threads._idle)
+    threads.reset_after_fork()
+    assert (threads.count, threads._idle) == (0, [])
+    again = threading.Event()
+    assert threads.start(again.set)
+    assert again.wait(5)
+    threads.stop()
