@@ -97,6 +97,14 @@ def test_a_healthy_set_gets_no_advice(replica_set: ReplicaSet) -> None:
     assert reached == {member.host_and_port for member in replica_set.members}
 
 
+def test_nothing_is_waited_for_once_all_members_have_answered(
+    replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examination, "NETWORK_S", 60.0)
+    monkeypatch.setattr(examination, "TOTAL_S", 60.0)
+    assert examine(replica_set.uri).seconds < 30
+
+
 def test_other_deployments_and_tls_get_no_advice(world: World, cluster: ShardedCluster) -> None:
     assert_well(examine(cluster.uri))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -92,12 +92,14 @@ def _probed(target: Target, end: float) -> list[Probe]:
     probes: dict[str, Probe] = {}
     done: queue.SimpleQueue[Probe] = queue.SimpleQueue()
     addresses, pending = list(target.seeds), 0
-    while addresses or pending:
+    while True:
         for probe in map(Probe, addresses):
             if probe.name not in probes:
                 probes[probe.name] = probe
                 _start(partial(_tried, prober, probe, done))
                 pending += 1
+        if not pending:
+            break
         try:
             hello = done.get(timeout=max(0.0, end - time.monotonic())).hello
         except queue.Empty:
