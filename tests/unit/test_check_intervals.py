@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, strategies as st
 from pymongo_resilience_instrumentation.recovery.check_intervals import CheckIntervals
 
 LEAST = 0.5
@@ -41,6 +43,27 @@ def test_the_second_check_is_made_at_once_and_the_interval_doubles() -> None:
 def test_of_an_address_that_refuses_it_is_late_by_a_part_of_the_outage(seconds: float) -> None:
     late = checks(seconds, refused=True)[-1] - seconds
     assert late <= min(max(0.03, 0.03 * seconds) * 1.25, LEAST)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=20), st.sampled_from([1.0, 10.0, 60.0]))
+def test_hellos_are_as_few_where_only_some_connections_are_refused(
+    pattern: Sequence[bool], seconds: float
+) -> None:
+    """As by a balancer in front of several processes, of which one is up and says nothing."""
+    intervals, now, hellos = CheckIntervals(), 0.0, 0
+    intervals.note(now, known=True, refused=False)
+    for refused in itertools.cycle(pattern):
+        if now >= seconds:
+            break
+        hellos += not refused
+        intervals.note(now, known=False, refused=refused)
+        now += intervals.seconds(LEAST)
+    assert hellos <= seconds / LEAST + 10
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(1.0, 55), (10.0, 150), (60.0, 270)])
+def test_an_address_that_refuses_is_not_asked_without_end(seconds: float, most: int) -> None:
+    assert len(checks(seconds, refused=True)) <= most
 
 
 def test_one_that_was_never_reached_is_checked_as_the_specification_has_it() -> None:

@@ -13,6 +13,8 @@ REFUSED_PART = 0.03
 """Of the time that connections have been refused for: how late the server is found at most."""
 LONGEST = 1.0
 """Seconds; the driver's own interval is shorter."""
+MOST_HELLOS = 10
+"""Of an outage that may be sent at shorter intervals than the specification's."""
 
 
 class CheckIntervals:
@@ -25,12 +27,16 @@ class CheckIntervals:
         self._reached = False
         self._failed_at: float | None = None
         self._interval = FIRST
+        self._hellos = 0
 
     def note(self, now: float, *, known: bool, refused: bool) -> None:
         """After each check. ``now`` in seconds; ``refused``: the address refused the connection."""
         if known:
             self._reached, self._failed_at, self._interval = True, None, FIRST
-        elif self._failed_at is None:
+            self._hellos = 0
+            return
+        self._hellos += not refused
+        if self._failed_at is None:
             self._failed_at = now
         else:
             doubled = min(self._interval * 2, LONGEST)
@@ -40,7 +46,7 @@ class CheckIntervals:
     def seconds(self, most: float) -> float:
         """To the next check; ``most`` is the specification's, which holds for a server that was
         never reached."""
-        if not self._reached or self._interval >= most:
+        if not self._reached or self._interval >= most or self._hellos >= MOST_HELLOS:
             return most
         # Not all clients of a server at once.
         return min(self._interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
