@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def watched_for(config: Config) -> int | None:
     """Seconds without a sign of life from a server; None where nothing is watched."""
-    return (config.dead_peer_s or None) if driver.connections.CAN_WATCH else None
+    return (config.dead_peer_s or None) if driver.connections.can_watch() else None
 
 
 def status(client: Any, runtime: Runtime | None) -> ClientStatus:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     """What to wrap of pools, and with what."""
-    if runtime.config.dead_peer_s and driver.connections.CAN_WATCH:
+    if runtime.config.dead_peer_s and driver.connections.can_watch():
         for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
             yield half.module("pool"), half.connect, Connected(runtime.config.dead_peer_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import socket
 import struct
@@ -20,8 +21,6 @@ FAILED = "_raise_connection_failure"
 """A connection's method: called with what ended it, before its socket is closed."""
 CAN_WAKE = sys.platform not in {"win32", "cygwin", "emscripten", "wasi"}
 """Whether a read ends when another thread shuts its socket down."""
-CAN_WATCH = sys.platform in {"linux", "darwin"}
-"""Whether the kernel closes connections whose peer shows no sign of life."""
 _DROP_TIME = 0x80
 """macOS: TCP_RXT_CONNDROPTIME, which Python does not name."""
 _CLOSED, _STATE, _SINCE_DATA, _SINCE_ACKNOWLEDGED, _INFO = 7, 0, 19, 20, struct.Struct("8B24I")
@@ -46,12 +45,14 @@ def watch_peer(interface: Any, seconds: int) -> None:
     """Have the kernel close the connection ``seconds`` after the peer's last sign of life: what was
     sent stays unacknowledged, or probes do. A peer that lives and is slow acknowledges both.
 
-    Raises OSError where the socket is none of TCP, or the kernel lacks an option.
+    Raises OSError where the socket is closed.
     """
-    sock, tcp = interface.sock, socket.IPPROTO_TCP
-    if sock.family == socket.AF_UNIX:
-        return
-    idle, interval = max(1, seconds * 2 // 5), max(1, seconds // 5)
+    if interface.sock.family != socket.AF_UNIX:
+        _watch(interface.sock, seconds)
+
+
+def _watch(sock: Any, seconds: int) -> None:
+    tcp, idle, interval = socket.IPPROTO_TCP, max(1, seconds * 2 // 5), max(1, seconds // 5)
     if sys.platform == "darwin":
         sock.setsockopt(tcp, socket.TCP_KEEPALIVE, idle)
         sock.setsockopt(tcp, socket.TCP_KEEPCNT, 3)
@@ -60,6 +61,17 @@ def watch_peer(interface: Any, seconds: int) -> None:
         sock.setsockopt(tcp, socket.TCP_KEEPIDLE, idle)
         sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
     sock.setsockopt(tcp, socket.TCP_KEEPINTVL, interval)
+
+
+@functools.cache
+def can_watch() -> bool:
+    """Whether Python and the kernel know these options: tried on a socket of its own."""
+    try:
+        with socket.socket() as unused:
+            _watch(unused, 1)
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool:
