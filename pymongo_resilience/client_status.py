@@ -35,7 +35,7 @@ class ServerStatus:
     shedding."""
     lost_connections: Mapping[str, int] = field(default_factory=dict, hash=False)
     """How many connections of operations were ended for a reason that pymongo does not name:
-    ``dead_peer``, ``interrupted``."""
+    ``dead_peer``, ``interrupted``, ``attempt_timeout``."""
 
 
 @dataclass(frozen=True, slots=True)

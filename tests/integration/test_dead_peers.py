@@ -40,7 +40,8 @@ def test_a_request_into_a_dead_path_is_repeated_on_a_new_connection(kind: str, c
     answer, _ = run("dead_peer", kind, "1", case, prefix=INSIDE)
     assert answer["seconds"] < SOON
     assert answer["lost"] is None
-    assert answer["reasons"] == ["dead_peer"]
+    assert answer["reasons"] == answer["shown"] == answer["counted"] == ["dead_peer"]
+    assert answer["lost connections"] == {"dead_peer": 1}
     assert answer["documents"] == 2
     assert answer["status"] == 1
 
@@ -128,7 +129,7 @@ def test_connections_with_tls_are_watched(
 def test_where_the_system_cannot_do_it_the_status_says_so(
     side: Side, server: EmbeddedServer, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver.connections, "CAN_WATCH", False)
+    monkeypatch.setattr(driver.connections, "can_watch", lambda: False)
     instrument()
     client = side.do(side.client, server.uri)
     side.do(client.admin.command, "ping")

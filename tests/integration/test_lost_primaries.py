@@ -122,6 +122,7 @@ def test_writes_in_flight_are_repeated_on_the_new_primary(
     reasons = {event.reason.value for event in telemetry.decisions.events}
     # Those that waited for a connection were not sent.
     assert "interrupted" in reasons
+    assert telemetry.shows_reason("interrupted")
     assert reasons <= {"interrupted", "socket_not_available"}
     assert ("cleared", True) in pools.events
     assert ("closed", "error") in pools.events[pools.events.index(("cleared", True)) :]

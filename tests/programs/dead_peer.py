@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import pymongo
-from common import say
+from common import Telemetry, say
 from pymongo_resilience_instrumentation.testbed.severable_path import SeverablePath
 
 import pymongo_resilience
@@ -37,7 +37,7 @@ def slowly(milliseconds: int) -> dict[str, Any]:
 
 
 async def main(kind: str, seconds: str, case: str) -> None:
-    decisions = RecordingListener()
+    decisions, telemetry = RecordingListener(), Telemetry()
     config = Config(timeout_ms=PLENTY_MS, dead_peer_s=int(seconds))
     pymongo_resilience.instrument(config, listeners=[decisions])
     cls = pymongo.MongoClient if kind == "sync" else pymongo.AsyncMongoClient
@@ -66,6 +66,16 @@ async def main(kind: str, seconds: str, case: str) -> None:
             "reasons": [event.reason.value for event in decisions.events],
             "documents": await result(coll.count_documents({})),
             "status": pymongo_resilience.status(client).dead_peer_s,
+            "lost connections": dict(pymongo_resilience.status(client).servers[0].lost_connections),
+            "shown": [
+                reason
+                for span in telemetry.exporter.get_finished_spans()
+                for reason in (span.attributes or {}).get("pymongo_resilience.retry.reasons", ())
+            ],
+            "counted": [
+                attributes["pymongo_resilience.reason"]
+                for attributes, _ in telemetry.points("pymongo_resilience.retries")
+            ],
         }
         await result(client.close())
     say(answer)

@@ -48,6 +48,19 @@ class Telemetry:
             for point in each.data.data_points
         ]
 
+    def shows_reason(self, reason: str) -> bool:
+        """In the span of an operation, as an event and as an attribute, and in the metric that the
+        dashboard draws by reason."""
+        name = "pymongo_resilience.reason"
+        events = {event.attributes.get(name) for span in self.operations() for event in span.events}
+        listed = {
+            each
+            for span in self.operations()
+            for each in span.attributes.get("pymongo_resilience.retry.reasons", ())
+        }
+        counted = {each.get(name) for each, _ in self.points("pymongo_resilience.retries")}
+        return reason in events & listed & counted
+
     def clear(self) -> None:
         self.exporter.clear()
         self.decisions.events.clear()

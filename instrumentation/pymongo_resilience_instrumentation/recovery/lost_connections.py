@@ -38,7 +38,7 @@ class Failed(Interceptor):
     """What ends a connection: closes it, and always raises."""
 
     def __init__(self, seconds: int) -> None:
-        self._seconds = seconds if driver.connections.CAN_WATCH else 0
+        self._seconds = seconds if driver.connections.can_watch() else 0
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Lost:
         connection, error = driver.connections.failed_arguments(given, kwargs)
@@ -47,7 +47,8 @@ class Failed(Interceptor):
     def _named(self, connection: Any, error: Any) -> Any:
         if not isinstance(error, Exception):
             return error
-        reason = driver.connections.reason_of(connection)
+        named = isinstance(error, LostConnectionError)
+        reason = error if named else driver.connections.reason_of(connection)
         if reason is None and self._seconds:
             silent = driver.connections.peer_was_silent(connection, error, self._seconds)
             reason = DeadPeerError(self._seconds) if silent else None
