@@ -50,6 +50,7 @@ OVERLOADED = Failure(
     server=SERVER,
 )
 NOT_PRIMARY = Failure(RuntimeError(), Stage.ANSWERED, RetryReason.NOT_PRIMARY)
+LOST = Failure(RuntimeError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class Case:
     """Part of the attempts that is rejected at random, whatever the load."""
     election: tuple[float, float] | None = None
     """From when until when there is no primary."""
+    loses: bool = False
+    """In place of rejecting, the server closes the connection, at the same cost."""
     high: float | None = None
     """Part of the operations that has high priority, and the others low; None is normal for all."""
     rate: float = RATE
@@ -208,7 +211,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
         if case.rejected and chance.random() < case.rejected:
             return now + TRIP_S, OVERLOADED
         admitted, at = server.receive(now)
-        return at, admitted or OVERLOADED
+        return at, admitted or (LOST if case.loses else OVERLOADED)
 
     while events:
         clock.time, _, answer, call = heapq.heappop(events)
@@ -295,6 +298,10 @@ def cases(*, quick: bool = False) -> list[Case]:
         made += [Case("10 % rejected", 8, ((60.0, 0.5),), rejected=0.10)]
     made += [
         Case("election of 3 s", clients, ((20.0, 0.2),), election=(5.0, 8.0))
+        for clients in ((8,) if quick else (8, 100))
+    ]
+    made += [
+        Case("connections lost above the capacity", clients, ((10.0, 1.2),), loses=True)
         for clients in ((8,) if quick else (8, 100))
     ]
     made += [

@@ -14,6 +14,7 @@ EXPONENTIAL_FIRST = 0.001
 EXPONENTIAL_LIMIT = 0.5
 OVERLOAD_BASE = 0.1
 OVERLOAD_LIMIT = 10.0
+HELD_BACK_STEPS = (0.1, 0.4, 1.6)
 CONTROLLED_STEPS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 
@@ -44,6 +45,16 @@ def controlled(attempt: int) -> float:
     Source: Couchbase RFC 0049, "Controlled Backoff for Always Retry".
     """
     return CONTROLLED_STEPS[min(attempt, len(CONTROLLED_STEPS)) - 1]
+
+
+def held_back(attempt: int, random: Random) -> float:
+    """With the budget spent, from the second retry on: 100 and 400 ms, then 1.6 s each, less a
+    random part of up to a half.
+
+    docs/overload.md has the simulation that the numbers are from.
+    """
+    step = min(max(attempt, 2), len(HELD_BACK_STEPS) + 1) - 2
+    return HELD_BACK_STEPS[step] * (0.5 + random() / 2)
 
 
 def _doubled(base: float, times: int) -> float:

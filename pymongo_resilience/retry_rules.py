@@ -117,7 +117,9 @@ class RetryRules:
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:
-            delay = max(0.0, answer.delay, self._held_back(operation))
+            delay = max(0.0, answer.delay)
+            if self.holds_back(operation):
+                delay = max(delay, backoff.held_back(operation.attempts, self.random))
             verdict = self._fit(operation, failure, delay)
             if isinstance(verdict, GiveUp) or failure.next_probe_in is None or failure.elsewhere:
                 return verdict
@@ -132,23 +134,18 @@ class RetryRules:
             if not budget.allows(overloaded=rejected):
                 if rejected:
                     return GiveUp(Rule.BUDGET)
-                wait = max(wait, self._pause())
+                wait = max(wait, backoff.held_back(operation.attempts, self.random))
         longer = self._fit(operation, failure, wait) if wait > delay else None
         return Retry(max(delay, longer.delay) if isinstance(longer, Retry) else delay)
 
-    def _held_back(self, operation: Operation) -> float:
-        """Rule 8 for what is no overload: with the budget spent, seconds that a retry waits at
-        least. An election must not become an error within a deadline, so none is declined; the
-        first may go at once, as every driver's does."""
+    def holds_back(self, operation: Operation) -> bool:
+        """Rule 8 for what is no overload: the budget is spent, and a retry has to wait. An election
+        must not become an error within a deadline, so none is declined; the first may go at once,
+        as every driver's does."""
         budget = operation.budget
         if budget is None or operation.attempts < 2 or _follows_texts(operation):  # noqa: PLR2004
-            return 0.0
-        if not budget.holds_back or budget.allows(overloaded=False):
-            return 0.0
-        return self._pause()
-
-    def _pause(self) -> float:
-        return HELD_BACK * (0.5 + self.random() / 2)
+            return False
+        return budget.holds_back and not budget.allows(overloaded=False)
 
     def _declined(self, operation: Operation, failure: Failure) -> Rule | None:
         if failure.reason is RetryReason.LOAD_SHED:
@@ -218,9 +215,6 @@ class RetryRules:
         return Retry(max(retry.delay, next_probe_in))
 
 
-HELD_BACK = 0.5
-"""Seconds between two retries of an operation while its client's budget is spent, less a random
-part of up to a half."""
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt, in addition to the round trip: sleeps
 end late, and the command needs a time limit."""

@@ -78,6 +78,17 @@ def test_an_election_is_no_error_within_a_deadline(
     assert found.attempts <= without.attempts
 
 
+@pytest.mark.parametrize("clients", [8, 100])
+def test_lost_connections_above_the_capacity_are_held_back(
+    fleet: Any, policies: dict[str, Any], clients: int
+) -> None:
+    case = fleet.Case("lost", clients, ((10.0, 1.2),), loses=True)
+    found = fleet.simulate(case, policies[fleet.OURS], 8)
+    without = fleet.simulate(case, policies["five retries, off"], 8)
+    assert found.errors < 0.7 * without.errors
+    assert found.attempts < 0.7 * without.attempts
+
+
 def test_after_a_pulse_all_is_normal_within_a_second(fleet: Any, policies: dict[str, Any]) -> None:
     case = fleet.Case("pulse", 8, ((4.0, 0.5), (10.0, 2.0), (6.0, 0.5)))
     assert fleet.simulate(case, policies[fleet.OURS], 8).normal_after <= 1

@@ -84,6 +84,14 @@ def test_controlled_never_shrinks(attempt: int) -> None:
     assert backoff.controlled(attempt) <= backoff.controlled(attempt + 1) <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("attempt", "most"), [(1, 0.1), (2, 0.1), (3, 0.4), (4, 1.6), (5, 1.6), (10**6, 1.6)]
+)
+def test_what_is_held_back_waits_four_times_as_long_each_time(attempt: int, most: float) -> None:
+    assert backoff.held_back(attempt, lambda: 0.0) == most / 2
+    assert backoff.held_back(attempt, lambda: 1.0) == most
+
+
 @pytest.mark.parametrize("strategy", [BestEffort(), FastFailOnTerminalError()])
 def test_the_strategies_wait_exponentially_with_dice_of_their_own(strategy: BestEffort) -> None:
     failure = Failure(ValueError(), Stage.IN_FLIGHT, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT)
