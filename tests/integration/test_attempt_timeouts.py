@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pymongo
 import pytest
 from pymongo.errors import NetworkTimeout
-from pymongo_resilience_instrumentation.testbed import BlackHole, ReplicaSet
-from support.clients import SentCommands, Side, fail_command
+from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.testbed import (
+    BlackHole,
+    CutBefore,
+    ReplicaSet,
+    ShardedCluster,
+)
+from pymongo_resilience_instrumentation.timeouts import attempt_timeouts
+from support.clients import SentCommands, Side, fail_command, wait_until
 from support.telemetry import Instrument
 
-from pymongo_resilience import Policy, bind, override
+from pymongo_resilience import Policy, bind, override, status
 
 pytestmark = pytest.mark.oldest
 PLENTY_MS = 20_000
 SLOW_MS = 3000
 SOON = 10.0
 ATTEMPT_MS = 300
+POOLS = (pymongo.synchronous.pool.Pool, pymongo.asynchronous.pool.Pool)
+
+
+@pytest.fixture(autouse=True)
+def quick_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_timeouts, "CONNECTING", ATTEMPT_MS / 3000)
 
 
 def reasons(telemetry: Any) -> list[str]:
@@ -49,7 +63,79 @@ def test_an_attempt_without_an_answer_is_repeated(
             assert side.do(coll.find_one, {"_id": 1}) == {"_id": 1}
     assert time.monotonic() - began < SOON
     assert "attempt_timeout" in reasons(telemetry)
+    assert telemetry.shows_reason("attempt_timeout")
     assert side.do(coll.count_documents, {}) == (2 if operation == "insert" else 1)
+    (server,) = status(coll.database.client).servers
+    # The others had no connection yet.
+    assert 1 <= server.lost_connections["attempt_timeout"] <= len(reasons(telemetry))
+
+
+def hits(side: Side, coll: Any, operation: str, telemetry: Any, count: int) -> list[int]:
+    """How many attempts each operation had that met the silent server first, of so many."""
+    found: list[int] = []
+
+    def enough() -> bool:
+        telemetry.clear()
+        for each in coll.database.client._topology._servers.values():
+            each.pool.operation_count = 0  # 4.17 leaves those in it whose connecting failed
+        side.do(coll.find_one if operation == "find" else coll.insert_one, {"n": 1})
+        if reasons(telemetry):
+            assert set(reasons(telemetry)) == {"attempt_timeout"}
+            found.append(1 + len(reasons(telemetry)))
+        return len(found) == count
+
+    wait_until(enough)
+    return found
+
+
+def test_a_read_is_repeated_on_another_member(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=PLENTY_MS, attempt_timeout_ms=ATTEMPT_MS // 3)
+    options = {"readPreference": "secondary", "localThresholdMS": PLENTY_MS}
+    client = side.do(side.client, replica_set.uri, **options)
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, 3)
+    replica_set.inject(BlackHole(PLENTY_MS / 1000), on=1)
+    # Drawn again, it would be the silent one every other time.
+    assert hits(side, client[database].coll, "find", telemetry, 5) == [2] * 5
+    replica_set.clear()
+
+
+@pytest.mark.parametrize("operation", ["insert", "find"])
+def test_on_a_sharded_cluster_another_router_gets_it(
+    side: Side, cluster: ShardedCluster, database: str, instrument: Instrument, operation: str
+) -> None:
+    telemetry = instrument(timeout_ms=PLENTY_MS, attempt_timeout_ms=ATTEMPT_MS // 3)
+    client = side.do(side.client, cluster.uri, localThresholdMS=PLENTY_MS)
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, len(cluster.members))
+    cluster.inject(BlackHole(PLENTY_MS / 1000), on=1)
+    assert hits(side, client[database].coll, operation, telemetry, 5) == [2] * 5
+    cluster.clear()
+
+
+def test_with_the_budget_spent_the_third_attempt_has_the_time_that_is_left(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=PLENTY_MS, attempt_timeout_ms=ATTEMPT_MS)
+    coll = side.do(side.client, proxy.uri)[database].coll
+    proxy.inject(CutBefore("find", times=8))
+    side.do(coll.find_one)
+    telemetry.clear()
+
+    def open_again() -> None:
+        wait_until(lambda: len(telemetry.decisions.events) >= 2)
+        time.sleep(0.5 + 3 * ATTEMPT_MS / 1000)  # a third one, with the wait before it
+        proxy.clear()
+
+    proxy.inject(BlackHole(PLENTY_MS / 1000))
+    opening = threading.Thread(target=open_again)
+    opening.start()
+    side.do(coll.find_one)
+    opening.join()
+    assert reasons(telemetry).count("attempt_timeout") == 2
+    assert reasons(telemetry)[:2] == ["attempt_timeout"] * 2
 
 
 @pytest.mark.parametrize("how", ["config", "override", "binding", "rule"])
@@ -118,6 +204,24 @@ def test_the_deadline_comes_first_where_it_is_shorter(
         side.do(coll.insert_one, {"_id": 2})
     assert time.monotonic() - began < SLOW_MS / 1000
     assert "exceeded its timeout" in str(raised.value)
+
+
+def test_unset_nothing_is_wrapped(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    def wrapped() -> list[Any]:
+        owners = [*driver.commands.receivers(), *((cls, "connect") for cls in POOLS)]
+        return [vars(owner)[name] for owner, name in owners]
+
+    instrument(timeout_ms=PLENTY_MS)
+    coll = side.do(side.client, proxy.uri)[database].coll
+    side.do(coll.find_one)
+    before = wrapped()
+    side.do(coll.find_one)
+    assert wrapped() == before
+    with override(attempt_timeout_ms=PLENTY_MS):
+        side.do(coll.find_one)
+    assert all(one is not other for one, other in zip(wrapped(), before, strict=True))
 
 
 @pytest.mark.parametrize("value", [0, -1])

@@ -46,7 +46,7 @@ from pymongo_resilience.faults import deliver, logger
 from pymongo_resilience_instrumentation import driver
 
 from . import reasons, terminal_causes
-from .connection_errors import InterruptedAttemptError, LostConnectionError
+from .connection_errors import AttemptTimeoutError, InterruptedAttemptError, LostConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,6 +106,8 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
     cause = _cause(error)
     document = _document(cause)
     labels = _labels(cause, document)
+    if isinstance(cause.__cause__, AttemptTimeoutError):
+        labels -= reasons.OVERLOADED.labels  # the driver's, for a connection that it gave up
     code = _code(document.get("code", attribute(cause, "code")))
     name = document.get("codeName")
     executed = _executed(cause, document)
@@ -301,7 +303,7 @@ def _reason(
         return RetryReason.NOT_PRIMARY
     if isinstance(error, ConnectionFailure):
         lost = error.__cause__
-        if isinstance(lost, InterruptedAttemptError):
+        if isinstance(lost, (InterruptedAttemptError, AttemptTimeoutError)):
             return lost.reason
         if attempt.reached_connection:
             if isinstance(lost, LostConnectionError):

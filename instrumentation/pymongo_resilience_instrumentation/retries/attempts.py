@@ -330,6 +330,8 @@ class Attempts(driver.retry_loop.DriverLoop):
         if self.last is None or not (failure.no_writes_performed or _refused(failure)):
             self.last = failure
         driver.repetition.prepare_retry(self, failure, operation.attempts)
+        if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
+            attempt_timeouts.bound(self.call, self.runtime.executor.retry_rules, operation)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
         if not (failure.retryable_overload or operation.declared_idempotent) and (
             failure.stage is not Stage.NOT_SENT

@@ -1,26 +1,39 @@
 """The time that an attempt may stay unanswered, ``attempt_timeout_ms``: around each reply that is
-awaited, and as its command's ``maxTimeMS``."""
+awaited, as its command's ``maxTimeMS``, and for the connection that has to be made first."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import NetworkTimeout
+
 from pymongo_resilience.failure import RetryReason
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures.connection_errors import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+
+from .bounded_waits import within_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
+    from pymongo_resilience.retry_rules import RetryRules
+    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+
+
+CONNECTING = 1.0
+"""Seconds that making a connection has at least: TCP, TLS, hello and authentication are several
+round trips."""
 
 
 def wrapped() -> Iterator[Wrapped]:
     """What to wrap once an attempt has such a time, and with what."""
+    for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
+        yield half.module("pool").Pool, driver.waits.HANDSHAKE, Connects()
     for owner in driver.commands.connections_with(driver.commands.LIMITED):
         yield owner, driver.commands.LIMITED, Limited()
     for module, name in driver.commands.receivers():
@@ -81,9 +94,47 @@ class Received(Interceptor):
         return error if left is not None and left <= 0 else AttemptTimeoutError(reply.seconds)
 
 
+class _Connecting(Entered):
+    __slots__ = ("ends", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(None, within_wait(seconds))
+        self.seconds = seconds
+        self.ends = driver.deadline.now() + seconds
+
+
+class Connects(Interceptor):
+    """Where an operation makes a connection: on a server that accepts it and never answers, an
+    attempt would else have all the time there is."""
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Connecting | None:
+        call = calls.found()
+        if call is None or call.attempt_timeout is None:
+            return None
+        if not driver.waits.connects_for_an_operation(given[1:], kwargs):
+            return None
+        return _Connecting(max(call.attempt_timeout, CONNECTING))
+
+    def failed(self, making: _Connecting | None, error: BaseException, *_: Any) -> BaseException:
+        if making is None or not isinstance(error, NetworkTimeout):
+            return error
+        left = driver.deadline.remaining()
+        if driver.deadline.now() >= making.ends and (left is None or left > 0):
+            error.__cause__ = AttemptTimeoutError(making.seconds)
+        return error
+
+
 def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:
     """A limit that the server has kept is the attempt's where the operation has time left."""
     deadline = operation.deadline
     if deadline is not None and not deadline.allows(0):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
+
+
+def bound(call: Call, rules: RetryRules, operation: Operation) -> None:
+    """Before an attempt that follows one without an answer: with the client's budget spent it has
+    all the time that is left, since each that is given up costs a connection, and its server work.
+    """
+    if rules.holds_back(operation):
+        call.attempt_timeout = call.reply_within = None
