@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -137,6 +138,21 @@ def test_where_reads_cannot_be_woken_nothing_is_wrapped(
     assert (vars(sync)[driver.monitors.CANCEL], vars(sync)[driver.monitors.READ]) == originals
 
 
+def test_switched_off_a_lost_server_is_checked_as_the_driver_does(instrument: Instrument) -> None:
+    def found() -> list[Any]:
+        names = driver.monitors.CHECK, driver.monitors.REQUEST
+        return [
+            getattr(cls, name) for cls, _ in driver.monitors.monitor_classes() for name in names
+        ]
+
+    originals = found()
+    instrument(recovery_without=("quick_checks",))
+    assert found() == originals
+    pymongo_resilience.uninstrument()
+    instrument()
+    assert all(now != before for now, before in zip(found(), originals, strict=True))
+
+
 @pytest.mark.parametrize("mode", ["stream", "poll"])
 def test_monitors_end_with_their_client(
     side: Side, proxy: ReplicaSet, instrument: Instrument, mode: str
@@ -149,6 +165,44 @@ def test_monitors_end_with_their_client(
     for each in found:  # a second time, of what is closed
         each.cancel_check()
         each.request_check()
+
+
+def ended_by_close(side: Side, client: Any, call: Callable[[], Any], fault: CutAfter) -> Any:
+    """The error of a call during which its client is closed, once the fault has struck."""
+    if side.runner is None:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(call)
+            wait_until(lambda: fault.struck)
+            client.close()
+            return future.exception(NEVER)
+
+    async def act() -> Any:
+        task = asyncio.ensure_future(call())
+        await asyncio.to_thread(wait_until, lambda: fault.struck)
+        await client.close()
+        return (await asyncio.gather(task, return_exceptions=True))[0]
+
+    return side.do(act)
+
+
+@pytest.mark.parametrize("mode", ["stream", "poll"])
+def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    mode: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instrument(timeout_ms=20_000)
+    client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
+    found, coll = monitors(client), client[database].coll
+    fault = CutAfter("insert", times=1000)
+    proxy.inject(fault)
+    error = ended_by_close(side, client, lambda: coll.insert_one({}), fault)
+    assert isinstance(error, pymongo.errors.InvalidOperation)
+    until(side, lambda: all(ended(each) for each in found))
+    assert "internal error" not in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["stream", "poll"])
