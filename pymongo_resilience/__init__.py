@@ -113,8 +113,8 @@ def instrument(
     policies: Mapping[str, Policy] | None = None,
     strategy: RetryStrategy | None = None,
     listeners: Sequence[Listener] = (),
-    tracer_provider: Any = None,
-    meter_provider: Any = None,
+    tracer_provider: object = None,
+    meter_provider: object = None,
     request_hook: Callable[[Any, Any], object] | None = None,
     response_hook: Callable[[Any, Any], object] | None = None,
     failed_hook: Callable[[Any, Any], object] | None = None,
@@ -184,7 +184,7 @@ def is_instrumented() -> bool:
     return enabled_flag.current.on
 
 
-def status(client: Any) -> ClientStatus:
+def status(client: object) -> ClientStatus:
     """What a MongoClient or AsyncMongoClient knows of its servers at this moment.
 
     Sends nothing and awaits nothing, for both kinds of client. For one that was made before
@@ -195,7 +195,7 @@ def status(client: Any) -> ClientStatus:
 
 
 def explain_selection(
-    client: Any, read_preference: Any = None, *, writes: bool = False
+    client: object, read_preference: object = None, *, writes: bool = False
 ) -> tuple[ServerVerdict, ...]:
     """Every server that the client knows, and why an operation may go to it at this moment or not.
 
@@ -209,7 +209,7 @@ def explain_selection(
     return _instrumentor().explain_selection(client, read_preference, writes=writes)
 
 
-def retry_transaction(client: Any, **options: Any) -> Attempts:
+def retry_transaction(client: object, **options: Any) -> Attempts:
     """A transaction that is repeated as with_transaction repeats one, for code that is no callback.
 
     ::

@@ -34,7 +34,7 @@ def bind(target: T, policy: Policy) -> T:
     return _carrying(target, policy.over(policy_of(target)))
 
 
-def policy_of(target: Any) -> Policy:
+def policy_of(target: object) -> Policy:
     """The policy that ``target`` carries; NOTHING where it carries none."""
     if not isinstance(target, Bound):
         return NOTHING
@@ -42,13 +42,13 @@ def policy_of(target: Any) -> Policy:
     return policy
 
 
-def attach_policy(policy: Policy, cursor: Any) -> None:
+def attach_policy(policy: Policy, cursor: object) -> None:
     """Keep ``policy`` on a cursor or change stream that was created under it."""
     if policy is not NOTHING:
         setattr(cursor, ATTRIBUTE, policy)
 
 
-def policy_of_cursor(cursor: Any) -> Policy:
+def policy_of_cursor(cursor: object) -> Policy:
     """The policy that it carries; NOTHING where it carries none.
 
     Not through ``vars()``, as with a collection, where an attribute that is not set is a collection
@@ -79,7 +79,7 @@ class Bound:
     def with_options(self, *args: Any, **kwargs: Any) -> Any:
         return self._inherit(super().with_options(*args, **kwargs))  # type: ignore[misc]  # pymongo's
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: object) -> Any:
         return self._inherit(super().__getitem__(name))  # type: ignore[misc]  # as above
 
     def get_collection(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,5 +92,5 @@ class Bound:
     async def _inherit_later(self, making: Awaitable[Any]) -> Any:
         return self._inherit(await making)
 
-    def _inherit(self, made: Any) -> Any:
+    def _inherit(self, made: object) -> Any:
         return _carrying(made, policy_of(self))

@@ -73,7 +73,7 @@ class Option(NamedTuple):
         return PREFIX + self.name.upper()
 
 
-def _option(default: Any, kind: OptionType, sentence: str, *, telemetry: bool = False) -> Any:
+def _option(default: object, kind: OptionType, sentence: str, *, telemetry: bool = False) -> Any:
     about = {"kind": kind, "sentence": sentence, "telemetry": telemetry}
     return field(default=default, metadata=about)
 
@@ -417,7 +417,7 @@ class _Values:
                 expected = f"expected {option.kind.allowed}"
                 self._refuse(option, f"{path}: {name} = {shown(value)}: {expected}")
 
-    def _take(self, name: str, value: Any, source: str) -> None:
+    def _take(self, name: str, value: object, source: str) -> None:
         self.found[name] = value
         self.sources[name] = source
 

@@ -55,7 +55,7 @@ OPTIONAL_BOOLEAN = BOOLEAN._replace(legal=lambda value: value is None or isinsta
 
 
 def integer(low: int, high: int, *, optional: bool = False) -> OptionType:
-    def legal(value: Any) -> bool:
+    def legal(value: object) -> bool:
         if value is None:
             return optional
         return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
@@ -64,7 +64,7 @@ def integer(low: int, high: int, *, optional: bool = False) -> OptionType:
 
 
 def number(low: float, high: float) -> OptionType:
-    def legal(value: Any) -> bool:
+    def legal(value: object) -> bool:
         return (
             isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
         )
@@ -87,7 +87,7 @@ def one_of(names: Iterable[str], *, optional: bool = False) -> OptionType:
     """A name in small letters, however it is written."""
     known = tuple(names)
 
-    def legal(value: Any) -> bool:
+    def legal(value: object) -> bool:
         if value is None:
             return optional
         return isinstance(value, str) and value in known
@@ -95,7 +95,7 @@ def one_of(names: Iterable[str], *, optional: bool = False) -> OptionType:
     return OptionType("name", "one of " + ", ".join(known), str, legal, _lower)
 
 
-def _lower(value: Any) -> Any:
+def _lower(value: object) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
@@ -106,7 +106,7 @@ def several_of(names: Iterable[str]) -> OptionType:
     def parse(text: str) -> tuple[str, ...]:
         return tuple(part.strip() for part in text.split(",") if part.strip())
 
-    def legal(value: Any) -> bool:
+    def legal(value: object) -> bool:
         return isinstance(value, (tuple, list)) and all(
             isinstance(each, str) and each in known for each in value
         )
@@ -131,7 +131,7 @@ PRIORITY = one_of(PRIORITIES)
 """What is low is refused first, where clients refuse anything."""
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     # Python refuses to write a number of thousands of digits, which TOML can give in hexadecimal.
     try:
         return repr(value)

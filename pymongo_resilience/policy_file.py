@@ -43,7 +43,7 @@ KEYS: Mapping[str, OptionType] = {
 CONFIDENTIAL = "data"
 
 
-def policies_of(tables: Any, path: Path, problems: list[str]) -> dict[str, Policy]:
+def policies_of(tables: object, path: Path, problems: list[str]) -> dict[str, Policy]:
     """The rules in ``tables``; what is wrong with them is added to ``problems``.
 
     An unknown key is a warning with the nearest name.
@@ -56,7 +56,7 @@ def policies_of(tables: Any, path: Path, problems: list[str]) -> dict[str, Polic
     return {pattern: _policy(table, pattern, path, problems) for pattern, table in tables.items()}
 
 
-def _policy(table: Any, pattern: str, path: Path, problems: list[str]) -> Policy:
+def _policy(table: object, pattern: str, path: Path, problems: list[str]) -> Policy:
     place = f"policies.{pattern!r}"
     if not is_pattern(pattern):
         problems.append(f"{path}: {place}: {EXPECTED_PATTERN}")

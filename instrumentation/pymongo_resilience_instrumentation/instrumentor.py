@@ -211,7 +211,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if Feature.EXISTING_CLIENTS not in lacking:
             _reach_existing_clients(runtime, retried=Feature.RETRIES not in without)
 
-    def status(self, client: Any) -> ClientStatus:
+    def status(self, client: object) -> ClientStatus:
         """As :func:`pymongo_resilience.status`."""
         from pymongo_resilience_instrumentation.public_api import statuses  # noqa: PLC0415 - for who asks
 
@@ -219,7 +219,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         return statuses.status(client, self._runtime)
 
     def explain_selection(
-        self, client: Any, read_preference: Any, *, writes: bool
+        self, client: object, read_preference: object, *, writes: bool
     ) -> tuple[ServerVerdict, ...]:
         """As :func:`pymongo_resilience.explain_selection`."""
         from pymongo_resilience_instrumentation.selection import server_verdicts  # noqa: PLC0415 - for who asks
@@ -228,7 +228,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         breakers = {} if self._runtime is None else self._runtime.breakers_of(client)
         return server_verdicts.explain_selection(client, read_preference, breakers, writes=writes)
 
-    def retry_transaction(self, client: Any, options: dict[str, Any]) -> Transactions:
+    def retry_transaction(self, client: object, options: dict[str, Any]) -> Transactions:
         """As :func:`pymongo_resilience.retry_transaction`."""
         from pymongo_resilience_instrumentation.transactions import by_hand  # noqa: PLC0415 - for who asks
 
@@ -271,7 +271,7 @@ def _is_supported() -> bool:
     return (4, 17) <= pymongo.version_tuple[:2] < (5, 0)
 
 
-def _check_client(client: Any, function: str) -> None:
+def _check_client(client: object, function: str) -> None:
     if not isinstance(client, CLIENTS):
         raise TypeError(
             f"{function}() takes a MongoClient or an AsyncMongoClient, "

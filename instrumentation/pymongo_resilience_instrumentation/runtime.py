@@ -98,7 +98,7 @@ class Runtime:
     need: Callable[[Need], None] = lambda _: None
     """Puts patches on that the first timeout, say, needs; see ``Patches.need``."""
 
-    def nested(self, client: Any) -> bool:
+    def nested(self, client: object) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins. Or inside
         of what the library publishes of one."""
         call = calls.found()
@@ -106,7 +106,7 @@ class Runtime:
             return call is not None and call.reporting
         return call.client is client and call.has_operations
 
-    def begin(self, call: Call, session: Any = None) -> None:
+    def begin(self, call: Call, session: object = None) -> None:
         """Enter a call of the public API.
 
         Raises InvalidOperation (pymongo's) for a timeout of its own inside of with_transaction.
@@ -240,11 +240,11 @@ class Runtime:
         """Whether new clients' servers are chosen by load."""
         return self.selectors is not None and self.selectors.counting
 
-    def counts_of(self, client: Any) -> OperationCounts | None:
+    def counts_of(self, client: object) -> OperationCounts | None:
         """The attempts in progress; None where the driver chooses the client's servers."""
         return None if self.selectors is None else self.selectors.counts_of(client)
 
-    def breakers_of(self, client: Any) -> Mapping[Address, Snapshot]:
+    def breakers_of(self, client: object) -> Mapping[Address, Snapshot]:
         """By server, of those that an attempt was meant for; none where there are no breakers."""
         return {} if self.breakers is None else self.breakers.of(client).snapshots()
 

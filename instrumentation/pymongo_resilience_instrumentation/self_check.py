@@ -94,7 +94,7 @@ def _missing_names(part: Part) -> list[str]:
     return [f"{part.place}.{name}" for name in part.names if not _has(place, name, part.set_by)]
 
 
-def _has(place: Any, name: str, set_by: str) -> bool:
+def _has(place: object, name: str, set_by: str) -> bool:
     if hasattr(place, name) or name in getattr(_code(place), "co_varnames", ()):
         return True
     # Attributes that a constructor sets are no attributes of the class unless it has slots.
@@ -105,6 +105,6 @@ def _has(place: Any, name: str, set_by: str) -> bool:
     return False
 
 
-def _code(function: Any) -> Any:
+def _code(function: object) -> Any:
     """Of what a decorator of the driver's may be around."""
     return getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)

@@ -74,14 +74,14 @@ def source_of(loaded: Loaded) -> str:
     return ", ".join(named) or "defaults"
 
 
-def _pair(mine: Any, theirs: Any) -> str:
+def _pair(mine: object, theirs: object) -> str:
     mine, theirs = _text(mine), _text(theirs)
     if mine == theirs:
         return f"{mine} is in force, another one of the same kind was given"
     return f"{mine} is in force, {theirs} was given"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Objects by their types alone: what else their text has may be confidential."""
     if value is None or value == ():
         return "none"

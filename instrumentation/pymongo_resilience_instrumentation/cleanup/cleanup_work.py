@@ -37,7 +37,9 @@ class CleanupCall(Call):
 
     has_operations = False
 
-    def __init__(self, client: Any, operation: str, database: str, collection: str | None) -> None:
+    def __init__(
+        self, client: object, operation: str, database: str, collection: str | None
+    ) -> None:
         super().__init__(client, operation, (database, collection))
         self.public = self.reads_inside = False
         self.unknown_concern = True

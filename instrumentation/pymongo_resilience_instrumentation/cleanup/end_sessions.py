@@ -57,7 +57,7 @@ class _Attempt(Interceptor):
         self._work.call.swallowed = None
         return Entered(given[0], self._work.limit())
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:  # noqa: ARG002 - the protocol's shape
+    def succeeded(self, entered: Entered, result: object) -> Any:  # noqa: ARG002 - the protocol's shape
         if self._work.call.swallowed is not None:
             raise self._work.call.swallowed
         return result
@@ -79,7 +79,7 @@ class EndingSessions(CleanupInterceptor):
         attempt = _Attempt(work).method(self.runtime.enabled_flag, self.asynchronous)
         return super().send(work, attempt.around(original), *given, **kwargs)
 
-    def succeeded(self, work: EndSessions, result: Any) -> Any:
+    def succeeded(self, work: EndSessions, result: object) -> Any:
         self._finish(work, None)
         return result
 
@@ -106,7 +106,7 @@ class ConnectionForSessions(Interceptor):
             return None
         return _Connection(call) if call.client is given[0] else None
 
-    def succeeded(self, connection: _Connection, result: Any) -> _Connection:
+    def succeeded(self, connection: _Connection, result: object) -> _Connection:
         connection.manager = result
         return connection
 
@@ -147,10 +147,10 @@ class _Connection:
             self.note(error)
             raise
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> Any:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> Any:
         self.note(error)
         return self.manager.__exit__(kind, error, traceback)
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> Any:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> Any:
         self.note(error)
         return await self.manager.__aexit__(kind, error, traceback)

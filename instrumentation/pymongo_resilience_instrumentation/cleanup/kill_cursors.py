@@ -171,7 +171,7 @@ class NeverWaits:
 class BackgroundCall(CleanupCall):
     """One run of a client's background task over the cursors that wait to be killed."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: object) -> None:
         super().__init__(client, KILL_CURSORS, "", None)
         self.is_last = driver.clients.kills_no_more(client)
         """The client is being closed: no later run takes up what this one leaves."""
@@ -220,7 +220,7 @@ class KillCursors(CleanupInterceptor):
             runtime.start_span(call, parent)
         return work
 
-    def succeeded(self, work: KillWork, result: Any) -> None:  # noqa: ARG002 - it has none
+    def succeeded(self, work: KillWork, result: object) -> None:  # noqa: ARG002 - it has none
         work.succeeded()
         self.runtime.end(work.call)
 
@@ -247,7 +247,7 @@ class BackgroundRun(Interceptor):
             context.attach(Context())
         return call
 
-    def succeeded(self, call: BackgroundCall, result: Any) -> Any:
+    def succeeded(self, call: BackgroundCall, result: object) -> Any:
         calls.leave(call)
         return result
 
@@ -256,5 +256,5 @@ class BackgroundRun(Interceptor):
             (calls.leave_unfinished if closes_a_coroutine(error) else calls.leave)(call)
         return error
 
-    def undo(self, call: Any, around: Call | None, error: BaseException) -> None:
+    def undo(self, call: object, around: Call | None, error: BaseException) -> None:
         calls.undo(call, around, error)

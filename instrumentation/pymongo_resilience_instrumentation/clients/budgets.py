@@ -6,7 +6,7 @@ Source of a client's own ``adaptiveRetries``: Client Backpressure, "Token Bucket
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.config import OFF, TOKENS
@@ -35,14 +35,14 @@ class Budgets:
         """Those that are not full: of the others, successes need not be reported."""
         self._budgets: dict[int, RetryBudget | None] = {}
 
-    def of(self, client: Any) -> RetryBudget | None:
+    def of(self, client: object) -> RetryBudget | None:
         """The client's budget; one that was made before ``instrument()`` gets its own here."""
         try:
             return self._budgets[id(client)]
         except KeyError:
             return self.open(client, self.chosen.get(id(client)))
 
-    def open(self, client: Any, adaptive: bool | None) -> RetryBudget | None:
+    def open(self, client: object, adaptive: bool | None) -> RetryBudget | None:
         """For a client that is being made, with what it says itself."""
         if adaptive is not None:
             keep(self.chosen, client, adaptive)
@@ -61,7 +61,7 @@ class Budgets:
             return TokenBucket(self._capacity, self.incomplete)
         return RatioBudget(incomplete=self.incomplete, clock=self._clock)
 
-    def succeeded(self, client: Any) -> None:
+    def succeeded(self, client: object) -> None:
         """At its first attempt; to be asked where ``incomplete`` has any."""
         budget = self._budgets.get(id(client))
         if budget is not None and budget in self.incomplete:

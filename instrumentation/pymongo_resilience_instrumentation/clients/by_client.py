@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def keep(values: MutableMapping[int, T], client: Any, made: T) -> T:
+def keep(values: MutableMapping[int, T], client: object, made: T) -> T:
     """What ``values`` has for the client; ``made`` where it has nothing yet. Holds it not alive:
     two clients of the same servers count as equal, so no weak mapping would do."""
     key = id(client)

@@ -81,11 +81,11 @@ class Closings:
     def __init__(self) -> None:
         self._by_client: dict[int, Closing] = {}
 
-    def of(self, client: Any) -> Closing:
+    def of(self, client: object) -> Closing:
         found = self._by_client.get(id(client))
         return keep(self._by_client, client, Closing()) if found is None else found
 
-    def closed(self, client: Any) -> bool:
+    def closed(self, client: object) -> bool:
         found = self._by_client.get(id(client))
         return found is not None and found.closed
 
@@ -132,7 +132,7 @@ class Close(Interceptor):
         self._closings.of(given[0]).close()
         return Entered(given[0])
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after a client was closed"):
             driver.waits.wake_selections(entered.instance)
         return result
@@ -145,5 +145,5 @@ class CloseAsync(Close):
             await driver.waits.wake_selections_async(entered.instance)
         return result
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:  # noqa: ARG002 - as above
+    def succeeded(self, entered: Entered, result: object) -> Any:  # noqa: ARG002 - as above
         return result

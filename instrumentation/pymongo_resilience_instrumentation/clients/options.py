@@ -74,7 +74,7 @@ def _is_negative(value: str) -> bool:
         return False
 
 
-def _from_keyword(name: str, value: Any) -> bool:
+def _from_keyword(name: str, value: object) -> bool:
     if isinstance(value, str) and value.lower() in _BOOLEANS:
         return _BOOLEANS[value.lower()]
     if not isinstance(value, bool):
@@ -82,7 +82,7 @@ def _from_keyword(name: str, value: Any) -> bool:
     return value
 
 
-def _from_hosts(host: Any) -> tuple[Any, bool | None]:
+def _from_hosts(host: object) -> tuple[Any, bool | None]:
     if isinstance(host, str):
         return _from_uri(host)
     if not isinstance(host, (list, tuple)):

@@ -154,7 +154,7 @@ class Clients:
         for client in self._all():
             client.reset_after_fork()
 
-    def add(self, client: Any, budget: RetryBudget | None = None) -> ClientState:
+    def add(self, client: object, budget: RetryBudget | None = None) -> ClientState:
         """A client that is being made, with its retry budget where it has one."""
         state = ClientState(client, self, budget)
         with self._lock:

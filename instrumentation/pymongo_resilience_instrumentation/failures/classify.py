@@ -199,7 +199,7 @@ def stage_of(error: Exception) -> Stage:
     return Stage.ANSWERED if isinstance(cause, OperationFailure) else Stage.IN_FLIGHT
 
 
-def _code(said: Any) -> int | None:
+def _code(said: object) -> int | None:
     """A double that is a whole number is one, as for the driver."""
     if isinstance(said, float) and said.is_integer():
         return int(said)

@@ -66,7 +66,7 @@ def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Method | Intercepto
 class _Begun(Entered):
     __slots__ = ("kept",)
 
-    def __init__(self, instance: Any, timeout: driver.deadline.Timeout | None, kept: Any):
+    def __init__(self, instance: object, timeout: driver.deadline.Timeout | None, kept: object):
         deadline = NO_DEADLINE if timeout is None else timeout.within_others().resume()
         super().__init__(instance, deadline)
         self.kept = kept
@@ -85,7 +85,7 @@ class _Method(Interceptor):
         timeout = None if seconds is None else driver.deadline.Timeout.begin(seconds)
         return _Begun(instance, timeout, _ANEW if by_iteration else timeout)
 
-    def failed(self, _entered: Any, error: BaseException, *_: Any) -> BaseException:
+    def failed(self, _entered: object, error: BaseException, *_: Any) -> BaseException:
         return upload_errors.expiry_behind(error) or error
 
 
@@ -99,7 +99,7 @@ class BucketMethod(_Method):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Begun:
         return self._begin(given[0], gridfs.files_of_bucket(given[0]))
 
-    def succeeded(self, begun: _Begun, result: Any) -> Any:
+    def succeeded(self, begun: _Begun, result: object) -> Any:
         if self._opens:
             with shielded("after a stream of GridFS was opened"):
                 _keep(result, begun.kept)
@@ -119,6 +119,6 @@ class StreamMethod(_Method):
         return begun
 
 
-def _keep(stream: Any, timeout: Any) -> None:
+def _keep(stream: object, timeout: object) -> None:
     # Not as an attribute: what is set on an upload stream becomes a field of the file.
     vars(stream)[_TIMEOUT] = timeout

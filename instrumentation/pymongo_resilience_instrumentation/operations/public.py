@@ -37,7 +37,7 @@ class PublicOperation(NamedTuple):
     method: str = ""
 
 
-def _collection(instance: Any, *_: Any) -> Target:
+def _collection(instance: object, *_: Any) -> Target:
     names: tuple[str, str] = driver.clients.names_of_collection(instance)
     return names
 
@@ -46,7 +46,7 @@ def _database(instance: Any, *_: Any) -> Target:
     return instance.name, None
 
 
-def namespace_of(watched: Any) -> Target:
+def namespace_of(watched: object) -> Target:
     """Of a collection or a database; to watch a client is to watch its ``admin``."""
     if isinstance(watched, (Collection, AsyncCollection)):
         return _collection(watched)
@@ -64,7 +64,7 @@ def _named_collection(instance: Any, args: tuple[Any, ...], kwargs: Mapping[str,
     return instance.name, name if isinstance(name, str) else None
 
 
-def _named_database(_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
+def _named_database(_: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Target:
     given = args[0] if args else kwargs.get("name_or_database")
     name = given if isinstance(given, str) else getattr(given, "name", None)
     return name if isinstance(name, str) else "admin", None

@@ -26,7 +26,7 @@ def only_reads(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return name != "aggregate" or not _may_write({**command, **kwargs}.get("pipeline"))
 
 
-def _may_write(pipeline: Any) -> bool:
+def _may_write(pipeline: object) -> bool:
     if not isinstance(pipeline, (list, tuple)):
         return True
     return any(not isinstance(stage, Mapping) or WRITE_STAGES & set(stage) for stage in pipeline)

@@ -40,7 +40,7 @@ class ClientBreakers:
 
     def __init__(
         self,
-        client: Any,
+        client: object,
         settings: BreakerSettings,
         clock: Clock,
         changed: Callable[[Address, Snapshot], None],
@@ -53,7 +53,7 @@ class ClientBreakers:
         self._breakers: breaker.Breakers[Address] = breaker.Breakers(settings, clock, changed)
         self._applies = applies
 
-    def admit(self, loop: Any, server: Any, holder: Holder) -> Permit | None:
+    def admit(self, loop: object, server: object, holder: Holder) -> Permit | None:
         """Leave to send an attempt to ``server``, which ``loop`` has selected; None without asking.
 
         Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
@@ -84,7 +84,7 @@ class ClientBreakers:
             labels=[TRANSIENT_TRANSACTION] if driver.retry_loop.in_transaction(loop) else [],
         )
 
-    def _is_elsewhere(self, loop: Any, address: Address) -> bool:
+    def _is_elsewhere(self, loop: object, address: Address) -> bool:
         refusing = self._breakers.refusing()
         try:
             others = driver.selection.choices(loop, self.without_open)
@@ -143,7 +143,7 @@ class BreakerRegistry:
         self._applies = True if always else None
         self._by_client: dict[int, ClientBreakers] = {}
 
-    def of(self, client: Any) -> ClientBreakers:
+    def of(self, client: object) -> ClientBreakers:
         """The client's; one that was made before ``instrument()`` gets its own here."""
         found = self._by_client.get(id(client))
         return self._add(client) if found is None else found
@@ -156,7 +156,7 @@ class BreakerRegistry:
         for each in self.all():
             each.reset_after_fork()
 
-    def _add(self, client: Any) -> ClientBreakers:
+    def _add(self, client: object) -> ClientBreakers:
         made = ClientBreakers(
             client, self._settings, self._clock, self._changed, applies=self._applies
         )

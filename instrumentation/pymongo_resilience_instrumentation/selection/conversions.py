@@ -86,7 +86,7 @@ def symptom(described: Any, of: Any) -> Symptom | None:
     return symptom_of(error_text(described.error, described.address))
 
 
-def _check(topology: Any, address: Address) -> str | None:
+def _check(topology: object, address: Address) -> str | None:
     check = driver.checks.check_in_progress(topology, address)
     if check is None:
         return None

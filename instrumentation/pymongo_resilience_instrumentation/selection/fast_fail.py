@@ -134,14 +134,14 @@ class RefusedLogins(Interceptor):
     def __init__(self) -> None:
         self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
-    def refusals(self, client: Any, address: Address) -> int:
+    def refusals(self, client: object, address: Address) -> int:
         pool = driver.pools.pool_of(client, address)
         return 0 if pool is None else self._refused.get(pool, 0)
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         return Entered(given[0])
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: object) -> Any:
         if self._refused:
             self._refused.pop(entered.instance, None)
         return result
@@ -197,7 +197,7 @@ def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins
     password_probe = PasswordProbe()
 
     def around(original: Function) -> Function:
-        def waiting(condition: Any, *args: Any, **kwargs: Any) -> Any:
+        def waiting(condition: object, *args: Any, **kwargs: Any) -> Any:
             error = None
             call = calls.current() if enabled_flag.on else None
             if call is not None:
@@ -214,7 +214,7 @@ def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins
 
 def _verdict(
     call: Call,
-    condition: Any,
+    condition: object,
     rules: NamespaceRules,
     logins: RefusedLogins,
     password_probe: PasswordProbe,
@@ -258,7 +258,7 @@ def _verdict(
     return error
 
 
-def _seeds(client: Any) -> list[Address]:
+def _seeds(client: object) -> list[Address]:
     return driver.waits.seeds(driver.checks.topology_of(client))
 
 
@@ -273,7 +273,7 @@ def found_on(topology: Any) -> dict[Address, Exception | str | None]:
 
 
 def _refusal(
-    client: Any, terminal_detector: TerminalDetector, password_probe: PasswordProbe, now: float
+    client: object, terminal_detector: TerminalDetector, password_probe: PasswordProbe, now: float
 ) -> Exception | None:
     """The newest refusal once more; None for who is to try the password anew, and waits."""
     newest = max(

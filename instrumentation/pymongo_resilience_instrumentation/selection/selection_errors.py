@@ -70,7 +70,7 @@ def error_message(enabled_flag: EnabledFlag) -> Method:
     """
 
     def around(original: Function) -> Function:
-        def method(topology: Any, selector: Any) -> Any:
+        def method(topology: object, selector: object) -> Any:
             text = original(topology, selector)
             if not enabled_flag.on:
                 return text

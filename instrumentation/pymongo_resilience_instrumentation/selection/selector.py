@@ -107,7 +107,7 @@ class ServerSelector:
         return converted
 
 
-def applications_own(selector: Any) -> Any:
+def applications_own(selector: object) -> Any:
     """Without ours around it; a client may be made from the options of another one."""
     while isinstance(selector, ServerSelector):
         selector = selector.own
@@ -136,7 +136,7 @@ class Selectors:
         self._latencies = latencies
         self._counts: dict[int, OperationCounts] = {}
 
-    def of_new_client(self, client: Any, given: Any) -> ServerSelector:
+    def of_new_client(self, client: object, given: object) -> ServerSelector:
         """The selector for a client that is being made, around the one it was given."""
         breakers = None if self._breakers is None else self._breakers.of(client)
         counts = keep(self._counts, client, self._new_counts()) if self.counting else None
@@ -145,7 +145,7 @@ class Selectors:
     def _new_counts(self) -> OperationCounts:
         return OperationCounts(None if self._latencies is None else self._latencies())
 
-    def counts_of(self, client: Any) -> OperationCounts | None:
+    def counts_of(self, client: object) -> OperationCounts | None:
         """None for a client that was made before ``instrument()``."""
         return self._counts.get(id(client))
 

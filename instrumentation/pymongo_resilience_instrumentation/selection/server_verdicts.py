@@ -101,7 +101,7 @@ def diagnosis(topology: Any, selector: Any) -> Diagnosis | None:
     )
 
 
-def _criteria(selector: Any) -> Criteria:
+def _criteria(selector: object) -> Criteria:
     if driver.selection.selects_for_writes(selector):
         return Criteria(write=True)
     if driver.selection.is_no_selector(selector):

@@ -7,7 +7,7 @@ a transaction, are never refused.
 from __future__ import annotations
 
 from random import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo.errors import AutoReconnect
 
@@ -38,7 +38,7 @@ class ClientShedders(LoadShedders):
         super().__init__(clock, random)
         self._rules = rules
 
-    def admit(self, loop: Any, server: Any, call: Call) -> None:
+    def admit(self, loop: object, server: object, call: Call) -> None:
         """Before anything is sent to the server that was selected.
 
         Raises OverloadShedError, which is also pymongo's AutoReconnect.
@@ -60,7 +60,7 @@ class SheddingRegistry:
         self._parts = clock, rules
         self._by_client: dict[int, ClientShedders] = {}
 
-    def of(self, client: Any) -> ClientShedders:
+    def of(self, client: object) -> ClientShedders:
         """The client's; one that was made before ``instrument()`` gets its own here."""
         found = self._by_client.get(id(client))
         if found is not None:

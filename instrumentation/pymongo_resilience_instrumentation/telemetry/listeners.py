@@ -195,8 +195,8 @@ class Commands(OurListener, monitoring.CommandListener):
                 complaint.log(error)
 
         def succeed(
-            duration: Any,  # noqa: ARG001 - as the driver may name it, and so is what follows
-            reply: Any,
+            duration: object,  # noqa: ARG001 - as the driver may name it, and so is what follows
+            reply: object,
             command_name: str,  # noqa: ARG001
             request_id: int,
             *_: Any,
@@ -360,7 +360,7 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
     def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
 
 
-def publish_without_events(client: Any, *, dispensable: bool) -> None:
+def publish_without_events(client: object, *, dispensable: bool) -> None:
     """Where ours alone listen to a client that was made, the driver makes no event for each command
     and for each connection taken.
 

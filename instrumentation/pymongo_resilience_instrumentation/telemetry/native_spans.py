@@ -27,7 +27,7 @@ def shown(run: Run, spans: OperationSpans | None, *, asynchronous: bool) -> Run:
     if spans is None:
         return run
 
-    def enter(loop: Any) -> Call | None:
+    def enter(loop: object) -> Call | None:
         call = calls.current()
         span = driver.retry_loop.native_span(loop)
         if call is None or span is None or call.span is not None:
@@ -45,7 +45,7 @@ def shown(run: Run, spans: OperationSpans | None, *, asynchronous: bool) -> Run:
             # It ends with the driver's operation, not with the call.
             call.span = None
 
-    def sync_run(loop: Any) -> Any:
+    def sync_run(loop: object) -> Any:
         call = enter(loop)
         try:
             result = run(loop)
@@ -55,7 +55,7 @@ def shown(run: Run, spans: OperationSpans | None, *, asynchronous: bool) -> Run:
         leave(call, None)
         return result
 
-    async def async_run(loop: Any) -> Any:
+    async def async_run(loop: object) -> Any:
         call = enter(loop)
         try:
             result = await run(loop)

@@ -48,17 +48,17 @@ class Tracing(NamedTuple):
 DEFAULT = Tracing()
 
 
-def tracing_of(client: Any) -> Tracing:
+def tracing_of(client: object) -> Tracing:
     found: Tracing = getattr(client, "__dict__", {}).get(KEPT, DEFAULT)
     return found
 
 
-def keep(client: Any, tracing: Tracing) -> None:
+def keep(client: object, tracing: Tracing) -> None:
     if tracing != DEFAULT:
         vars(client)[KEPT] = tracing
 
 
-def keep_for_existing(client: Any) -> None:
+def keep_for_existing(client: object) -> None:
     """One that was made without the instrumentation goes by the variables as they are now."""
     if KEPT not in vars(client):
         keep(client, settled(None))
@@ -83,7 +83,7 @@ def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     return rest, said
 
 
-def check(said: Any) -> None:
+def check(said: object) -> None:
     """Raises ConfigurationError (pymongo's) that names every bad value."""
     if isinstance(said, Mapping):
         problems = [f"unknown key {shown(each)}" for each in said if each not in _KINDS]

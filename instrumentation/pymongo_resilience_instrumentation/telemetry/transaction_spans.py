@@ -50,7 +50,7 @@ class TransactionSpan:
     __slots__ = ("_open", "_quotes", "_session", "_unknown", "span")
 
     def __init__(
-        self, span: Span, session: Any, quotes: bool, still_open: set[TransactionSpan]
+        self, span: Span, session: object, quotes: bool, still_open: set[TransactionSpan]
     ) -> None:
         self.span = span
         self._session: Callable[[], Any] = weakref.ref(
@@ -153,7 +153,7 @@ class TransactionSpans:
         self._open.clear()
 
 
-def span_of(session: Any) -> TransactionSpan | None:
+def span_of(session: object) -> TransactionSpan | None:
     """That of the transaction which the session is in, or whose commit is called again."""
     found: TransactionSpan | None = getattr(session, "__dict__", {}).get(_SPAN)
     return found
@@ -180,7 +180,7 @@ class StartTransaction(Interceptor):
             return None
         return Entered(given[0])
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after start_transaction"):
             if self._spans is not None:
                 self._first()
@@ -194,7 +194,7 @@ class EndSession(Interceptor):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         return None if span_of(given[0]) is None else Entered(given[0])
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def succeeded(self, entered: Entered, result: object) -> Any:
         self._end(entered)
         return result
 

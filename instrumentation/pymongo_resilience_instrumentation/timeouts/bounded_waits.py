@@ -60,7 +60,7 @@ def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Wrap
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
 
 
-def begin_selection(topology: Any, timeout: float) -> float:
+def begin_selection(topology: object, timeout: float) -> float:
     """Seconds that a selection may take, of the ``timeout`` that the driver gives it.
 
     The checkout that follows has what the selection leaves of them, and so has its connecting.
@@ -129,7 +129,7 @@ def selection_timeout(enabled_flag: EnabledFlag) -> Method:
     timeout_in_force = driver.deadline.TIMEOUT.get
 
     def around(original: Function) -> Function:
-        def method(topology: Any) -> Any:
+        def method(topology: object) -> Any:
             timeout = original(topology)
             try:
                 if timeout_in_force() is not None and enabled_flag.on:
@@ -167,7 +167,7 @@ def handshake(enabled_flag: EnabledFlag, *, asynchronous: bool) -> Method:
     """A connection until it is ready, hello and authentication included: what selecting a server
     has left of ``min(serverSelectionTimeoutMS, remaining)``."""
 
-    def begin(_pool: Any) -> AbstractContextManager[None]:
+    def begin(_pool: object) -> AbstractContextManager[None]:
         seconds = time_to_wait()
         return NO_DEADLINE if seconds is None else within_wait(seconds)
 

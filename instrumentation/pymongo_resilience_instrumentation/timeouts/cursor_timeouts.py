@@ -88,12 +88,12 @@ class CursorTimeout:
         return known, driver.deadline.Timeout.begin(seconds).until(end).resume()
 
 
-def kept_by(cursor: Any) -> CursorTimeout | None:
+def kept_by(cursor: object) -> CursorTimeout | None:
     kept: CursorTimeout | None = getattr(cursor, ATTRIBUTE, None)
     return kept
 
 
-def keep(cursor: Any, timeout: CursorTimeout | None) -> None:
+def keep(cursor: object, timeout: CursorTimeout | None) -> None:
     if timeout is not kept_by(cursor):
         setattr(cursor, ATTRIBUTE, timeout)
 

@@ -34,7 +34,7 @@ class DeprecatedOptions:
         self._default = None if timeout_ms is None else timeout_ms / 1000
         self._warned: dict[int, set[str]] = {}
 
-    def register(self, client: Any) -> None:
+    def register(self, client: object) -> None:
         """A client that exists, or was made: its own options, where all it does has a timeout."""
         with shielded("before the calls of a client"):
             self._register(client)
@@ -63,19 +63,19 @@ class DeprecatedOptions:
             if call.operation in WRITES and concern is not None and "wtimeout" in concern.document:
                 self._warn(call.client, ["wtimeout"])
 
-    def of_batch(self, call: Call, batch: Any) -> None:
+    def of_batch(self, call: Call, batch: object) -> None:
         """What a cursor was given before."""
         with shielded(f"before {call.operation}"):
             if driver.deadline.has_max_time(batch):
                 self._warn(call.client, ["maxTimeMS"])
 
-    def of_commit(self, call: Call, session: Any) -> None:
+    def of_commit(self, call: Call, session: object) -> None:
         """What its transaction was given before."""
         with shielded(f"before {call.operation}"):
             if driver.deadline.has_max_commit_time(session):
                 self._warn(call.client, ["maxCommitTimeMS"])
 
-    def _warn(self, client: Any, options: Iterable[str]) -> None:
+    def _warn(self, client: object, options: Iterable[str]) -> None:
         for option in options:
             warned = keep(self._warned, client, set())
             if option not in warned:

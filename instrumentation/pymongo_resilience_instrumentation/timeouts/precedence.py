@@ -24,7 +24,7 @@ Source: Client Side Operations Timeout, "timeoutMS".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pymongo_resilience import blocks
 from pymongo_resilience.option_types import CURSOR_LIFETIME
@@ -110,7 +110,9 @@ class TimeoutRules:
             return of_client, False
         return self._default, True
 
-    def of_several(self, client: Any, target: Target, bound: Policy) -> tuple[float | None, bool]:
+    def of_several(
+        self, client: object, target: Target, bound: Policy
+    ) -> tuple[float | None, bool]:
         """The seconds that several calls have together, a with_transaction's or those of a stream
         of GridFS; None is no timeout.
 

@@ -49,7 +49,7 @@ def limit(enabled_flag: EnabledFlag) -> Method:
     return Method(around)
 
 
-def _limit(connection: Any, command: Any, own: int | None) -> None:
+def _limit(connection: object, command: object, own: int | None) -> None:
     """``command`` is None for a getMore, which gets no limit."""
     try:
         _lift_or_refuse(connection, command, own)

@@ -5,7 +5,7 @@ Source: Client Side Operations Timeout, "Convenient Transactions API".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo.errors import InvalidOperation
 
@@ -48,15 +48,15 @@ class TransactionDeadline(NamedTuple):
             )
 
 
-def enter_transaction(session: Any, deadline: TransactionDeadline) -> None:
+def enter_transaction(session: object, deadline: TransactionDeadline) -> None:
     """The session is in the callback from now on."""
     vars(session)[_TRANSACTION] = deadline
 
 
-def leave_transaction(session: Any) -> None:
+def leave_transaction(session: object) -> None:
     vars(session).pop(_TRANSACTION, None)
 
 
-def transaction_of(session: Any) -> TransactionDeadline | None:
+def transaction_of(session: object) -> TransactionDeadline | None:
     """The deadline of the with_transaction in whose callback a session is."""
     return getattr(session, "__dict__", {}).get(_TRANSACTION)

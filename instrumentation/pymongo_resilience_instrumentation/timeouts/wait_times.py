@@ -96,7 +96,7 @@ def _in_progress(call: Call, what: For) -> Wait:
 class _Timed(Entered):
     __slots__ = ("began", "wait")
 
-    def __init__(self, place: Any, wait: Wait) -> None:
+    def __init__(self, place: object, wait: Wait) -> None:
         super().__init__(place)
         self.wait = wait
         self.began = time.perf_counter()
@@ -125,7 +125,7 @@ class TimedWait(Interceptor):
             self._waiting[wait] = weakref.ref(place)
         return _Timed(place, wait)
 
-    def succeeded(self, timed: _Timed, result: Any) -> Any:
+    def succeeded(self, timed: _Timed, result: object) -> Any:
         self._end(timed)
         return result
 

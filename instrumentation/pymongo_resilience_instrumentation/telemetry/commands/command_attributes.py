@@ -61,7 +61,7 @@ def collection_of(name: str, command: Mapping[str, Any], database: str) -> str |
 
 
 def of_this_command(
-    command: Mapping[str, Any], server_connection_id: Any, call: Call | None
+    command: Mapping[str, Any], server_connection_id: object, call: Call | None
 ) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     # The server's word, as the cursor's id further down: what is no number is left out.
@@ -89,12 +89,12 @@ def used_cursor(name: str, command: Mapping[str, Any]) -> int | None:
     return None
 
 
-def number(value: Any) -> int | None:
+def number(value: object) -> int | None:
     """A plain int, of an Int64 too."""
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _session_id(lsid: Any) -> str | None:
+def _session_id(lsid: object) -> str | None:
     value = lsid.get("id") if hasattr(lsid, "get") else None
     if isinstance(value, uuid.UUID):
         return str(value)
@@ -109,6 +109,6 @@ def _uuid_text(octets: bytes) -> str:
     return str(uuid.UUID(bytes=octets))
 
 
-def open_cursor(reply: Any) -> int | None:
+def open_cursor(reply: object) -> int | None:
     cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
     return number(cursor.get("id")) if hasattr(cursor, "get") else None

@@ -34,7 +34,7 @@ def comment(enabled_flag: EnabledFlag) -> Method:
     """A connection's method that each command passes on its way, with the command."""
 
     def around(original: Function) -> Function:
-        def method(connection: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(connection: object, *args: Any, **kwargs: Any) -> Any:
             with shielded("before a command was sent"):
                 if enabled_flag.on:
                     _add(connection, *driver.commands.passing_command(args, kwargs))

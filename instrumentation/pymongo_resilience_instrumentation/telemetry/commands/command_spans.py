@@ -106,7 +106,7 @@ class CommandSpans:
         database: str,
         request_id: int,
         address: Address,
-        server_connection_id: Any,
+        server_connection_id: object,
         call: Call | None,
         tracing: Tracing = DEFAULT,
         *,
@@ -204,7 +204,7 @@ class CommandSpans:
     def succeed(
         self,
         request_id: int,
-        reply: Any,
+        reply: object,
         call: Call | None,
         event: CommandSucceededEvent | None = None,
     ) -> None:

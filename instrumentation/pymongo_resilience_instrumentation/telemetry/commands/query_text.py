@@ -53,7 +53,7 @@ def _shown(value: Any, room: int) -> tuple[Any, int]:
     return _leaf(value), room - (len(value) if isinstance(value, str | bytes) else 1)
 
 
-def _leaf(value: Any) -> Any:
+def _leaf(value: object) -> Any:
     if value is None or type(value) in (str, int, bool):
         return value
     try:

@@ -39,7 +39,7 @@ def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | Non
         return None
     logged = False
 
-    def call(span: Span, event: Any) -> None:
+    def call(span: Span, event: object) -> None:
         nonlocal logged
         try:
             calls.reported(hook, span, event)

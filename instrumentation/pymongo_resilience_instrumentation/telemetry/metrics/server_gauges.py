@@ -76,7 +76,7 @@ _of_global_provider: list[ServerGauges] = []
 _by_provider: weakref.WeakKeyDictionary[Any, ServerGauges] = weakref.WeakKeyDictionary()
 
 
-def server_gauges(meter: Meter, provider: Any, without: Collection[str]) -> ServerGauges:
+def server_gauges(meter: Meter, provider: object, without: Collection[str]) -> ServerGauges:
     """The gauges of a provider, made once; ``provider`` is None for the global one."""
     if provider is None:
         if not _of_global_provider:

@@ -32,7 +32,7 @@ class Measurement:
         self,
         value: float,
         time_unix_nano: int,
-        instrument: Any,
+        instrument: object,
         around: Context,
         attributes: Mapping[str, Any],
     ) -> None:

@@ -155,7 +155,7 @@ def _ignores_attributes(sampler: Any) -> bool:
     return type(sampler).__module__ == SAMPLERS and bool(PLAIN.fullmatch(sampler.get_description()))
 
 
-def _waits_for_the_end(processor: Any) -> bool:
+def _waits_for_the_end(processor: object) -> bool:
     """The SDK's own do nothing before, nor do those that inherit the empty methods."""
     from opentelemetry.sdk.trace import SpanProcessor, export  # noqa: PLC0415 - there is one here
 
@@ -194,7 +194,7 @@ def works() -> bool:
         def __init__(self) -> None:
             self.spans: list[Any] = []
 
-        def on_end(self, span: Any) -> None:
+        def on_end(self, span: object) -> None:
             self.spans.append(span)
 
     try:
