@@ -70,6 +70,8 @@ class RetryReason(enum.Enum):
     """The library gave the attempt up: its server is no longer the primary, and does not answer."""
     ATTEMPT_TIMEOUT = "attempt_timeout", False, False
     """It was sent and not answered within ``attempt_timeout_ms``."""
+    CURSOR_LOST = "cursor_lost", False, False
+    """The server has closed the cursor of a resumable find."""
     CIRCUIT_BREAKER_OPEN = "circuit_breaker_open", True, False
     """The server's circuit breaker is open: nothing was sent."""
     LOAD_SHED = "load_shed", True, False

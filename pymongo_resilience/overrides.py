@@ -46,6 +46,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         priority: Priority | None = None,
         attempt_timeout_ms: int | None = None,
         hedge: bool | int | None = None,
+        resumable: bool | None = None,
     ) -> None:
         self._policy = Policy(
             timeout_ms=timeout_ms,
@@ -56,6 +57,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             priority=priority,
             attempt_timeout_ms=attempt_timeout_ms,
             hedge=hedge,
+            resumable=resumable,
         )
         self._entered: list[Block] = []
         """Those that have not ended."""

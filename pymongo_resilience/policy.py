@@ -52,12 +52,15 @@ class Policy:
     """Milliseconds after which an unanswered read is sent to a second server as well; True is the
     95th percentile of its collection, False is never."""
 
+    resumable: bool | None = None
+    """Whether a find goes on after a batch that failed; for finds in the order of ``_id``."""
+
     def __post_init__(self) -> None:
         # Only types are named: the data may be confidential, and so may be what is given for it.
-        if self.idempotent is not None and not isinstance(self.idempotent, bool):
-            raise TypeError(
-                f"idempotent is of type {type(self.idempotent).__name__}: expected a bool"
-            )
+        for name in ("idempotent", "resumable"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise TypeError(f"{name} is of type {type(value).__name__}: expected a bool")
         for name, least in (("timeout_ms", 0), ("attempt_timeout_ms", 1)):
             value = getattr(self, name)
             if value is not None:

@@ -38,6 +38,7 @@ KEYS: Mapping[str, OptionType] = {
     "data": _TABLE,
     "priority": PRIORITY,
     "hedge": HEDGE,
+    "resumable": _TRUTH,
 }
 """The fields of a Policy, as the file has them."""
 CONFIDENTIAL = "data"

@@ -74,6 +74,8 @@ class Call:
     fetches a batch."""
     stream: Any = None
     """A CursorTimeout: what a change stream keeps of it, where this call resumes one."""
+    resumption: Any = None
+    """A Fetch (cursors/), of a batch of a resumable find, until the driver's loop begins."""
     transaction: Any = None
     """A TransactionDeadline (timeouts/), of the with_transaction in whose callback the call's
     session is."""

@@ -177,6 +177,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             owns_retries=Feature.RETRIES not in without,
             has_breakers=not {Feature.RETRIES, Feature.BREAKERS} & without,
             counts_in_flight=not {Feature.RETRIES, Feature.SELECTION} & without,
+            resumes_finds=not {Feature.RETRIES, Feature.CURSORS, Feature.RESUMPTION} & without,
         )
         if earlier is not None:
             self._uninstrument()
@@ -358,6 +359,7 @@ def _runtime(
     owns_retries: bool,
     has_breakers: bool,
     counts_in_flight: bool,
+    resumes_finds: bool,
 ) -> Runtime:
     """``earlier`` leaves it the clients that exist."""
     config, ours = settings.config, enabled_flag.EnabledFlag()
@@ -433,6 +435,7 @@ def _runtime(
         closings=closings,
         unreported=Unreported(),
         owns_retries=owns_retries,
+        resumes_finds=resumes_finds,
         slow_seconds=None if config.slow_ms is None else config.slow_ms / 1000,
     )
 

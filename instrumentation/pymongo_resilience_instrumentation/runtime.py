@@ -91,6 +91,8 @@ class Runtime:
     unreported: Unreported
     owns_retries: bool
     """Whether retries are decided here, not in the driver's own loop."""
+    resumes_finds: bool
+    """Whether the installed pymongo has what a resumable find needs."""
     slow_seconds: float | None = None
     """Calls that take as long have their timeline logged; None is off."""
     hedges: Any = None

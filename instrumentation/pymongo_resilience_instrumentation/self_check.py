@@ -20,6 +20,7 @@ class Feature(enum.Enum):
 
     RETRIES = "retries (pymongo's own loop decides)"
     CURSORS = "operation spans of cursor batches, and timeouts of cursors and change streams"
+    RESUMPTION = "resumable finds"
     TIMEOUT = "the default timeout"
     TIME_LIMITS = "refusing commands that less than a millisecond is left for, and timeouts of 0"
     WAITS = (

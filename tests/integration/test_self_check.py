@@ -150,7 +150,7 @@ def test_without_the_retry_loop_the_driver_retries_as_ever_and_the_rest_works(
     caplog.clear()
     telemetry = instrument(timeout_ms=5000)
     # Who selects, and who breaks, is asked in the loop as well.
-    lost = (Feature.SELECTION, Feature.BREAKERS, Feature.LOST_PRIMARIES)
+    lost = (Feature.SELECTION, Feature.BREAKERS, Feature.LOST_PRIMARIES, Feature.RESUMPTION)
     (line,) = [each for each in _errors(caplog) if not any(f.value in each for f in lost)]
     assert pymongo.version in line
     assert name in line

@@ -24,6 +24,7 @@ REASONS = {
     "DEAD_PEER": ("dead_peer", False, False),
     "INTERRUPTED": ("interrupted", False, False),
     "ATTEMPT_TIMEOUT": ("attempt_timeout", False, False),
+    "CURSOR_LOST": ("cursor_lost", False, False),
     "CIRCUIT_BREAKER_OPEN": ("circuit_breaker_open", True, False),
     "LOAD_SHED": ("load_shed", True, False),
     "AUTHENTICATION_ERROR": ("authentication_error", False, False),

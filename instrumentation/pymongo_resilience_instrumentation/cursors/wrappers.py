@@ -24,6 +24,8 @@ from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUT
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 from pymongo_resilience_instrumentation.transactions import sessions
 
+from . import resumption
+
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -37,6 +39,7 @@ class Batch(CallInterceptor):
         super().__init__(runtime)
         self._shows_calls = runtime.shows_calls
         self._may_be_plain = not runtime.rules.any
+        self._resumes = runtime.resumes_finds
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         around = calls.found()
@@ -83,6 +86,8 @@ class Batch(CallInterceptor):
                 _apply(runtime, call, cursor, first=call.batch_of is None)
             if call.timeout is not None:
                 runtime.deprecated.of_batch(call, operation)
+            if cursor is not None and self._resumes:
+                resumption.begin(call, operation, cursor, runtime.rules)
         except BaseException as error:
             runtime.end(call, error)
             raise

@@ -9,6 +9,7 @@ from pymongo_resilience_instrumentation.self_check import Feature, Part
 from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
 from .commands import CONNECTIONS, LIMITED, OF_DELETES, OF_UPDATES, PASSED
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
+from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
 from .interruptions import HANDLED, SENDERS, SENDING
 from .publishing import ARGUMENTS, ENABLED
 from .retry_loop import LOOKING_UP, LOOP
@@ -84,6 +85,7 @@ def parts() -> Iterator[Part]:
         yield Part(Feature.INTERRUPTIONS, f"{topology}:_ErrorContext", ("error",))
     yield from (*_of_waits(), *_of_write_models())
     yield Part(Feature.CURSORS, "pymongo.message", ("_CursorAddress",))
+    yield Part(Feature.RESUMPTION, "pymongo.message:_Query", OF_A_QUERY)
     yield Part(Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",))
     yield Part(Feature.EVENTS, "pymongo.monitoring:_EventListeners", (ENABLED, *ARGUMENTS))
     yield Part(Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",))
@@ -212,6 +214,8 @@ def _of_cursors(half: str, prefix: str) -> Iterator[Part]:
     stream = f"{module}.change_stream:{prefix}ChangeStream"
     yield Part(Feature.CURSORS, stream, ("_cursor",), set_by="_initialize_cursor")
     yield Part(Feature.CURSORS, f"{module}.pool:{prefix}Connection", (LIMITED,))
+    yield Part(Feature.RESUMPTION, f"{module}.cursor:{prefix}Cursor", (SEND, DOCUMENTS))
+    yield Part(Feature.RESUMPTION, f"{module}.mongo_client:{LOOP}", (ADDRESS,))
 
 
 def _of_failing_fast(half: str, topology: str) -> Iterator[Part]:

@@ -92,6 +92,7 @@ ROWS = (
     Row(RetryReason.DEAD_PEER, errors=(ConnectionFailure,)),
     Row(RetryReason.INTERRUPTED, errors=(ConnectionFailure,)),
     Row(RetryReason.ATTEMPT_TIMEOUT, errors=(ConnectionFailure,)),
+    Row(RetryReason.CURSOR_LOST),
     CIRCUIT_BREAKER_OPEN,
     LOAD_SHED,
     Row(

@@ -189,7 +189,8 @@ class FirstBatch(Batch):
 
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         send = partial(original, *given, **kwargs)
-        wanted = _wanted(self.runtime, call) if call.operation == "find" else None
+        once = call.operation != "find" or call.resumption is not None
+        wanted = None if once else _wanted(self.runtime, call)
         if not wanted:
             return send()
         _, operation, method = driver.cursors.run_operation_arguments(given, kwargs)

@@ -102,6 +102,8 @@ class Attempts(driver.retry_loop.DriverLoop):
     bound_to_txn_number: Failure | None = None
     """After it, no attempt may be sent without the transaction number."""
     only_reads = False
+    resumption: Any = None
+    """A Fetch (cursors/), of a batch of a resumable find."""
     progress: tuple[Any, int] | None = None
 
     def begin(self) -> bool:
@@ -116,6 +118,9 @@ class Attempts(driver.retry_loop.DriverLoop):
             if call.only_reads:
                 # The runner's own command comes first; what others run inside comes later.
                 self.only_reads, call.only_reads = True, False
+                if call.resumption is not None:
+                    self.resumption, call.resumption = call.resumption, None
+                    self.resumption.begin(self)
                 if call.hedge is not None:
                     call.hedge.began(self)
             if runtime.admits:
@@ -317,6 +322,10 @@ class Attempts(driver.retry_loop.DriverLoop):
         )
         if failure.timed_out and failure.code is not None and self.call.attempt_timeout is not None:
             failure = attempt_timeouts.as_attempt_timeout(failure, operation)
+        if self.resumption is not None:
+            own = operation.max_retries
+            most = self.runtime.executor.retry_rules.max_retries if own is None else own
+            failure = self.resumption.reclassified(failure, operation, most)
         if self.permit is not None:
             self._report_to_breaker(evidence(failure))
         if failure.overloaded and self.runtime.hedges is not None:
@@ -332,6 +341,8 @@ class Attempts(driver.retry_loop.DriverLoop):
         driver.repetition.prepare_retry(self, failure, operation.attempts)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             attempt_timeouts.bound(self.call, self.runtime.executor.retry_rules, operation)
+        if self.resumption is not None:
+            self.resumption.prepare(self)
         follows_texts = isinstance(operation.strategy, MongoDBSpecification)
         if not (failure.retryable_overload or operation.declared_idempotent) and (
             failure.stage is not Stage.NOT_SENT

@@ -90,6 +90,7 @@ CUT = Fault(reason=_R.SOCKET_CLOSED_WHILE_IN_FLIGHT, stage=Stage.IN_FLIGHT)
 DEAD_PEER = CUT(reason=_R.DEAD_PEER)
 INTERRUPTED = CUT(reason=_R.INTERRUPTED)
 UNANSWERED = CUT(reason=_R.ATTEMPT_TIMEOUT)
+CURSOR_LOST = Fault(reason=_R.CURSOR_LOST)
 UNCONNECTED = Fault(reason=_R.SOCKET_NOT_AVAILABLE, stage=Stage.NOT_SENT)
 UNSENT_TXN = Fault(reason=_R.TEMPORARILY_UNAVAILABLE, stage=Stage.NOT_SENT)
 NOT_PRIMARY = Fault(reason=_R.NOT_PRIMARY)
@@ -244,6 +245,7 @@ RULE_2 = [
     S("a read, its attempt's time is up", READ, [UNANSWERED], OK, 2, [0]),
     S("another write, a dead peer", UPDATE_MANY, [DEAD_PEER], NOT_SAFE, 1, []),
     S("another write, interrupted", UPDATE_MANY, [INTERRUPTED], NOT_SAFE, 1, []),
+    S("a resumable find, its cursor is gone", READ, [CURSOR_LOST], OK, 2, [0]),
     S("another write, its attempt's time is up", UPDATE_MANY, [UNANSWERED], NOT_SAFE, 1, []),
     S("a read, not primary", READ, [NOT_PRIMARY], OK, 2, [0.001]),
     S("a read, temporarily unavailable", READ, [UNAVAILABLE], OK, 2, [0]),

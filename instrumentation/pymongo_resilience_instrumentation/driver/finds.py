@@ -1,0 +1,189 @@
+"""The driver's find, ``_Query``: what it says, saying something else, and sending one in place of a
+getMore; and the batches that come back."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.raw_bson import RawBSONDocument
+from pymongo.errors import AutoReconnect
+
+from pymongo_resilience.resumption import Find
+from pymongo_resilience_instrumentation.addresses import address_text
+
+from .raw_documents import raw_documents, without_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pymongo_resilience_instrumentation.addresses import Address
+
+OF_A_QUERY = (
+    "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip", "read_concern", "reset",
+    "session", "spec",
+)  # fmt: skip
+SEND, DOCUMENTS = "_send_message", "_data"
+"""A cursor's: sends for a batch, and keeps its documents."""
+ADDRESS = "_address"
+"""A loop's: the server that it is bound to."""
+_MODIFIERS = {"$orderby": "sort", "$hint": "hint", "$min": "min", "$max": "max"}
+_TAILABLE = 2
+EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
+    document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_AUTO
+)
+"""What is decoded with it can be sent back as it was."""
+
+
+def read(query: Any) -> Find:
+    spec, session = query.spec, query.session
+    return Find(
+        filter=spec.get("$query", spec),
+        projection=query.fields,
+        skip=query.ntoskip,
+        limit=query.limit,
+        collation=query.collation,
+        return_key=bool(spec.get("$returnKey")),
+        tailable=bool(query.flags & _TAILABLE),
+        exhaust=bool(query.exhaust),
+        explain="$explain" in spec,
+        in_transaction=bool(session and session.in_transaction),
+        at_snapshot=query.read_concern.level == "snapshot" or _at_snapshot(session),
+        load_balanced=bool(query.client.options.load_balanced),
+        **{name: spec.get(modifier) for modifier, name in _MODIFIERS.items()},
+    )
+
+
+def _at_snapshot(session: Any) -> bool:
+    options = getattr(session, "options", None)
+    return bool(getattr(options, "snapshot", False))
+
+
+def write(query: Any, find: Find) -> None:
+    """Let it say what ``find`` does, and all else as before."""
+    others = dict(query.spec) if "$query" in query.spec else {}
+    ours = {modifier: getattr(find, name) for modifier, name in _MODIFIERS.items()}
+    given = {modifier: each for modifier, each in ours.items() if each is not None}
+    query.spec = others | {"$query": find.filter} | given
+    query.fields, query.limit = find.projection, find.limit
+
+
+def copied(query: Any, session: Any) -> Any:
+    made = copy.copy(query)
+    made.session = session
+    return made
+
+
+def reads_chunks(query: Any) -> bool:
+    """Whether GridFS reads the chunks of a file with it, in the order of their numbers."""
+    return str(query.coll).endswith(".chunks") and query.spec.get("$orderby") == {"n": 1}
+
+
+def is_known(client: Any, address: Address) -> bool:
+    """Whether the last check of the server at ``address`` has reached it."""
+    found = client.topology_description.server_descriptions().get(address)
+    return found is not None and bool(found.is_server_type_known)
+
+
+def is_asynchronous(loop: Any) -> bool:
+    return inspect.iscoroutinefunction(loop.driver_func)
+
+
+def fail_first(loop: Any, address: Address) -> None:
+    """The loop's first attempt is to fail, for want of the server at ``address``."""
+
+    def fail() -> Any:
+        del vars(loop)["_read"]
+        raise AutoReconnect(f"{address_text(address)}: the server of the cursor is not reachable")
+
+    vars(loop)["_read"] = fail
+
+
+def send(cursor: Any, query: Any, given: Sequence[Any]) -> Any:
+    """As a loop's function does for the cursor's own; ``given`` is what the loop calls that with.
+
+    A coroutine for async cursors.
+    """
+    _, server, connection, preference = given
+    query.reset()
+    if hasattr(cursor, "_run_with_conn"):
+        return cursor._run_with_conn(connection, query, preference)
+    client = cursor.collection.database.client
+    return server.run_operation(
+        connection, query, preference, client._event_listeners, cursor._unpack_response, client
+    )
+
+
+def batch_of(response: Any) -> list[Any]:
+    said = response.docs[0]["cursor"]
+    batch: list[Any] = said["firstBatch" if "firstBatch" in said else "nextBatch"]
+    return batch
+
+
+def is_last(response: Any) -> bool:
+    return not response.docs[0]["cursor"]["id"]
+
+
+def as_of_getmore(response: Any) -> None:
+    """Let the reply to a find be one to a getMore. What was published of it stays as it was."""
+    _change(response, nextBatch=batch_of(response))
+
+
+def _change(response: Any, **fields: Any) -> None:
+    document = response.docs[0]
+    response.docs[0] = {**document, "cursor": {**document["cursor"], **fields}}
+
+
+def last_id(reply: Any) -> Any:
+    """The ``_id`` of its last document, exactly as the server has it. Raises KeyError where that
+    document has none."""
+    reply = RawBSONDocument(bytes(reply.raw_command_response()), EXACT)["cursor"]
+    return reply["firstBatch" if "firstBatch" in reply else "nextBatch"][-1]["_id"]
+
+
+def unbind(loop: Any) -> None:
+    """Any server that the loop may read from will do."""
+    loop._address = None
+
+
+def count(batch: Sequence[Any]) -> int:
+    """The documents of a batch, be it one of raw batches."""
+    return sum(
+        sum(1 for _ in raw_documents(each)) if isinstance(each, bytes) else 1 for each in batch
+    )
+
+
+def _without_ids(documents: Iterable[Any], cursor: Any) -> list[Any]:
+    options = cursor.collection.codec_options
+    return [without_id(each, options) for each in documents]
+
+
+def hide_first_ids(response: Any, cursor: Any) -> None:
+    """Take ``_id`` off the documents of the first batch, for which ``hide_ids`` comes too late."""
+    _change(response, firstBatch=_without_ids(batch_of(response), cursor))
+
+
+def hide_ids(cursor: Any) -> None:
+    """Take ``_id`` off the documents of each later batch, also once nothing is wrapped."""
+    if SEND in vars(cursor):
+        return
+    found, original = weakref.ref(cursor), getattr(type(cursor), SEND)
+
+    def take_off(cursor: Any) -> None:
+        cursor._data = deque(_without_ids(cursor._data, cursor))
+
+    def sent(operation: Any) -> None:
+        cursor = found()
+        original(cursor, operation)
+        take_off(cursor)
+
+    async def sent_async(operation: Any) -> None:
+        cursor = found()
+        await original(cursor, operation)
+        take_off(cursor)
+
+    setattr(cursor, SEND, sent_async if inspect.iscoroutinefunction(original) else sent)

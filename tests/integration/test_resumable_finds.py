@@ -1,0 +1,608 @@
+"""Finds that go on after a batch that failed, with each document once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import bson
+import pymongo
+import pytest
+from bson.raw_bson import RawBSONDocument
+from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutBefore,
+    Fail,
+    NotPrimary,
+    Overload,
+    Refuse,
+    ReplicaSet,
+    Slow,
+)
+from support.clients import SentCommands, Side, wait_until
+from support.cursor_cleanup import is_open, run_background
+from support.resumable_finds import insert, keys, of_raw
+from support.telemetry import Instrument
+
+import pymongo_resilience
+from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.testing import set_active
+
+pytestmark = pytest.mark.oldest
+COUNT = 60
+BATCH = 10
+PLENTY_MS = 20_000
+SERVER_IS_GONE_S = 10
+FAULTS: dict[str, Callable[[], Any]] = {
+    "cut before": lambda: CutBefore("getMore"),
+    "cut after": lambda: CutAfter("getMore"),
+    "not primary": lambda: NotPrimary("getMore"),
+    "CursorNotFound": lambda: Fail("getMore", code=43),
+    "QueryPlanKilled": lambda: Fail("getMore", code=175),
+    "CursorKilled": lambda: Fail("getMore", code=237),
+    "overload past its retries": lambda: Overload("getMore", times=6, base_backoff=0.002),
+}
+SORTS = {"unsorted": None, "ascending": {"_id": 1}, "descending": {"_id": -1}}
+
+
+@pytest.fixture
+def sent() -> SentCommands:
+    return SentCommands()
+
+
+@pytest.fixture
+def client(side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument) -> Any:
+    instrument()
+    return side.client(proxy.uri, event_listeners=[sent])
+
+
+@pytest.fixture
+def coll(client: Any, database: str) -> Any:
+    return client[database].coll
+
+
+@pytest.fixture
+def order(control: Any, database: str) -> list[bytes]:
+    """The ``_id`` of the documents there are, in order."""
+    return insert(control, database, COUNT)
+
+
+def opened(side: Side, coll: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[Any]]:
+    """A resumable cursor, and the documents of its first batch."""
+    with override(resumable=True):
+        cursor = coll.find(*args, **{"batch_size": BATCH, **kwargs})
+    return cursor, [side.do(cursor.next) for _ in range(BATCH)]
+
+
+def rest(side: Side, cursor: Any) -> list[Any]:
+    with override(timeout_ms=PLENTY_MS):
+        return side.documents(cursor)
+
+
+def first_and_resumed(sent: SentCommands) -> tuple[Any, Any]:
+    first, resumed = sent.named("find")
+    return first, resumed
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_document_comes_once_and_in_order(
+    fault: str, sort: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    cursor, found = opened(side, coll, {}, sort=SORTS[sort])
+    proxy.inject(FAULTS[fault]())
+    found += rest(side, cursor)
+    assert keys(found) == (order[::-1] if sort == "descending" else order)
+    proxy.clear(strict=True)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_after_each_type_of_id(
+    sort: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    """A batch ends behind each document, and each getMore fails once."""
+    with override(resumable=True):
+        cursor = coll.find({}, sort=SORTS[sort], batch_size=2)
+    found = [side.do(cursor.next), side.do(cursor.next)]
+    while cursor.alive:
+        proxy.inject(Fail("getMore", code=43))
+        with override(timeout_ms=PLENTY_MS):
+            found += side.do(cursor.to_list, 2)
+    assert keys(found) == (order[::-1] if sort == "descending" else order)
+
+
+def test_raw_batches(side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]) -> None:
+    with override(resumable=True):
+        cursor = coll.find_raw_batches(batch_size=BATCH, limit=3 * BATCH)
+    batches = [side.do(cursor.next)]
+    for _ in range(2):
+        proxy.inject(CutAfter("getMore"))
+        batches.append(side.do(cursor.next))
+    batches += rest(side, cursor)
+    assert keys(of_raw(batches)) == order[: 3 * BATCH]
+
+
+@pytest.mark.parametrize("kind", ["dicts", "raw documents", "raw batches"])
+def test_id_is_taken_off_where_it_is_not_wanted(
+    kind: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    if kind == "raw documents":
+        options = bson.CodecOptions(document_class=RawBSONDocument)
+        coll = coll.with_options(codec_options=options)
+    find = coll.find_raw_batches if kind == "raw batches" else coll.find
+    with override(resumable=True):
+        cursor = find({}, {"_id": 0}, batch_size=BATCH)
+    found = [side.do(cursor.next)]
+    proxy.inject(CutBefore("getMore"))
+    found += rest(side, cursor)
+    documents = list(of_raw(found)) if kind == "raw batches" else [dict(each) for each in found]
+    assert len(documents) == len(order)
+    assert all(each.keys() == {"n"} for each in documents)
+    assert len({each["n"] for each in documents}) == len(order)
+
+
+def test_id_stays_off_once_nothing_is_wrapped(side: Side, coll: Any, order: list[bytes]) -> None:
+    cursor, found = opened(side, coll, {}, {"_id": 0})
+    pymongo_resilience.uninstrument()
+    found += side.documents(cursor)
+    assert len(found) == len(order)
+    assert all(each.keys() == {"n"} for each in found)
+
+
+def test_without_instrumentation_a_cursor_fails_as_ever(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    cursor, _ = opened(side, coll)
+    pymongo_resilience.uninstrument()
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(AutoReconnect):
+        side.documents(cursor)
+    side.do(cursor.rewind)
+    assert sorted(keys(side.documents(cursor))) == sorted(order)
+
+
+@pytest.mark.parametrize("limit", [BATCH + 1, 2 * BATCH, 3 * BATCH, COUNT, 2 * COUNT])
+def test_a_limit_counts_what_came_before(
+    limit: int, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands
+) -> None:
+    cursor, found = opened(side, coll, limit=limit)
+    proxy.inject(CutAfter("getMore"))
+    found += rest(side, cursor)
+    assert keys(found) == order[:limit]
+    _, resumed = first_and_resumed(sent)
+    assert resumed["limit"] == limit - BATCH
+
+
+def test_what_the_find_was_given_is_kept(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands
+) -> None:
+    assert order
+    coll = coll.with_options(read_preference=pymongo.ReadPreference.PRIMARY_PREFERRED)
+    cursor, _ = opened(
+        side,
+        coll,
+        {"n": {"$gte": 0}},
+        {"n": 1},
+        comment="kept",
+        max_time_ms=5000,
+        collation={"locale": "simple"},
+        allow_disk_use=True,
+        let={"x": 1},
+    )
+    proxy.inject(CutBefore("getMore"))
+    with override(timeout_ms=None):
+        side.documents(cursor)
+    first, resumed = first_and_resumed(sent)
+    for name in (
+        "projection", "batchSize", "comment", "maxTimeMS", "collation", "allowDiskUse", "let",
+        "sort", "hint", "$readPreference",
+    ):  # fmt: skip
+        assert resumed.get(name) == first.get(name)
+    assert first["filter"] in resumed["filter"]["$and"]
+    assert first["comment"] == "kept"
+    assert first["maxTimeMS"] == 5000
+
+
+def refused(side: Side, make: Callable[[], Any]) -> str:
+    with override(resumable=True), pytest.raises(ConfigurationError, match="resumable") as raised:
+        side.do(make().to_list)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"sort": {"n": 1}}, "sorted by _id"),
+        ({"skip": 1}, "skip"),
+        ({"cursor_type": pymongo.CursorType.TAILABLE}, "tailable"),
+        ({"cursor_type": pymongo.CursorType.TAILABLE_AWAIT}, "tailable"),
+        ({"cursor_type": pymongo.CursorType.EXHAUST}, "exhaust"),
+        ({"sort": {"$natural": 1}}, "natural"),
+        ({"hint": [("$natural", 1)]}, "natural"),
+        ({"filter": {"at": {"$near": [1, 1]}}}, "geo"),
+        ({"filter": {"$text": {"$search": "x"}}}, "text"),
+        ({"collation": {"locale": "en", "strength": 2}}, "collation"),
+        ({"hint": "n_1"}, "hint"),
+        ({"min": [("_id", 1)], "hint": "_id_"}, "min"),
+        ({"projection": {"_id": "$n"}}, "projection"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused_before_it_is_sent(
+    given: dict[str, Any], named: str, side: Side, coll: Any, sent: SentCommands
+) -> None:
+    assert named in refused(side, lambda: coll.find(**given))
+    assert not sent.named("find")
+
+
+@pytest.mark.parametrize("kind", ["transaction", "snapshot", "snapshot read concern"])
+def test_what_reads_at_one_time_is_refused(
+    kind: str, side: Side, client: Any, coll: Any, sent: SentCommands
+) -> None:
+    session = None
+    if kind == "snapshot read concern":
+        coll = coll.with_options(read_concern=pymongo.read_concern.ReadConcern("snapshot"))
+    else:
+        session = client.start_session(snapshot=kind == "snapshot")
+    if kind == "transaction":
+        side.do(session.start_transaction)
+    assert kind.partition(" ")[0] in refused(side, lambda: coll.find(session=session))
+    assert not sent.named("find")
+    if session is not None:
+        side.do(session.end_session)
+
+
+@pytest.mark.parametrize("how", ["override", "binding", "rule", "iterated in a block"])
+def test_wherever_it_is_set(
+    how: str, side: Side, proxy: ReplicaSet, database: str, order: list[bytes],
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    policy = Policy(resumable=True)
+    instrument(policies={f"{database}.*": policy} if how == "rule" else None)
+    coll = side.client(proxy.uri)[database].coll
+    if how == "binding":
+        coll = bind(coll, policy)
+    with override(resumable=True if how == "override" else None):
+        cursor = coll.find(batch_size=BATCH)
+    with override(resumable=True if how == "iterated in a block" else None):
+        found = [side.do(cursor.next)]
+    proxy.inject(CutBefore("getMore"))
+    assert keys(found + side.documents(cursor)) == order
+
+
+@pytest.mark.parametrize("how", ["nowhere", "taken back in a block"])
+def test_without_it_nothing_is_changed(
+    how: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands
+) -> None:
+    assert order
+    if how != "nowhere":
+        coll = bind(coll, Policy(resumable=True))
+    with override(resumable=None if how == "nowhere" else False):
+        cursor = coll.find(batch_size=BATCH)
+        side.do(cursor.next)
+        proxy.inject(CutBefore("getMore"))
+        with pytest.raises(AutoReconnect):
+            side.documents(cursor)
+    (find,) = sent.named("find")
+    assert not {"sort", "hint"} & find.keys()
+
+
+def test_each_resumption_is_a_retry(
+    side: Side, proxy: ReplicaSet, database: str, order: list[bytes], instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    telemetry = instrument()
+    coll = side.client(proxy.uri)[database].coll
+    caplog.set_level("INFO", "pymongo_resilience.retry")
+    cursor, _ = opened(side, coll)
+    proxy.inject(Fail("getMore", code=43))
+    rest(side, cursor)
+    (event,) = telemetry.decisions.events
+    assert (event.reason.value, event.attempt) == ("cursor_lost", 1)
+    assert "cursor_lost" in caplog.text
+    span = telemetry.operations(f"getMore {database}.coll")[0]
+    assert [each.name for each in span.events] == ["retry.scheduled"]
+    assert [each.name for each in telemetry.commands_of(span)] == ["getMore", "find"]
+    ((attributes, point),) = telemetry.points("pymongo_resilience.retries")
+    assert (attributes["pymongo_resilience.reason"], point.value) == ("cursor_lost", 1)
+
+
+def test_without_a_deadline_a_batch_has_one_retry(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    cursor, found = opened(side, coll)
+    for _ in range(2):
+        proxy.inject(CutBefore("getMore"))
+        found += [side.do(cursor.next) for _ in range(BATCH)]
+    assert keys(found) == order[: 3 * BATCH]
+    proxy.inject(CutBefore("getMore"))
+    proxy.inject(CutBefore("find"))
+    with pytest.raises(AutoReconnect):
+        side.do(cursor.next)
+
+
+def test_with_a_deadline_a_batch_has_as_many_as_fit(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    cursor, found = opened(side, coll)
+    proxy.inject(CutBefore("getMore"))
+    proxy.inject(CutBefore("find", times=3))
+    assert keys(found + rest(side, cursor)) == order
+
+
+@pytest.mark.parametrize("block", ["override", "pymongo.timeout"])
+def test_the_deadline_ends_it(
+    block: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    assert order
+    cursor, _ = opened(side, coll)
+    proxy.inject(CutBefore("getMore"))
+    proxy.inject(CutBefore("find", times=1000))
+    around = override(timeout_ms=300) if block == "override" else pymongo.timeout(0.3)
+    with around, pytest.raises(OperationTimeoutError):
+        side.documents(cursor)
+
+
+def test_a_read_that_may_not_be_retried_is_not_resumed(
+    side: Side, proxy: ReplicaSet, database: str, order: list[bytes], instrument: Instrument
+) -> None:
+    assert order
+    instrument()
+    coll = side.client(proxy.uri, retryReads=False)[database].coll
+    cursor, _ = opened(side, coll)
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(AutoReconnect, match="retryReads is off"):
+        side.documents(cursor)
+
+
+def test_another_member_goes_on_where_the_cursors_is_gone(
+    side: Side, replica_set: ReplicaSet, database: str, order: list[bytes], instrument: Instrument
+) -> None:
+    """The driver knows that its server cannot be reached, and would wait for it."""
+    instrument()
+    client = side.client(replica_set.uri)
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, 3)
+    coll = client[database].get_collection("coll", read_preference=pymongo.ReadPreference.NEAREST)
+    cursor, found = opened(side, coll)
+    before = cursor.address
+    number = [each.address for each in replica_set.members].index(before)
+    replica_set.inject(Refuse(SERVER_IS_GONE_S), on=number)
+
+    def is_unknown() -> bool:
+        if side.runner is not None:
+            side.do(asyncio.sleep, 0.02)
+        return before not in client.nodes
+
+    wait_until(is_unknown)
+    began = time.monotonic()
+    assert keys(found + rest(side, cursor)) == order
+    assert time.monotonic() - began < SERVER_IS_GONE_S / 2
+    assert cursor.address != before
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("code", [167, 323])
+def test_a_server_that_takes_no_bounds_is_asked_by_an_expression(
+    code: int, sort: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
+    sent: SentCommands,
+) -> None:  # fmt: skip
+    cursor, found = opened(side, coll, sort=SORTS[sort])
+    proxy.inject(CutBefore("getMore"))
+    proxy.inject(Fail("find", code=code))
+    found += [side.do(cursor.next) for _ in range(BATCH)]
+    proxy.inject(CutBefore("getMore"))
+    found += rest(side, cursor)
+    assert keys(found) == (order[::-1] if sort == "descending" else order)
+    bounds = [bool({"min", "max"} & each.keys()) for each in sent.named("find")]
+    assert bounds == [False, True, False, False], "it is not asked again"
+
+
+def test_documents_without_an_id_are_not_resumed(
+    side: Side, proxy: ReplicaSet, client: Any, control: Any, database: str, order: list[bytes]
+) -> None:
+    assert order
+    with set_active(False):
+        pipeline = [{"$project": {"_id": 0}}]
+        control[database].create_collection("view", viewOn="coll", pipeline=pipeline)
+    cursor, _ = opened(side, client[database].view)
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(AutoReconnect):
+        side.documents(cursor)
+
+
+def test_one_document_and_a_plan_need_no_cursor(
+    side: Side, coll: Any, order: list[bytes], sent: SentCommands
+) -> None:
+    with override(resumable=True):
+        assert side.do(coll.find_one, {"n": 1}, sort={"n": 1}, skip=0)["n"] == 1
+        assert side.do(coll.find({"n": 1}).explain)
+        if side.runner is None:
+            cursor = coll.find(batch_size=BATCH)
+            assert keys([cursor[7]])
+            assert keys(cursor[:5]) == order[:5]
+    assert "hint" not in sent.named("find")[0]
+
+
+def test_rewound_and_cloned_it_is_resumable_from_the_beginning(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    cursor, _ = opened(side, coll)
+    side.do(cursor.next)
+    side.do(cursor.rewind)
+    for again in (cursor.clone(), cursor):
+        found = [side.do(again.next)]
+        proxy.inject(CutBefore("getMore"))
+        assert keys(found + rest(side, again)) == order
+
+
+def test_close_ends_the_cursor_of_the_new_find(
+    side: Side, proxy: ReplicaSet, coll: Any, control: Any, database: str, order: list[bytes]
+) -> None:
+    assert order
+    cursor, _ = opened(side, coll)
+    before = cursor.cursor_id
+    proxy.inject(CutBefore("getMore"))
+    side.do(cursor.next)
+    now = cursor.cursor_id
+    assert now not in (before, 0)
+    side.do(cursor.close)
+    assert not is_open(control, database, now)
+
+
+@pytest.mark.usefixtures("order")
+def test_the_cursor_that_was_left_is_killed(
+    side: Side, proxy: ReplicaSet, client: Any, coll: Any, sent: SentCommands
+) -> None:
+    cursor, _ = opened(side, coll)
+    before = cursor.cursor_id
+    proxy.inject(CutAfter("getMore"))
+    side.do(cursor.next)
+
+    def killed() -> list[int]:
+        run_background(side, client)
+        return [each for command in sent.named("killCursors") for each in command["cursors"]]
+
+    assert wait_until(killed) == [before]
+    side.documents(cursor)
+
+
+@pytest.mark.usefixtures("order")
+def test_a_cursor_that_the_server_has_lost_is_not_killed(
+    side: Side, proxy: ReplicaSet, client: Any, coll: Any, sent: SentCommands
+) -> None:
+    cursor, _ = opened(side, coll)
+    proxy.inject(Fail("getMore", code=43))
+    side.do(cursor.next)
+    run_background(side, client)
+    side.documents(cursor)
+    assert not sent.named("killCursors")
+
+
+@pytest.mark.usefixtures("order")
+def test_nothing_keeps_a_cursor_alive(
+    side: Side, proxy: ReplicaSet, client: Any, coll: Any, control: Any, database: str
+) -> None:
+    cursor, _ = opened(side, coll, {}, {"_id": 0})
+    proxy.inject(CutBefore("getMore"))
+    side.do(cursor.next)
+    cursor_id, gone = cursor.cursor_id, weakref.ref(cursor)
+    gc.disable()
+    try:
+        del cursor
+        assert gone() is None
+    finally:
+        gc.enable()
+
+    def is_killed() -> bool:
+        run_background(side, client)
+        return not is_open(control, database, cursor_id)
+
+    wait_until(is_killed)
+
+
+def test_a_causal_session_goes_on(
+    side: Side, proxy: ReplicaSet, client: Any, coll: Any, order: list[bytes], sent: SentCommands
+) -> None:
+    session = client.start_session(causal_consistency=True)
+    cursor, found = opened(side, coll, session=session)
+    proxy.inject(CutBefore("getMore"))
+    assert keys(found + rest(side, cursor)) == order
+    first, resumed = first_and_resumed(sent)
+    assert resumed["lsid"] == first["lsid"] == session.session_id
+    assert "afterClusterTime" in resumed["readConcern"]
+    side.do(session.end_session)
+
+
+@pytest.mark.usefixtures("order")
+def test_a_cursor_that_is_read_in_a_transaction_is_not_resumed(
+    side: Side, proxy: ReplicaSet, client: Any, coll: Any
+) -> None:
+    session = client.start_session()
+    cursor, _ = opened(side, coll, session=session)
+    side.do(session.start_transaction)
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(AutoReconnect):
+        side.do(cursor.next)
+    side.do(session.abort_transaction)
+    side.do(session.end_session)
+
+
+@pytest.mark.usefixtures("order")
+def test_a_task_that_is_cancelled_in_between_closes_its_cursor(
+    proxy: ReplicaSet, control: Any, database: str, instrument: Instrument
+) -> None:
+    instrument()
+
+    async def run() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri) as client:
+            with override(resumable=True):
+                cursor = client[database].coll.find(batch_size=BATCH)
+            await cursor.next()
+            before, documents = cursor.cursor_id, await cursor.to_list(BATCH - 1)
+            proxy.inject(CutBefore("getMore"))
+            slow = Slow(2)
+            proxy.inject(slow)
+            task = asyncio.create_task(cursor.next())
+            while not slow.injected:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert len(documents) == BATCH - 1
+            assert not cursor.alive
+            assert not is_open(control, database, before or 0)
+
+    asyncio.run(run())
+
+
+def test_gridfs_reads_in_a_block(side: Side, client: Any, database: str) -> None:
+    gridfs = pytest.importorskip("gridfs")
+    bucket = gridfs.GridFSBucket if side.runner is None else gridfs.AsyncGridFSBucket
+    files = bucket(client[database], chunk_size_bytes=10)
+    with override(resumable=True):
+        number = side.do(files.upload_from_stream, "file", b"x" * 95)
+        stream = side.do(files.open_download_stream, number)
+        assert side.do(stream.read) == b"x" * 95
+        assert len(side.documents(files.find({}))) == 1
+
+
+@pytest.mark.parametrize("what", ["driver.finds.batch_of", "driver.finds.last_id"])
+def test_a_fault_of_ours_leaves_the_find_as_it_was(
+    what: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    cursor, found = opened(side, coll)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(f"pymongo_resilience_instrumentation.{what}", fail)
+    found += [side.do(cursor.next) for _ in range(BATCH)]
+    assert keys(found) == order[: 2 * BATCH]
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(AutoReconnect):
+        side.documents(cursor)
+
+
+def test_writers_meanwhile(
+    side: Side, proxy: ReplicaSet, coll: Any, control: Any, database: str, order: list[bytes]
+) -> None:
+    """What exists throughout comes once; the document that was delivered last is deleted, too."""
+    cursor, found = opened(side, coll)
+    for n in range(3):
+        with set_active(False):
+            control[database].coll.delete_one({"_id": found[-1]["_id"]})
+            control[database].coll.insert_many(
+                [{"_id": f"new {n}"}, {"_id": {"new": n}}, {"_id": -n - 0.125}]
+            )
+        proxy.inject(CutAfter("getMore"))
+        found += [side.do(cursor.next) for _ in range(BATCH)]
+    found += rest(side, cursor)
+    once = keys(found)
+    assert len(once) == len(set(once))
+    assert [each for each in once if each in set(order)] == order

@@ -1,0 +1,175 @@
+"""Which finds can be resumed, what is sent for them, and which failures resume one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pymongo_resilience import resumption
+from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
+from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.resumption import Find
+from pymongo_resilience.strategy import BestEffort
+
+PLAIN = Find({"a": 1})
+MOST = 3
+LOST = RetryReason.CURSOR_LOST
+OVERLOADED = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"sort": {"a": 1}}, "sorted by _id"),
+        ({"sort": {"_id": 1, "a": 1}}, "sorted by _id"),
+        ({"sort": {"_id": "text"}}, "sorted by _id"),
+        ({"sort": {"$natural": 1}}, "natural"),
+        ({"hint": {"$natural": -1}}, "natural"),
+        ({"hint": "$natural"}, "natural"),
+        ({"skip": 1}, "skip"),
+        ({"tailable": True}, "tailable"),
+        ({"exhaust": True}, "exhaust"),
+        ({"filter": {"$text": {"$search": "x"}}}, "geo or text"),
+        ({"filter": {"$or": [{"a": 1}, {"at": {"$near": [0, 0]}}]}}, "geo or text"),
+        ({"filter": {"at": {"$geoWithin": {"$box": []}}}}, "geo or text"),
+        ({"collation": {"locale": "de"}}, "collation"),
+        ({"hint": {"a": 1}}, "hint"),
+        ({"hint": "a_1"}, "hint"),
+        ({"min": {"_id": 1}}, "min"),
+        ({"max": {"_id": 1}}, "max"),
+        ({"return_key": True}, "return_key"),
+        ({"projection": {"_id": "$a"}}, "projection"),
+        ({"projection": {"_id.a": 1}}, "projection"),
+        ({"in_transaction": True}, "transaction"),
+        ({"at_snapshot": True}, "snapshot"),
+        ({"load_balanced": True}, "load balancer"),
+    ],
+)
+def test_what_cannot_be_resumed_is_named(given: dict[str, Any], named: str) -> None:
+    problem = resumption.problem_of(replace(PLAIN, **given))
+    assert problem is not None
+    assert named in problem
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"sort": {"_id": -1}},
+        {"sort": {"_id": 1}, "hint": {"_id": 1}},
+        {"hint": "_id_", "limit": 5},
+        {"collation": {"locale": "simple"}},
+        {"projection": {"_id": 0, "a": 1}},
+        {"projection": {"_id": True, "_ids": 1}},
+        {"filter": {}},
+    ],
+)
+def test_what_can_be_resumed(given: dict[str, Any]) -> None:
+    assert resumption.problem_of(replace(PLAIN, **given)) is None
+
+
+@pytest.mark.parametrize("given", [{"limit": -1}, {"explain": True}])
+def test_what_has_one_batch_needs_nothing(given: dict[str, Any]) -> None:
+    assert not replace(PLAIN, **given).has_cursor
+    assert PLAIN.has_cursor
+
+
+def test_a_find_without_an_order_has_that_of_id() -> None:
+    begun = resumption.begun(PLAIN)
+    assert (begun.sort, begun.hint) == ({"_id": 1}, {"_id": 1})
+    backward = replace(PLAIN, sort={"_id": -1})
+    assert resumption.begun(backward) == backward
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (None, None),
+        ({"_id": 0}, None),
+        ({"_id": False, "a": 1}, {"a": 1}),
+        ({"_id": 0.0, "a": 0}, {"a": 0}),
+        ({"_id": 1, "a": 1}, {"_id": 1, "a": 1}),
+        ({"a": 1}, {"a": 1}),
+    ],
+)
+def test_id_is_always_fetched(given: Any, sent: Any) -> None:
+    assert resumption.begun(replace(PLAIN, projection=given)).projection == sent
+
+
+@pytest.mark.parametrize(
+    ("find", "by_expression", "expected"),
+    [
+        (
+            PLAIN,
+            False,
+            {"filter": {"$and": [{"a": 1}, {"_id": {"$ne": "x"}}]}, "min": {"_id": "x"}},
+        ),
+        (replace(PLAIN, filter={}), False, {"filter": {"_id": {"$ne": "x"}}, "min": {"_id": "x"}}),
+        (
+            replace(PLAIN, sort={"_id": -1}),
+            False,
+            {"filter": {"a": 1}, "max": {"_id": "x"}, "min": None},
+        ),
+        (
+            PLAIN,
+            True,
+            {
+                "filter": {"$and": [{"a": 1}, {"$expr": {"$gt": ["$_id", {"$literal": "x"}]}}]},
+                "min": None,
+            },
+        ),
+        (
+            replace(PLAIN, filter={}, sort={"_id": -1}),
+            True,
+            {"filter": {"$expr": {"$lt": ["$_id", {"$literal": "x"}]}}, "max": None},
+        ),
+    ],
+)
+def test_a_find_goes_on_after_the_last_document(
+    find: Find, by_expression: bool, expected: dict[str, Any]
+) -> None:
+    made = resumption.continued(
+        resumption.begun(find), "x", limit=7, by_expression=by_expression
+    )
+    assert made.limit == 7
+    assert {name: getattr(made, name) for name in expected} == expected
+    assert resumption.BY_ID in (made.hint, made.sort) or by_expression
+
+
+def operation() -> Operation:
+    return Operation("getMore", "db.coll", Kind.READ, BestEffort())
+
+
+def failure(**facts: Any) -> Failure:
+    facts = {"stage": Stage.ANSWERED, "reason": RetryReason.UNKNOWN} | facts
+    return Failure(Exception(), **facts)
+
+
+@pytest.mark.parametrize("code", [43, 175, 237])
+def test_a_cursor_that_is_lost_is_resumed(code: int) -> None:
+    seen, anew = resumption.reclassified(failure(code=code), operation(), MOST)
+    assert (seen.reason, anew) == (LOST, True)
+
+
+def test_another_error_stays_what_it_is() -> None:
+    given = failure(code=2)
+    assert resumption.reclassified(given, operation(), MOST) == (given, True)
+
+
+def test_another_server_may_serve_where_the_cursors_cannot_be_selected() -> None:
+    given = failure(selection=True, reason=RetryReason.NODE_NOT_AVAILABLE, stage=Stage.NOT_SENT)
+    seen, anew = resumption.reclassified(given, operation(), MOST)
+    assert (seen.selection, seen.reason, anew) == (False, RetryReason.SOCKET_NOT_AVAILABLE, True)
+    hopeless = replace(given, terminal=True)
+    assert resumption.reclassified(hopeless, operation(), MOST)[0] == hopeless
+
+
+def test_the_find_has_its_own_retries_once_those_of_the_getmore_are_used_up() -> None:
+    going, given = operation(), failure(reason=RetryReason.OVERLOADED, labels=OVERLOADED)
+    for _ in range(MOST):
+        assert resumption.reclassified(given, going, MOST) == (given, False)
+        going.record(given)
+    assert resumption.reclassified(given, going, MOST) == (given, True)
+    assert (going.attempts, going.overloaded) == (0, False)
