@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import bson
 import pymongo
 import pytest
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutBefore,
@@ -47,6 +48,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "CursorKilled": lambda: Fail("getMore", code=237),
     "overload past its retries": lambda: Overload("getMore", times=6, base_backoff=0.002),
 }
+OTHERS = pytest.mark.thorough("each order is among the others")
 SORTS = {"unsorted": None, "ascending": {"_id": 1}, "descending": {"_id": -1}}
 
 
@@ -89,8 +91,14 @@ def first_and_resumed(sent: SentCommands) -> tuple[Any, Any]:
     return first, resumed
 
 
-@pytest.mark.parametrize("sort", SORTS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "sort"),
+    [
+        pytest.param(fault, sort, marks=[] if sort == some else OTHERS)
+        for fault, some in zip(FAULTS, itertools.cycle(SORTS), strict=False)
+        for sort in SORTS
+    ],
+)
 def test_each_document_comes_once_and_in_order(
     fault: str, sort: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
 ) -> None:
@@ -491,6 +499,7 @@ def test_nothing_keeps_a_cursor_alive(
     proxy.inject(CutBefore("getMore"))
     side.do(cursor.next)
     cursor_id, gone = cursor.cursor_id, weakref.ref(cursor)
+    gc.collect()  # the frames of the failed getMore: pymongo 4.17 keeps them in a circle
     gc.disable()
     try:
         del cursor
@@ -548,8 +557,7 @@ def test_a_task_that_is_cancelled_in_between_closes_its_cursor(
             slow = Slow(2)
             proxy.inject(slow)
             task = asyncio.create_task(cursor.next())
-            while not slow.injected:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_until, lambda: slow.injected)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ SINGLE: list[Any] = [
 
 def ids(count: int) -> list[Any]:
     """So many of ten types, none of which is equal to another one, and one of each other value."""
-    epoch = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    epoch = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
     makers = [
         lambda n: n,
         lambda n: Int64(2**40 + n),
@@ -29,7 +29,7 @@ def ids(count: int) -> list[Any]:
         lambda n: {"a": n % 5, "b": f"{n:06}"},
         lambda n: Binary(n.to_bytes(4, "big"), n % 3),
         lambda n: ObjectId(n.to_bytes(12, "big")),
-        lambda n: epoch + datetime.timedelta(seconds=n),
+        lambda n: epoch + dt.timedelta(seconds=n),
         lambda n: Timestamp(n + 1, n % 3),
     ]
     made = [makers[n % len(makers)](n) for n in range(count - len(SINGLE))]
@@ -39,7 +39,7 @@ def ids(count: int) -> list[Any]:
 def insert(control: Any, database: str, count: int, *, seed: int = 0) -> list[bytes]:
     """The documents of ``database.coll``, and their ``_id`` in the server's own order."""
     every = [{"_id": each, "n": n} for n, each in enumerate(ids(count))]
-    random.Random(seed).shuffle(every)
+    random.Random(seed).shuffle(every)  # noqa: S311 - an order
     with set_active(False):
         control[database].coll.insert_many(every)
         return keys(control[database].coll.find({}, sort={"_id": 1}))

@@ -130,9 +130,7 @@ def test_id_is_always_fetched(given: Any, sent: Any) -> None:
 def test_a_find_goes_on_after_the_last_document(
     find: Find, by_expression: bool, expected: dict[str, Any]
 ) -> None:
-    made = resumption.continued(
-        resumption.begun(find), "x", limit=7, by_expression=by_expression
-    )
+    made = resumption.continued(resumption.begun(find), "x", limit=7, by_expression=by_expression)
     assert made.limit == 7
     assert {name: getattr(made, name) for name in expected} == expected
     assert resumption.BY_ID in (made.hint, made.sort) or by_expression
