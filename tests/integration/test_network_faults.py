@@ -130,10 +130,9 @@ def test_a_storm_clears_the_pool_each_time(side: Side, replica_set: ReplicaSet) 
 def test_a_black_hole_swallows_and_executes_nothing(
     replica_set: ReplicaSet, insert: Document, count: Any
 ) -> None:
-    fault = BlackHole(2.0)
+    fault = BlackHole(60)
     with RawClient(replica_set.address) as busy, RawClient(replica_set.address) as monitor:
         assert busy.ask(PING)["ok"] == 1
-        started = time.monotonic()
         replica_set.inject(fault, on=0)
         busy.send(insert)
         monitor.send(HELLO)
@@ -143,10 +142,10 @@ def test_a_black_hole_swallows_and_executes_nothing(
             with pytest.raises(TimeoutError):
                 late.receive()
             late.socket.settimeout(5)
+            replica_set.clear()
             for each in (busy, monitor, late):
                 with pytest.raises(ConnectionError):
                     each.receive()
-    assert time.monotonic() - started >= 2.0
     assert (fault.injected, count()) == (3, 0)
     assert ask(replica_set.address, insert)["ok"] == 1
     assert (fault.injected, count()) == (3, 1)
