@@ -2,7 +2,7 @@
 
 Closed, it counts. Once enough calls have failed it is open, and lets none through for a time; then
 half-open, it lets a few probes through. When all of them succeed it is closed; when one fails it is
-open again. A state says which one follows it, and knows nothing of threads: breaker.py locks.
+open again. A state returns the one that follows it; breaker.py locks.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ RATIO = 0.2
 
 
 FORGOTTEN_S = 60.0
-"""Seconds without a failed attempt after which the account is full: what happened before says
-nothing of the server now, and a quiet client may always retry."""
+"""Seconds without a failed attempt after which the account is full: earlier failures are no
+evidence about the server now, and a quiet client may always retry."""
 
 
 class RetryBudget:

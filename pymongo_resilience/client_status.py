@@ -18,7 +18,7 @@ class ServerStatus:
     address: str
     """``"host:port"``."""
     type: str
-    """As MongoDB's texts name it: ``RSPrimary``, ``Mongos``, ``Unknown``."""
+    """As MongoDB's specifications name it: ``RSPrimary``, ``Mongos``, ``Unknown``."""
     round_trip_time: float | None
     """The weighted average in seconds; None while the server is unknown, or is not monitored."""
     minimum_round_trip_time: float | None
@@ -63,7 +63,7 @@ class ClientStatus:
     """After how many seconds without a sign of life from a server a new connection to it is closed;
     None where it is not: the option is off, or the system cannot do it."""
     spans: str | None = None
-    """Who draws the spans of its operations: ``pymongo_resilience``, or ``pymongo`` where the
+    """Who records the spans of its operations: ``pymongo_resilience``, or ``pymongo`` where the
     application asked the driver for its own; None where nobody does."""
     hedges: HedgeCounts | None = None
     """None before the first read that a policy hedges."""

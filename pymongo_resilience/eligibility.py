@@ -203,7 +203,7 @@ def _narrowed(
     secondaries = [server for server in candidates if server.type is ServerType.SECONDARY]
     steps = _eligible(secondaries, topology, criteria.read_preference)
     eligible = steps[-1][1] if steps else secondaries
-    # Staleness and tags say nothing of the primary: only the mode can leave it out.
+    # Staleness and tags do not apply to the primary: only the mode can leave it out.
     with_primary = [(rule, left + primary) for rule, left in steps]
     return [*with_primary, (SelectionRule.MODE, eligible or primary)]
 

@@ -106,7 +106,7 @@ class Failure:
     terminal: bool = False
     """Of a selection: it was given up, since no waiting would have mended what the servers had."""
     in_texts: bool = True
-    """MongoDB's own texts count the error as one to retry."""
+    """MongoDB's specifications list the error as one to retry."""
     transaction_over: bool = False
     """The server's own reply has the label TransientTransactionError: it has aborted the
     transaction. What the driver labels so by itself is no proof of that."""

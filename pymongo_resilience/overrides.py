@@ -87,7 +87,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             )
             blocks.leave(left, finalized=closes)
         except BaseException:
-            # A signal's handler may raise: better none of them than one for good.
+            # A signal's handler may raise: end them all rather than leave one in force.
             for each in self._entered:
                 each.end()
             raise

@@ -1,8 +1,7 @@
 """Coroutines that are closed before they have finished, as the garbage collector does.
 
-They end wherever that happens to be: in another context, inside an allocation, while the same
-thread holds a lock. So on this way out nothing of anybody else's is called, no lock is taken and no
-context variable is set or reset.
+They may end in another context, inside an allocation, or while the same thread holds a lock. So
+their cleanup calls no foreign code, takes no lock, and sets or resets no context variable.
 """
 
 from __future__ import annotations

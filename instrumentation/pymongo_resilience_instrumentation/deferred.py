@@ -2,9 +2,9 @@
 
 A finalizer, a weak reference's callback and a coroutine that is closed unfinished run wherever the
 garbage collector does: inside an allocation, while the thread holds a lock of anybody's. Ending a
-span or recording a measurement there runs code of others. On CPython 3.11 a context variable that
-is set there, while the interrupted code sets one, ends in a crash (CPython issue 148891); on any
-version a lock that is not reentrant is waited for in vain.
+span or recording a measurement there runs foreign code. On CPython 3.11 a context variable that is
+set there, while the interrupted code sets one, ends in a crash (CPython issue 148891); on any
+version a lock that is not reentrant deadlocks.
 """
 
 from __future__ import annotations

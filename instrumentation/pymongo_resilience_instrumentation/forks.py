@@ -2,7 +2,7 @@
 
 A child has the parent's memory and a single thread, the one that forked. What the other threads
 were doing is never finished there: a lock they held would stay locked, a connection in use would be
-counted as used for good. So in the child
+counted as used for ever. So in the child
 
 - every lock is a new one;
 - no client has a server until the child uses it. pymongo gives an inherited client a new topology

@@ -160,7 +160,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self._put_on(kwargs["settings"], None)
 
     def _put_on(self, settings: Settings, earlier: Runtime | None) -> None:
-        """``earlier`` gives way, once nothing of what takes its place can be refused any more."""
+        """``earlier`` is taken off once its replacement can no longer be refused."""
         config = settings.config
         lacking = (
             self_check.log_missing(driver.private_names.parts())
@@ -281,7 +281,7 @@ def _check_client(client: object, function: str) -> None:
 
 
 def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
-    """None where OpenTelemetry's loader meets a wrong variable, which must not keep the
+    """None where OpenTelemetry's loader finds a wrong variable, which must not keep the
     application from starting; raises ConfigurationError where the application calls."""
     config, source = kwargs.get("config"), "code"
     if config is None:

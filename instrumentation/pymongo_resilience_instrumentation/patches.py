@@ -121,8 +121,8 @@ class Patches:
             late_gridfs.wrap_when_imported(runtime, self._add)
 
     def need(self, need: Need) -> None:
-        """Put on what operations do without until somebody needs it. As often as you like, and by
-        several threads at once: none waits for another one."""
+        """Put on patches that were not needed until now. Idempotent; several threads may call it at
+        once, and none waits for another."""
         for patch in self._late.get(need, ()):
             now = vars(patch.owner).get(patch.name)
             if now is patch.original:

@@ -225,7 +225,7 @@ class Runtime:
         with shielded(f"with the waits of {call.operation}"):
             wait_times.over(call, error)
             for each in call.waits or ():
-                # A Ctrl-C may have come before the wait itself could see to that.
+                # A Ctrl-C may have come before the wait itself could remove it.
                 self.clients.waiting.pop(each, None)
             if self.operation_metrics is not None:
                 self.operation_metrics.record_waits(call)

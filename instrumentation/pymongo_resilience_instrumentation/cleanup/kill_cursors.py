@@ -46,9 +46,9 @@ MOST_REQUEUES = 5
 
 
 class RequeuedId(Int64):
-    """A cursor's id in the background task's queue that knows how often it was sent in vain.
+    """A cursor's id in the background task's queue, with the number of failed attempts.
 
-    So the count lives as long as the entry does, and nothing else has to be kept or cleaned up.
+    So the count lives as long as the entry.
     """
 
     requeues: int

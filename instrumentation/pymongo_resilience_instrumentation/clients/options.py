@@ -1,6 +1,6 @@
 """Options of a client, looked at before the driver sees them: ours are taken out.
 
-``adaptiveRetries`` stands in a client's URI or among its keywords, as MongoDB's text wants it.
+``adaptiveRetries`` is an option of a client's URI or one of its keywords.
 Source: Client Backpressure, "Token Bucket".
 """
 

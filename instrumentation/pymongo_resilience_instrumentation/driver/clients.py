@@ -41,12 +41,12 @@ def existing_clients() -> list[Any]:
 
 
 def knows_tracing() -> bool:
-    """Whether this pymongo draws spans itself, and so has a ``tracing`` option: none to 4.20."""
+    """Whether this pymongo records spans itself, and so has a ``tracing`` option: none to 4.20."""
     return "tracing" in getattr(common, "VALIDATORS", ())
 
 
 def draws_spans(client: Any) -> bool:
-    """Whether this pymongo draws the spans of the client itself."""
+    """Whether this pymongo records the spans of the client itself."""
     tracing = getattr(client.options, "tracing", None) if knows_tracing() else None
     return bool(tracing and tracing["enabled"])
 

@@ -76,7 +76,7 @@ class Attempt(NamedTuple):
     """What the driver's loop knows about the attempt that failed."""
 
     reached_connection: bool
-    """The command was handed to a connection: from there on it counts as sent."""
+    """The command reached a connection: from there on it counts as sent."""
     carried_txn_number: bool
     server: str | None
     min_rtt: float

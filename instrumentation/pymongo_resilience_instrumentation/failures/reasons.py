@@ -104,4 +104,4 @@ ROWS = (
 BY_CODE: Mapping[int, RetryReason] = {code.number: row.reason for row in ROWS for code in row.codes}
 """Every other code is the application's own concern."""
 NOT_IN_THE_TEXTS = frozenset(code.number for row in ROWS for code in row.codes if not code.in_texts)
-"""Of those codes, the ones that MongoDB's texts do not retry unless a label says so."""
+"""Of those codes, the ones that MongoDB's specifications do not retry unless a label says so."""

@@ -25,7 +25,7 @@ def code_name(error: BaseException) -> str | None:
 
 
 def safe_message(error: BaseException) -> str:
-    """Class, code and code name: nothing that a server or a document wrote."""
+    """Class, code and code name: no text of a server or a document."""
     code = attribute(error, "code")
     name = code_name(error)
     text = type(error).__name__

@@ -1,8 +1,7 @@
-"""The circuit breakers of each client, at work: asked before an attempt, informed of its outcome.
+"""The circuit breakers of each client: checked before an attempt, updated with its outcome.
 
-What has begun on a server goes on there: a batch of a cursor and what follows the first command of
-a transaction are never refused, but what comes of them counts. killCursors and endSessions, which
-relieve a server, are neither refused nor counted.
+A batch of a cursor and what follows the first command of a transaction are bound to their server:
+never refused, but counted. killCursors and endSessions are neither refused nor counted.
 """
 
 from __future__ import annotations

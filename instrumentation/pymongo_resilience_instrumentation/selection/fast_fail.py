@@ -157,16 +157,16 @@ class RefusedLogins(Interceptor):
 class PasswordProbe:
     """One operation per second tries a refused password again; the others fail with the refusal.
 
-    Each client's are taken with the lock of its topology held, by its thread or task. An entry
-    lives as long as the refusal, which the server's description holds.
+    Called with the lock of the client's topology held. An entry lives as long as the refusal, which
+    the server's description holds.
     """
 
     def __init__(self) -> None:
         self._begun: WeakKeyDictionary[Exception, float] = WeakKeyDictionary()
 
-    def take(self, refusal: Exception, said: float, now: float) -> bool:
-        """Whether the caller is the one to try; ``said``: when it was refused, in seconds."""
-        if now < self._begun.get(refusal, said) + PROBE_EVERY:
+    def take(self, refusal: Exception, refused_at: float, now: float) -> bool:
+        """Whether the caller is the one to try; ``refused_at``: in seconds."""
+        if now < self._begun.get(refusal, refused_at) + PROBE_EVERY:
             return False
         self._begun[refusal] = now
         return True
@@ -235,8 +235,8 @@ def _verdict(
     cause = terminal_detector.look(topology, now, functools.partial(logins.refusals, client))
     if cause is None:
         for address, found in terminal_detector.found.items():
-            # Of one connection, perhaps: whether it is the password's, the next login says, and
-            # that nobody can try before the server was checked.
+            # Of one connection, perhaps: the next login shows whether the password is wrong, and it
+            # cannot be tried before the server was checked.
             if found.cause is Cause.PASSWORD and password_probe.take_first(
                 found.description.error, now
             ):

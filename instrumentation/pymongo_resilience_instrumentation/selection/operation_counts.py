@@ -49,10 +49,10 @@ class OperationCounts:
 
 
 class AttemptCount:
-    """Where one attempt is counted: on one server at most, so that nothing can be counted for good.
+    """Where one attempt is counted: on one server at most.
 
-    Belongs to the thread or task of the attempt. It knows a server before it is counted there, and
-    until it no longer is: whatever strikes in between, ``release`` takes it back.
+    Belongs to the thread or task of the attempt. The server is set before it is counted there, and
+    until it no longer is: ``release`` takes it back, whatever was raised in between.
     """
 
     __slots__ = ("_address", "_began", "_counts")

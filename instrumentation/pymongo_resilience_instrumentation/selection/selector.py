@@ -1,4 +1,4 @@
-"""The ``server_selector`` that a client is given where the library has a say in which server it is.
+"""The ``server_selector`` of clients whose servers the library filters or chooses.
 
 The driver calls it with the servers that the read preference has left, before its latency window,
 and under its topology's lock: nothing here logs or waits, and after an internal error all

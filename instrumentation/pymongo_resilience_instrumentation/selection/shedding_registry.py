@@ -1,7 +1,6 @@
 """Which attempts a client refuses itself, and the error of those.
 
-What has begun on a server goes on there: a batch of a cursor, and what follows the first command of
-a transaction, are never refused.
+A batch of a cursor and what follows the first command of a transaction are never refused.
 """
 
 from __future__ import annotations

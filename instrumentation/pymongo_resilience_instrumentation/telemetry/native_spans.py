@@ -1,8 +1,8 @@
-"""Where the driver draws the spans of a client itself: what is known here goes onto its span.
+"""Where the driver records the spans of a client itself: what is known here goes onto its span.
 
-The driver's loop knows the span of its operation, which is current around all attempts. For as
-long it stands in for a span of ours, which is not drawn: decisions and waits are its events, and in
-the end it has the attempts, the outcome and the rest.
+The driver's loop knows the span of its operation, which is current around all attempts. It takes
+the place of our own: decisions and waits are its events, and attempts, outcome and the rest its
+attributes.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class OperationSpans:
     """
 
     def __init__(self, tracer: Tracer, *, leads_from_server: bool = False) -> None:
-        """``leads_from_server``: commands carry the context of the span, drawn or not."""
+        """``leads_from_server``: commands carry the context of the span, recorded or not."""
         self._tracer = tracer
         self._sampling = Sampling(tracer)
         self._finished = FinishedSpans(tracer)
@@ -76,7 +76,7 @@ class OperationSpans:
         if getattr(self._tracer, "sampler", None) is not sampling.sampler:
             calls.publish(call, sampling.look)
         if sampling.never and not self._leads_from_server:
-            # The caller's own span stays the current one: whoever draws inside goes by that.
+            # The caller's own span stays the current one, for spans that others start inside.
             call.span = trace.INVALID_SPAN
             if not driver.publishing.want_commands(client, False):
                 publish_without_events(client, dispensable=True)

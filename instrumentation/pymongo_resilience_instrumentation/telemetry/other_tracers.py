@@ -1,7 +1,7 @@
-"""Others that draw spans for the same commands: what they draw, the library does not draw again.
+"""Others that record spans for the same commands: the library does not record those again.
 
-OpenTelemetry's own instrumentation of pymongo draws a span for each command. It stays as it is, and
-its spans become children of the operation spans. A driver that draws spans itself draws them all.
+OpenTelemetry's own instrumentation of pymongo has a span for each command. It stays as it is, and
+its spans become children of the operation spans. A driver with spans of its own has them all.
 """
 
 from __future__ import annotations

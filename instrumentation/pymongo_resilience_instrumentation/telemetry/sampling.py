@@ -23,11 +23,11 @@ class Sampling:
         self.sampler: Any = None
         """The one that was looked at last."""
         self.never = False
-        """Whether it draws no span at all."""
+        """Whether it records no span at all."""
         self.never_below = False
 
     def never_below_undrawn(self) -> bool:
-        """Whether it draws no span whose parent, of this process, it did not draw."""
+        """Whether it records no span whose parent, of this process, it did not record."""
         if getattr(self._tracer, "sampler", None) is not self.sampler:
             self.look()
         return self.never_below

@@ -94,7 +94,7 @@ ATTEMPT_BOUNDARIES = (1, 2, 3, 4, 6, 11, 21)
 
 
 KNOWN_NAMES = 1024
-"""Operations on more collections than this are drawn just as well, only without the cache."""
+"""Operations on more collections than this are recorded as well, without the cache."""
 
 
 def address_attributes(address: Address) -> dict[str, Any]:

@@ -31,7 +31,7 @@ FAILED = "failed"
 
 
 class For(Enum):
-    """What is waited for. The value is the outcome of a wait that was not in vain."""
+    """What is waited for. The value is the outcome of a wait that succeeded."""
 
     SERVER = "selected"
     CONNECTION = "checked_out"

@@ -1,4 +1,4 @@
-"""What pools and monitors report as it happens: waits, uses, handshakes, timeouts, heartbeats."""
+"""What pools and monitors report: waits, uses, handshakes, timeouts, heartbeats."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class FinishedSpans:
         )
 
     def _known(self) -> Any:
-        """The SDK's tracer, looked at; None where there is none that is as known."""
+        """The SDK's tracer, examined; None where there is none of the known shape."""
         sdk = self._sdk
         if sdk is None:
             sdk = self._find()
