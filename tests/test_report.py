@@ -164,7 +164,7 @@ def test_files_are_laid_over_each_other_from_their_beginnings(tmp_path: Path) ->
     sides = read([of("ours", 100.0), of("plain", 900.0)])
     assert [(each.name, each.operations[0].at) for each in sides] == [("ours", 2.0), ("plain", 2.0)]
     text = page(sides, "two")
-    assert "plain: 1 operations" in text
+    assert "plain: 1 operation through 0 faults, 0 errors" in text
     assert "nothing to compare" not in text
 
 

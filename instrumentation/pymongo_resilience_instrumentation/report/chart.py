@@ -19,7 +19,7 @@ COLUMNS: Final = 250
 LEFT: Final = 70
 COLOURS: Final = ("#4269d0", "#efb118", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5")
 """Of reasons; the last one is for all others."""
-_FAULTS, _LATENCY, _RETRIES = (20, 36), (66, 150), (226, 50)
+_FAULTS, _LATENCY, _ERRORS, _RETRIES = (20, 36), (66, 150), (218, 12), (238, 40)
 """Where each lane begins, and its height."""
 _SHORTEST, _DECADES = -4.0, 6.0
 """Of latencies: from 0.1 ms to 100 s, as powers of ten."""
@@ -53,7 +53,8 @@ def _y(value: float) -> float:
 
 
 def _axes(seconds: float) -> Iterator[str]:
-    for name, (top, _) in (("faults", _FAULTS), ("latency", _LATENCY), ("retries", _RETRIES)):
+    lanes = {"faults": _FAULTS, "latency": _LATENCY, "errors": _ERRORS, "retries": _RETRIES}
+    for name, (top, _) in lanes.items():
         yield f'<text x="0" y="{top + 10}">{name}</text>'
     for power, name in ((-3, "1 ms"), (-1, "100 ms"), (1, "10 s")):
         y = _y(10.0**power)
@@ -101,7 +102,7 @@ def _latency(side: Side, seconds: float) -> Iterator[str]:
             f'<circle class="median" cx="{x:.1f}" cy="{_y(found.median):.1f}" r="1.5"/>'
         )
         if found.errors:
-            y = _LATENCY[0] + _LATENCY[1] + 8
+            y = _ERRORS[0] + _ERRORS[1] / 2
             yield f'<circle class="error" cx="{x:.1f}" cy="{y}" r="3">'
             yield f"<title>{title}</title></circle>"
 

@@ -20,7 +20,7 @@ PLAIN: Final = "plain"
 MOST_FAULTS: Final = 200
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2em auto;padding:0 1em}
-table{border-collapse:collapse;margin:.5em 0 1.5em}
+table{border-collapse:collapse;margin:.5em 0 1.5em;display:block;overflow-x:auto}
 th,td{text-align:right;padding:.2em .8em;border-bottom:1px solid #8884}
 th:first-child,td:first-child{text-align:left}
 svg{width:100%;font-size:12px;fill:currentColor}
@@ -61,21 +61,26 @@ def page(sides: Sequence[Side], title: str) -> str:
 def _sentences(sides: Sequence[Side]) -> Iterator[str]:
     for side in sides:
         found = summary.latency(side.operations)
-        faults = f"{len(side.faults)} faults"
         if not found.operations:
-            yield f"{side.name}: {len(side.retries)} failed attempts; no operations were recorded."
+            attempts = _plural(len(side.retries), "failed attempt")
+            yield f"{side.name}: {attempts}; no operations were recorded."
             continue
-        yield (
-            f"{side.name}: {found.operations} operations through {faults}, {found.errors} errors "
-            f"reached the application, {summary.reasons(side).total()} attempts were repeated"
-            + (
-                "."
-                if side.balance is None
-                else f", {side.balance[0]} acknowledged writes lost, {side.balance[1]} doubled."
-            )
+        said = (
+            f"{side.name}: {_plural(found.operations, 'operation')} through "
+            f"{_plural(len(side.faults), 'fault')}, {_plural(found.errors, 'error')} reached the "
+            f"application, {_plural(summary.reasons(side).total(), 'retry')}"
         )
+        if side.balance is not None:
+            lost, doubled = side.balance
+            said += f", {_plural(lost, 'acknowledged write')} lost, {doubled} doubled"
+        yield f"{said}."
     if PLAIN not in {each.name for each in sides}:
         yield "Plain pymongo was not recorded, so there is nothing to compare with."
+
+
+def _plural(count: int, noun: str) -> str:
+    several = noun.removesuffix("y") + "ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else several}"
 
 
 def _sides(sides: Sequence[Side]) -> Iterator[str]:
