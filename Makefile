@@ -1,6 +1,6 @@
 # Needs python3 (3.11 or newer) and make; everything else is installed into .venv and its like.
 #
-#   make demo ARGS="--seconds 30"   one workload through scripted faults, three sides compared
+#   make demo ARGS="--seconds 30"   one workload through scripted faults, three sides compared; build/demo.svg
 #   make test                       what a change can break, in five minutes
 #   make check                      every check of the project: make test, and all that takes longer
 #   make failed                     once more what failed in the last of them
@@ -42,7 +42,9 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(MAIN)/demo.stamp
-	@$(MAIN)/bin/pymongo-resilience demo $(ARGS)
+	@mkdir -p build
+	@$(MAIN)/bin/pymongo-resilience demo --svg build/demo.svg $(ARGS)
+	@echo "The same, with a trace, for a browser: build/demo.svg"
 
 test rest failed counts:
 	@$(PYTHON) .ci/steps.py $@
