@@ -16,6 +16,7 @@ from pymongo_resilience_instrumentation.dashboards.panels import ROWS
 from pymongo_resilience_instrumentation.telemetry import semconv
 
 PROMTOOL = shutil.which("promtool")
+FIGURE = Path(__file__).parent.parent / "docs" / "dashboard.svg"
 RULE_TESTS = Path(__file__).parent / "prometheus" / "rules_test.yml"
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None,
@@ -94,6 +95,12 @@ def test_the_dashboard_has_its_variables_and_panels_side_by_side() -> None:
     assert len(expressions) == sum(len(p.queries) for panels in ROWS.values() for p in panels)
     used = {name for each in expressions for name in re.findall(r"\$([a-z]\w*)", each)}
     assert used == {"job", "instance", "client", "server", "namespace"}
+
+
+def test_the_figure_shows_the_rows_and_panels_of_today() -> None:
+    shown = re.findall(r">([^<]+)</text>", FIGURE.read_text())
+    titles = [*ROWS, *(panel.title for panels in ROWS.values() for panel in panels)]
+    assert set(titles) <= set(shown), "run: python bench/dashboard_figure.py"
 
 
 def test_every_series_is_one_of_the_chosen_processes() -> None:
