@@ -43,7 +43,11 @@ class PeakEwma:
         self._latencies[address] = seconds, now
 
     def loads(self, addresses: Collection[str], operations: Mapping[str, int]) -> dict[str, float]:
-        """Latency times what would be in progress with one operation more.
+        """The square of the latency times what would be in progress with one operation more.
+
+        The square, where the source has the latency: what waits in a busy client is part of each
+        latency and of what is in progress. With the latency alone, a hundred tasks sent a member
+        that answers in 500 ms up to 4 % of their reads.
 
         A server that never answered has no load while it is idle, and else an infinite one: one
         operation finds out.
@@ -59,7 +63,7 @@ class PeakEwma:
     def _load(self, address: str, operations: int, now: float) -> float:
         if address not in self._latencies:
             return math.inf if operations else 0.0
-        return self._decayed(address, now)[0] * (operations + 1)
+        return self._decayed(address, now)[0] ** 2 * (operations + 1)
 
     def _decayed(self, address: str, now: float) -> tuple[float, float]:
         latency, noted = self._latencies.get(address, (0.0, -math.inf))
