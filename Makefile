@@ -36,7 +36,7 @@ DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-recovery bench-overload fleet report gate docs examples package clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-hedging bench-recovery bench-overload fleet report gate docs examples package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -92,6 +92,10 @@ package: $(MAIN)/dev.stamp $(PACKAGE)/stamp
 # How long the server is sick, in seconds: ARGS=30.
 bench-sick: $(MAIN)/demo.stamp
 	@$(MAIN)/bin/python bench/sick_server.py $(ARGS)
+
+# Five minutes. How long each phase is, in seconds: ARGS=30.
+bench-hedging: $(MAIN)/demo.stamp
+	@$(MAIN)/bin/python bench/hedging.py $(ARGS)
 
 # Three minutes. One fault alone: ARGS="--only cut".
 bench-recovery: $(MAIN)/demo.stamp

@@ -150,6 +150,7 @@ def test_what_is_not_known_is_named_beside_what_is(
         "overload.py",
         "fleet.py",
         "sick_server.py",
+        "hedging.py",
         "fail_fast.py",
         "deadlines.py",
         "retry_storm.py",
