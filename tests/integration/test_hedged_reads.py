@@ -99,9 +99,7 @@ def collection(side: Side, replica_set: ReplicaSet, database: str, **options: An
 
 def hedges(coll: Any) -> ClientHedges:
     """With its state from the wrappers, which the first policy puts on."""
-    from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor  # noqa: PLC0415
-
-    runtime = PymongoResilienceInstrumentor._runtime or PymongoResilienceInstrumentor()._runtime
+    runtime = PymongoResilienceInstrumentor()._runtime
     assert runtime is not None
     found: ClientHedges = runtime.hedges.of(coll.database.client)
     return found
@@ -191,20 +189,20 @@ def idle_lsids(client: Any) -> set[bytes]:
     return {bytes(each.session_id["id"]) for each in client._topology._session_pool}
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("delays", [[Delay(SLOW_S)], [Delay(0.1), Delay(SLOW_S)]])
 @pytest.mark.parametrize("name", ["find", "find_raw_batches", "aggregate"])
 def test_a_cursor_goes_on_where_it_was_opened_and_the_other_is_killed(
     side: Side,
     replica_set: ReplicaSet,
     database: str,
     instrument: Instrument,
-    times: int,
+    delays: list[Verdict],
     name: str,
 ) -> None:
     """With the session of the try that opened it: a server refuses any other."""
     telemetry, cursors = instrument(), Cursors()
     coll = collection(side, replica_set, database, event_listeners=[cursors])
-    replica_set.inject(slow(times, seconds=0.1))
+    replica_set.inject(Script(*delays))
     with override(hedge=HEDGE_MS):
         argument: Any = [] if name == "aggregate" else {}
         options = {"batchSize" if name == "aggregate" else "batch_size": 2}
@@ -212,7 +210,7 @@ def test_a_cursor_goes_on_where_it_was_opened_and_the_other_is_killed(
         found = side.documents(made)
     assert len(found) == (5 if name == "find_raw_batches" else 9)
     (event,) = hedged(telemetry)
-    assert event.winner == ("hedge" if times == 1 else "first")
+    assert event.winner == ("hedge" if len(delays) == 1 else "first")
     settle(side, coll)
     settle(side, coll, lambda: not cursors.open)
     assert lsids(cursors) == idle_lsids(coll.database.client)
@@ -223,7 +221,7 @@ def test_the_spans_show_both_tries_and_which_one_won(
 ) -> None:
     telemetry = telemetry_of(request)
     telemetry.clear()
-    replica_set.inject(slow(seconds=0.1))
+    replica_set.inject(slow())
     with override(hedge=HEDGE_MS):
         side.do(coll.find_one)
     settle(side, coll)
@@ -257,7 +255,7 @@ def test_with_one_span_for_an_operation_both_tries_have_theirs(
     telemetry = instrument(command_spans="on_retry")
     coll = collection(side, replica_set, database)
     telemetry.clear()
-    replica_set.inject(slow(seconds=0.1))
+    replica_set.inject(slow())
     with override(hedge=HEDGE_MS):
         side.do(coll.find_one)
     settle(side, coll)
@@ -269,7 +267,7 @@ def test_status_counts_reads_hedges_and_wins(
     side: Side, coll: Any, replica_set: ReplicaSet
 ) -> None:
     before = hedges(coll).budget.reads
-    replica_set.inject(slow(seconds=0.1))
+    replica_set.inject(slow())
     for milliseconds in (HEDGE_MS, 5_000):
         with override(hedge=milliseconds):
             side.do(coll.find_one)
@@ -547,7 +545,7 @@ def test_where_all_threads_are_busy_reads_are_made_without_a_hedge(
     side = Side("sync", None)
     coll = collection(side, replica_set, database)
     monkeypatch.setattr(lanes, "MOST_THREADS", 1)
-    replica_set.inject(slow(seconds=0.1))
+    replica_set.inject(slow())
     with override(hedge=HEDGE_MS):
         assert len(coll.find(batch_size=2).to_list()) == 9
     assert hedged(telemetry) == []
@@ -566,7 +564,7 @@ def test_both_tries_tell_the_latency_of_their_servers(
     coll = collection(side, replica_set, database)
     runtime = PymongoResilienceInstrumentor()._runtime
     assert runtime is not None
-    replica_set.inject(slow(seconds=0.1))
+    replica_set.inject(slow())
     with override(hedge=HEDGE_MS):
         side.do(coll.find_one)
     settle(side, coll)
@@ -585,7 +583,7 @@ def test_by_a_rule_or_by_what_is_bound(
     bound = bind(coll.database.other, Policy(hedge=HEDGE_MS))
     side.do(bound.insert_one, {})
     for read_from in (coll, bound):
-        replica_set.inject(slow(seconds=0.1))
+        replica_set.inject(slow())
         side.do(read_from.find_one)
         side.documents(read_from.find())
         settle(side, coll)
