@@ -37,3 +37,5 @@ class FirstUse:
 
 HEDGED_READS = FirstUse()
 """Used with the first policy that hedges."""
+ATOMIC_WRITES = FirstUse()
+"""Used with the first policy that is atomic."""

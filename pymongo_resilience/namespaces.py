@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
+from pymongo_resilience.first_use import ATOMIC_WRITES
 from pymongo_resilience.option_types import shown
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience.strategy import is_coroutine
@@ -82,6 +83,9 @@ class NamespaceRules:
         self.strategy = strategy
         self._policies = {pattern: policies[pattern] for pattern in sorted(policies, key=_breadth)}
         self._of = lru_cache(REMEMBERED)(self._combined)
+        # Those that come from another process were not made by their constructor.
+        if any(each.atomic for each in policies.values()):
+            ATOMIC_WRITES.use()
         self.any = bool(policies)
         """Whether there are any."""
         self.have_timeouts = any(

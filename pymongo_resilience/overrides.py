@@ -47,6 +47,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
         attempt_timeout_ms: int | None = None,
         hedge: bool | int | None = None,
         resumable: bool | None = None,
+        atomic: bool | None = None,
     ) -> None:
         self._policy = Policy(
             timeout_ms=timeout_ms,
@@ -58,6 +59,7 @@ class override(ContextDecorator):  # noqa: N801 - reads as a statement, like con
             attempt_timeout_ms=attempt_timeout_ms,
             hedge=hedge,
             resumable=resumable,
+            atomic=atomic,
         )
         self._entered: list[Block] = []
         """Those that have not ended."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pymongo_resilience.first_use import HEDGED_READS
+from pymongo_resilience.first_use import ATOMIC_WRITES, HEDGED_READS
 from pymongo_resilience.option_types import (
     ATTEMPT_TIMEOUT_MS,
     HEDGE,
@@ -51,16 +51,19 @@ class Policy:
     hedge: bool | int | None = None
     """Milliseconds after which an unanswered read is sent to a second server as well; True is the
     95th percentile of its collection, False is never."""
-
     resumable: bool | None = None
     """Whether a find goes on after a batch that failed; for finds in the order of ``_id``."""
+    atomic: bool | None = None
+    """Writes to many documents run in a transaction of the library's, which is repeated."""
 
     def __post_init__(self) -> None:
         # Only types are named: the data may be confidential, and so may be what is given for it.
-        for name in ("idempotent", "resumable"):
+        for name in ("idempotent", "resumable", "atomic"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise TypeError(f"{name} is of type {type(value).__name__}: expected a bool")
+        if self.atomic:
+            ATOMIC_WRITES.use()
         for name, least in (("timeout_ms", 0), ("attempt_timeout_ms", 1)):
             value = getattr(self, name)
             if value is not None:

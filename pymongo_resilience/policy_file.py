@@ -39,6 +39,7 @@ KEYS: Mapping[str, OptionType] = {
     "priority": PRIORITY,
     "hedge": HEDGE,
     "resumable": _TRUTH,
+    "atomic": _TRUTH,
 }
 """The fields of a Policy, as the file has them."""
 CONFIDENTIAL = "data"

@@ -56,9 +56,9 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
     from pymongo_resilience_instrumentation.operations.public import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.single_documents.collection_kinds import Collections
 
 
 PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
@@ -198,10 +198,12 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
             session_at, asynchronous = sessions.position(original), is_async(original)
             public = made(runtime, owner, operation, asynchronous, session_at)
             method = public.method(runtime.enabled_flag, asynchronous)
-            if name != single_documents.BULK or Feature.SINGLE_WRITES not in without:
-                method = single_documents.around(
-                    runtime, method, name, originals=originals, of_clients=collections
-                )
+            method = single_documents.around(
+                *(runtime, method, name),
+                originals=originals,
+                of_clients=collections,
+                bulks=Feature.SINGLE_WRITES not in without,
+            )
             yield owner, name, method
     for owner in CLIENTS:
         yield owner, "start_session", session_wrappers.start_session()

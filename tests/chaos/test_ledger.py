@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pytest
@@ -29,7 +29,7 @@ from pymongo_resilience_instrumentation.testbed.fault_catalog import (
 )
 from pymongo_resilience_instrumentation.testbed.proxy import backend
 from support.chaos import report, workload
-from support.chaos.ledger import Balance, Kind, Ledger, Operation
+from support.chaos.ledger import ATOMIC, Balance, Kind, Ledger, Operation
 from support.chaos.ledger_run import OPEN_SPANS, Api, Result, Side, Topology, run
 from support.chaos.lengths import EVERY, GAP, PAUSE, SECONDS, SEED
 from support.chaos.residue import no_residue
@@ -106,6 +106,7 @@ def played(
     scenario: Scenario,
     seconds: float,
     topology: Topology = Topology.REPLICA_SET,
+    kinds: Sequence[Kind] | None = None,
     **client_options: Any,
 ) -> Result:
     with no_residue(spans=OPEN_SPANS):
@@ -114,6 +115,7 @@ def played(
             seconds=seconds,
             seed=SEED,
             topology=topology,
+            kinds=kinds,
             client_options=client_options,
         )
     report.RESULTS.append(report.row(result))
@@ -156,6 +158,26 @@ def test_ledger_of_plain_pymongo(title: str, api: Api) -> None:
     """Printed beside ours. It may lose and it may raise; what it repeats is never doubled."""
     result = played(title, Side.PLAIN, api, chaos(title), SECONDS)
     assert not result.balance.doubled
+
+
+def chaos_of_atomic_writes() -> Scenario:
+    """A lost reply of each command, an election, and what the seed throws."""
+    scenario = Scenario()
+    for command in ("update", "insert", "commitTransaction", "update"):
+        scenario = scenario.after(PAUSE, CutAfter, command, on="primary", within=WITHIN)
+    scenario = scenario.after(PAUSE, Election, gap=0.5)
+    rest = SECONDS - sum(pause for pause, _ in scenario.steps)
+    return scenario.then(Scenario.random(SEED, rest, RUNS["1: network, failover"], every=EVERY))
+
+
+@pytest.mark.parametrize("api", Api)
+def test_ledger_of_atomic_writes(api: Api) -> None:
+    """Writes to many documents are applied once: all of each, and as often as they are counted."""
+    result = played(*("5: atomic", Side.OURS, api, chaos_of_atomic_writes(), SECONDS), kinds=ATOMIC)
+    assert result.balance.is_exact, result.balance
+    assert not result.journal.wrong, result.journal.wrong
+    assert_no_error(result)
+    assert {each.kind for each in result.journal.ledger.acknowledged} == set(ATOMIC)
 
 
 def chaos_alone(title: str) -> Scenario:

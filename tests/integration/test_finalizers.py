@@ -36,7 +36,7 @@ from support.clients import POLLING, Side
 from support.garbage_collection import SET, Watcher, collect, steps
 
 import pymongo_resilience
-from pymongo_resilience import Config, Failure, Operation, RetryAction
+from pymongo_resilience import Config, Failure, Operation, RetryAction, override
 
 HANGS_AFTER = 20
 """Seconds."""
@@ -174,6 +174,11 @@ async def _transaction(client: Any, database: str) -> None:
         await session.with_transaction(work)
 
 
+async def _atomic(client: Any, database: str) -> None:
+    with override(atomic=True):
+        await client[database].filled.update_many({"_id": 0}, {"$inc": {"n": 1}})
+
+
 async def _closed_client(client: Any, database: str) -> None:
     await client[database].coll.find_one()
     await client.close()
@@ -202,6 +207,7 @@ SCENARIOS: dict[str, tuple[Callable[[Any, str], Coroutine[Any, Any, None]], tupl
     "closed cursor": (_closed_cursor, ()),
     "bulk write": (_bulk, ("insert",)),
     "transaction": (_transaction, ("commitTransaction",)),
+    "atomic write": (_atomic, ("update",)),
     "closed client": (_closed_client, ()),
     "files": (_files, ()),
     "new client": (_new_client, ()),

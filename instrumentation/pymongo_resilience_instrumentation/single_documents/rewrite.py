@@ -15,14 +15,16 @@ from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import BulkWriteError, ClientBulkWriteException, OperationFailure
 
 from pymongo_resilience.faults import logger
+from pymongo_resilience.first_use import ATOMIC_WRITES
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.atomic_writes.methods import METHODS, AtomicWrites
 from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
 from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.transactions import sessions
 
 from . import bulk_results
-from .collection_kinds import Collections
 from .pinned_ids import pins_id
 
 if TYPE_CHECKING:
@@ -56,28 +58,37 @@ def around(
     *,
     originals: Mapping[str, Any],
     of_clients: dict[int, Collections],
+    bulks: bool,
 ) -> Method:
-    """``method``, of the public API, around what sends a write to one document where it can.
+    """``method``, of the public API, around what sends a write to one document where it can, or all
+    of it in a transaction where ``atomic`` holds.
 
     ``originals``: the methods of its class, as they were before. ``of_clients``: what is known of
-    collections, by the identity of their client.
+    collections, by the identity of their client. ``bulks``: models can be looked into.
     """
-    if not (runtime.owns_retries and runtime.config.single_document_writes):
+    if name not in METHODS:
         return method
     twin = originals.get(TWINS.get(name, ""))
-    if twin is None and name != BULK:
-        return method
+    rewrites = (
+        runtime.owns_retries
+        and runtime.config.single_document_writes
+        and (bulks if name == BULK else twin is not None)
+    )
 
     def wrapped(original: Function) -> Function:
-        names = _parameters(original)
-        if names is None or (twin is not None and not set(names) <= set(_parameters(twin) or ())):
-            return method.around(original)
-        asynchronous = is_async(original)
+        names, asynchronous = _parameters(original), is_async(original)
+        atomic = AtomicWrites(runtime, original, of_clients, asynchronous)
+        others = twin is not None and not set(names or ()) <= set(_parameters(twin) or ())
+        if not rewrites or names is None or others:
+            return method.around(atomic.around(original))
         plans = _Plans(runtime.enabled_flag, original, twin, names, asynchronous)
         drive: Callable[[Steps], Any] = run_async if asynchronous else run
+        plan = plans.plan
 
         def rewritten(*given: Any, **kwargs: Any) -> Any:
-            write = plans.plan(given, kwargs)
+            if ATOMIC_WRITES.used and (steps := atomic.plan(original, given, kwargs)) is not None:
+                return drive(steps)
+            write = plan(given, kwargs)
             if write is None:
                 return original(*given, **kwargs)
             client = write.call.client

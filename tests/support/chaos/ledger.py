@@ -26,6 +26,14 @@ class Kind(StrEnum):
     BULK = "bulk write"
     TRANSACTION = "transaction"
     READ = "read"
+    ATOMIC_UPDATE = "atomic update_many"
+    ATOMIC_BULK = "atomic bulk_write"
+
+
+ATOMIC: Final = (Kind.ATOMIC_UPDATE, Kind.ATOMIC_BULK)
+"""Those that change all accounts of a group at once, in a run of their own."""
+GROUP: Final = ("first", "second", "third")
+"""The accounts of a group: each effect is named by its account as well."""
 
 
 EFFECTS: Final = {
@@ -35,6 +43,8 @@ EFFECTS: Final = {
     Kind.BULK: ("first", "updated", "second"),
     Kind.TRANSACTION: ("inserted", "updated"),
     Kind.READ: (),
+    Kind.ATOMIC_UPDATE: GROUP,
+    Kind.ATOMIC_BULK: (*GROUP, "inserted"),
 }
 
 
@@ -101,7 +111,8 @@ class Ledger:
             balance.applied_though_raised += any(present)
             # In order: what is there comes before what is not. Of a transaction it is all or none.
             in_order = present == sorted(present, reverse=True)
-            half = each.kind is Kind.TRANSACTION and any(present) and not all(present)
+            whole = each.kind in (Kind.TRANSACTION, *ATOMIC)
+            half = whole and any(present) and not all(present)
             if half or not in_order:
                 balance.torn.append(each.name)
         return balance
@@ -114,7 +125,8 @@ def found_in(database: Database[dict[str, Any]]) -> Counter[str]:
     """
     found = Counter[str](document["effect"] for document in database[DOCUMENTS].find())
     for account in database[ACCOUNTS].find():
-        found.update(account["effects"])
+        part = account.get("part")
+        found.update(f"{name}/{part}" if part else name for name in account["effects"])
         if account["count"] != len(account["effects"]):
             found[f"count of {account['_id']}"] += 1
     return found

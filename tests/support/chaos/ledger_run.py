@@ -22,13 +22,14 @@ from pymongo_resilience_instrumentation.testbed import (
     Scenario,
     Standalone,
 )
-from support.chaos.ledger import Balance, Kind, found_in
+from support.chaos.ledger import ACCOUNTS, ATOMIC, Balance, Kind, found_in
 from support.chaos.residue import OpenSpans
 from support.chaos.workload import (
     DATABASE,
     DEADLINE,
     Author,
     Journal,
+    accounts_of,
     outcome_of_the_last_span,
     run_tasks,
     run_threads,
@@ -80,9 +81,10 @@ class Topology(StrEnum):
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """What can be written there: a standalone knows no transactions."""
+        ordinary = tuple(kind for kind in Kind if kind not in ATOMIC)
         if self is Topology.REPLICA_SET:
-            return tuple(Kind)
-        return tuple(kind for kind in Kind if kind is not Kind.TRANSACTION)
+            return ordinary
+        return tuple(kind for kind in ordinary if kind is not Kind.TRANSACTION)
 
 
 @dataclass(frozen=True)
@@ -165,14 +167,21 @@ def run(
     seconds: float,
     seed: int,
     topology: Topology = Topology.REPLICA_SET,
+    kinds: Sequence[Kind] | None = None,
     client_options: Mapping[str, Any] | None = None,
 ) -> Result:
     """Play the scenario while the workload writes, then compare; on a server of its own."""
     name, count = ("thread", THREADS) if api is Api.THREADS else ("task", TASKS)
-    authors = [Author(f"{name}-{number}", seed, topology.kinds) for number in range(count)]
+    kinds = topology.kinds if kinds is None else kinds
+    authors = [Author(f"{name}-{number}", seed, kinds) for number in range(count)]
     recorder = recorder_of(f"{title}, {api}, {side}", side)
     journal = Journal(recorder=recorder)
     with EmbeddedServer() as server, recorder or contextlib.nullcontext():
+        if set(kinds) & set(ATOMIC):
+            with pymongo.MongoClient[Any](server.uri) as direct:
+                accounts = [each for author in authors for each in accounts_of(author.name)]
+                direct[DATABASE][ACCOUNTS].insert_many(accounts)
+                direct[DATABASE][ACCOUNTS].create_index("group")
         with topology.on(server) as servers, side_in_force(side, recorder) as options:
             servers.observer = None if recorder is None else recorder.fault
             if recorder is not None:

@@ -13,15 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pymongo
-from pymongo import InsertOne, ReturnDocument, UpdateOne
+from pymongo import InsertOne, ReturnDocument, UpdateMany, UpdateOne
 from pymongo_resilience_instrumentation.report import Recorder
-from support.chaos.ledger import ACCOUNTS, DOCUMENTS, Kind, Ledger, Operation
+from support.chaos.ledger import ACCOUNTS, ATOMIC, DOCUMENTS, GROUP, Kind, Ledger, Operation
+
+from pymongo_resilience import override
 
 DATABASE: Final = "chaos"
 DEADLINE: Final = 20.0
 LONGEST_PAUSE: Final = 4.0
 """Seconds that a task has other things to do between two operations; half of it on average."""
 _OPERATIONS_PER_ACCOUNT: Final = 50
+GROUPS: Final = 4
+"""Of each author; one follows the other."""
 
 outcome_of_the_last_span: ContextVar[str | None] = ContextVar("outcome", default=None)
 """Set by whoever listens to spans; ``None`` where nobody does."""
@@ -107,7 +111,7 @@ def _outcome(error: Exception, seconds: float) -> str:
 class Author:
     """Thinks of operations: the same ones for the same name and seed."""
 
-    def __init__(self, name: str, seed: int, kinds: Sequence[Kind] = tuple(Kind)) -> None:
+    def __init__(self, name: str, seed: int, kinds: Sequence[Kind]) -> None:
         self.name = name
         self._kinds = kinds
         self._dice = random.Random(f"{seed}/{name}")  # noqa: S311 (random choices, not secrets)
@@ -166,12 +170,41 @@ def _read(database: Any, operation: Operation) -> Call:
     return database[ACCOUNTS].find_one, ({"_id": operation.account},), {}
 
 
+def accounts_of(name: str) -> list[dict[str, Any]]:
+    """The groups of one author, which are there before its first operation."""
+    return [
+        {"group": f"{name}-{number}", "part": part, "count": 0, "effects": []}
+        for number in range(GROUPS)
+        for part in GROUP
+    ]
+
+
+def _group_of(operation: Operation) -> str:
+    author, _, number = operation.account.rpartition("-")
+    return f"{author}-{int(number) % GROUPS}"
+
+
+def _atomic_update(database: Any, operation: Operation) -> Call:
+    change = _counting(operation.name)
+    return database[ACCOUNTS].update_many, ({"group": _group_of(operation)}, change), {}
+
+
+def _atomic_bulk(database: Any, operation: Operation) -> Call:
+    requests = [
+        InsertOne(_account_of_one(operation, "inserted")),
+        UpdateMany({"group": _group_of(operation)}, _counting(operation.name)),
+    ]
+    return database[ACCOUNTS].bulk_write, (requests,), {}
+
+
 CALLS: Final[dict[Kind, Callable[[Any, Operation], Call]]] = {
     Kind.INSERT: _insert,
     Kind.UPDATE: _update,
     Kind.FIND_AND_MODIFY: _find_and_modify,
     Kind.BULK: _bulk,
     Kind.READ: _read,
+    Kind.ATOMIC_UPDATE: _atomic_update,
+    Kind.ATOMIC_BULK: _atomic_bulk,
 }
 _IN_TRANSACTION: Final = (_insert, _update)
 
@@ -188,6 +221,10 @@ def check(operation: Operation, result: Any) -> None:
         case Kind.BULK:
             updated = result.matched_count + result.upserted_count
             right = (result.inserted_count, updated) == (2, 1)
+        case Kind.ATOMIC_UPDATE:
+            right = (result.matched_count, result.modified_count) == (3, 3)
+        case Kind.ATOMIC_BULK:
+            right = (result.inserted_count, result.modified_count) == (1, 3)
         case _:
             right = True
     if not right:
@@ -199,7 +236,8 @@ def write(client: Any, operation: Operation) -> None:
     database = client[DATABASE]
     if operation.kind is not Kind.TRANSACTION:
         function, arguments, options = CALLS[operation.kind](database, operation)
-        check(operation, function(*arguments, **options))
+        with override(atomic=operation.kind in ATOMIC):
+            check(operation, function(*arguments, **options))
         return
 
     def transaction(session: Any) -> None:
@@ -216,7 +254,8 @@ async def write_async(client: Any, operation: Operation) -> None:
     database = client[DATABASE]
     if operation.kind is not Kind.TRANSACTION:
         function, arguments, options = CALLS[operation.kind](database, operation)
-        check(operation, await function(*arguments, **options))
+        with override(atomic=operation.kind in ATOMIC):
+            check(operation, await function(*arguments, **options))
         return
 
     async def transaction(session: Any) -> None:

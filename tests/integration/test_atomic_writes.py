@@ -1,0 +1,558 @@
+"""Writes to many documents under ``atomic=True``: one transaction, whose counts are returned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo import InsertOne, UpdateMany, UpdateOne, WriteConcern
+from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+from pymongo_resilience_instrumentation.telemetry import semconv
+from pymongo_resilience_instrumentation.testbed import (
+    CutAfter,
+    CutBefore,
+    Election,
+    Fail,
+    NotPrimary,
+    ReplicaSet,
+    ShardedCluster,
+    Standalone,
+)
+from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.clients import SentCommands, Side, wait_until
+from support.interruption import Held, interrupt
+from support.telemetry import Instrument
+from support.transactions import LOW, DriversTime, drivers_time
+
+from pymongo_resilience import (
+    ConfigurationError,
+    OperationTimeoutError,
+    Policy,
+    RetryDeclined,
+    RetryScheduled,
+    bind,
+    override,
+)
+from pymongo_resilience.retry_rules import Rule
+from pymongo_resilience.testing import set_active
+
+__all__ = ["drivers_time"]
+pytestmark = pytest.mark.oldest
+
+INC = {"$inc": {"n": 1}}
+TRANSIENT: dict[str, Any] = {"code": 112, "labels": ["TransientTransactionError"]}
+UNKNOWN: dict[str, Any] = {"code": 112, "labels": ["UnknownTransactionCommitResult"]}
+
+
+@pytest.fixture
+def sent() -> SentCommands:
+    return SentCommands()
+
+
+@pytest.fixture
+def opened(side: Side, proxy: ReplicaSet, database: str, control: Any, sent: SentCommands) -> Any:
+    """A collection with three documents, whose client was made after ``instrument()``."""
+
+    def open_one(uri: str | None = None, **options: Any) -> Any:
+        control[database].coll.insert_many([{"_id": number, "n": 0} for number in (1, 2, 3)])
+        client = side.client(proxy.uri if uri is None else uri, event_listeners=[sent], **options)
+        side.do(client.admin.command, "ping")
+        # Once asked, a collection is known.
+        with override(atomic=True):
+            side.do(client[database].coll.delete_many, {"_id": 0})
+        sent.started_events.clear()
+        return client[database].coll
+
+    return open_one
+
+
+@pytest.fixture
+def numbers(database: str, control: Any) -> Callable[[], dict[int, int]]:
+    def found() -> dict[int, int]:
+        with set_active(False):
+            return {each["_id"]: each["n"] for each in control[database].coll.find()}
+
+    return found
+
+
+def update(coll: Any) -> Any:
+    return coll.update_many, {"_id": {"$gt": 0}}, INC
+
+
+def delete(coll: Any) -> Any:
+    return coll.delete_many, {"_id": {"$in": [1, 2]}}
+
+
+def bulk(coll: Any) -> Any:
+    return coll.bulk_write, [InsertOne({"_id": 4, "n": 0}), UpdateMany({}, INC)]
+
+
+def client_bulk(coll: Any) -> Any:
+    models = [
+        InsertOne({"_id": 4, "n": 0}, namespace=coll.full_name),
+        UpdateMany({}, INC, namespace=coll.full_name),
+    ]
+    return coll.database.client.bulk_write, models
+
+
+AFTER = {1: 1, 2: 1, 3: 1}
+WRITES: dict[str, tuple[Any, list[str], tuple[int, ...], dict[int, int]]] = {
+    "update_many": (update, ["update"], (3, 3), AFTER),
+    "delete_many": (delete, ["delete"], (2,), {3: 0}),
+    "bulk_write": (bulk, ["insert", "update"], (1, 4), {**AFTER, 4: 1}),
+    "client's bulk_write": (client_bulk, ["bulkWrite"], (1, 4), {**AFTER, 4: 1}),
+}
+
+
+def counts(result: Any) -> tuple[int, ...]:
+    if hasattr(result, "inserted_count"):
+        return (result.inserted_count, result.modified_count)
+    names = ("matched_count", "modified_count", "deleted_count")
+    return tuple(getattr(result, name) for name in names if hasattr(result, name))
+
+
+def names(sent: SentCommands) -> list[str]:
+    return [event.command_name for event in sent.started_events]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_it_is_one_operation_and_one_transaction(
+    name: str, side: Side, opened: Any, sent: SentCommands, instrument: Instrument, numbers: Any
+) -> None:
+    telemetry = instrument()
+    coll = opened()
+    telemetry.clear()
+    write, commands, expected, after = WRITES[name]
+    with override(atomic=True):
+        result = side.do(*write(coll))
+    assert (counts(result), numbers()) == (expected, after)
+    assert names(sent) == [*commands, "commitTransaction"]
+    first, *others = [event.command for event in sent.started_events]
+    assert first["startTransaction"] is True
+    assert all(each["autocommit"] is False for each in (first, *others))
+    assert {each["txnNumber"] for each in others} == {first["txnNumber"]}
+    (operation,) = [span for span in telemetry.operations() if span.parent is None]
+    below = [span.attributes[semconv.DB_COMMAND_NAME] for span in telemetry.commands_of(operation)]
+    assert below == [*commands, "commitTransaction"]
+    assert len(telemetry.spans()) == len(below) + 1, "and no span of a transaction"
+
+
+FAULTS: dict[str, tuple[Any, int, str]] = {
+    "lost reply": (lambda command: CutAfter(command, times=2), 2, "socket_closed_while_in_flight"),
+    "cut before": (CutBefore, 1, "socket_closed_while_in_flight"),
+    "write conflict": (lambda command: Fail(command, 2, **TRANSIENT), 2, "write_conflict"),
+    "lost primary": (NotPrimary, 1, "not_primary"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_repeated_as_a_whole_and_counts_once(
+    fault: str, name: str, side: Side, proxy: ReplicaSet, opened: Any, instrument: Instrument,
+    numbers: Any, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    telemetry = instrument(timeout_ms=LOW)
+    coll = opened()
+    telemetry.clear()
+    write, commands, expected, after = WRITES[name]
+    make, times, reason = FAULTS[fault]
+    proxy.inject(make(commands[-1]))
+    with caplog.at_level("INFO", "pymongo_resilience.retry"), override(atomic=True):
+        result = side.do(*write(coll))
+    assert (counts(result), numbers()) == (expected, after)
+    (operation,) = [span for span in telemetry.operations() if span.parent is None]
+    scheduled = [each for each in operation.events if each.name == semconv.EVENT_SCHEDULED]
+    assert [each.attributes[semconv.REASON] for each in scheduled] == [reason] * times
+    assert semconv.EVENT_DECLINED not in {each.name for each in operation.events}
+    assert operation.attributes[semconv.ATTEMPTS] == times + 1
+    assert operation.attributes[semconv.OUTCOME] == "retried_ok"
+    (point,) = [point for _, point in telemetry.points(semconv.RETRIES)]
+    assert (point.value, point.attributes[semconv.DECISION]) == (times, "scheduled")
+    assert [type(each) for each in telemetry.decisions.events] == [RetryScheduled] * times
+    assert sum("again in" in record.getMessage() for record in caplog.records) == times
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (lambda: CutAfter("commitTransaction", times=2), ["update"] + ["commitTransaction"] * 3),
+        (lambda: Fail("commitTransaction", 2, **UNKNOWN), ["update"] + ["commitTransaction"] * 3),
+        (
+            lambda: Fail("commitTransaction", 2, **TRANSIENT),
+            ["update", "commitTransaction"] * 3,
+        ),
+    ],
+    ids=["lost reply", "unknown result", "transient"],
+)
+def test_its_commit_is_repeated_by_the_rules_of_transactions(
+    fault: Any, expected: list[str], side: Side, proxy: ReplicaSet, opened: Any, numbers: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    telemetry = instrument(timeout_ms=LOW)
+    coll = opened()
+    telemetry.clear()
+    proxy.inject(fault())
+    with override(atomic=True):
+        result = side.do(*update(coll))
+    assert (counts(result), numbers()) == ((3, 3), AFTER)
+    assert names(sent) == expected
+    assert [type(each) for each in telemetry.decisions.events] == [RetryScheduled] * 2
+
+
+def test_an_election_in_the_midst_of_it(
+    side: Side, replica_set: ReplicaSet, opened: Any, numbers: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=LOW)
+    coll = opened(replica_set.uri)
+    replica_set.inject(CutAfter("update"))
+    replica_set.inject(Election(gap=0.2))
+    with override(atomic=True):
+        assert counts(side.do(*update(coll))) == (3, 3)
+    assert numbers() == AFTER
+
+
+@pytest.mark.parametrize("command", ["update", "commitTransaction"])
+def test_on_a_sharded_cluster(
+    command: str, side: Side, cluster: ShardedCluster, opened: Any, numbers: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=LOW)
+    coll = opened(cluster.uri)
+    cluster.inject(CutAfter(command), on="all")
+    with override(atomic=True):
+        assert counts(side.do(*update(coll))) == (3, 3)
+    assert numbers() == AFTER
+
+
+def test_a_policy_holds_wherever_policies_do(
+    side: Side, opened: Any, sent: SentCommands, instrument: Instrument, database: str
+) -> None:
+    instrument(policies={f"{database}.coll": Policy(atomic=True)})
+    coll = opened()
+    side.do(*update(coll))
+    with override(atomic=False):
+        side.do(*update(coll))
+    assert names(sent) == ["update", "commitTransaction", "update"]
+    other = coll.database.other
+    sent.started_events.clear()
+    side.do(*update(bind(other, Policy(atomic=True))))
+    side.do(*update(other))
+    assert names(sent) == ["listCollections", "update", "commitTransaction", "update"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"single_document_writes": False}, {"config_strategy": "driver"}]
+)
+def test_it_needs_no_rewriting_and_no_retries_of_ours(
+    options: dict[str, Any], side: Side, proxy: ReplicaSet, opened: Any, numbers: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(**options)
+    coll = opened()
+    proxy.inject(CutAfter("update"))
+    with override(atomic=True):
+        assert counts(side.do(*update(coll))) == (3, 3)
+    assert numbers() == AFTER
+
+
+def test_a_filter_that_pins_id_is_a_transaction_like_any_other(
+    side: Side, opened: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    coll = opened()
+    with override(atomic=True):
+        side.do(coll.update_many, {"_id": 1}, INC)
+    assert names(sent) == ["update", "commitTransaction"]
+    assert sent.named("update")[0]["updates"][0]["multi"] is True
+
+
+def _write_concern(coll: Any, concern: WriteConcern) -> Any:
+    return coll.with_options(write_concern=concern)
+
+
+def test_its_write_concern_is_the_commits(
+    side: Side, opened: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    coll = opened(readPreference="secondary", readConcernLevel="majority")
+    with override(atomic=True):
+        side.do(*update(_write_concern(coll, WriteConcern(w="majority", j=True))))
+        models = [UpdateMany({}, INC, namespace=coll.full_name)]
+        side.do(coll.database.client.bulk_write, models, write_concern=WriteConcern(w=1))
+    commits = [each["writeConcern"] for each in sent.named("commitTransaction")]
+    assert commits == [{"w": "majority", "j": True}, {"w": 1}]
+    assert all("writeConcern" not in each for each in sent.named("update", "bulkWrite"))
+    assert all("readConcern" not in each for each in sent.named("update", "bulkWrite"))
+
+
+def test_what_it_does_not_hold_for(
+    side: Side, opened: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    coll = opened()
+    client = coll.database.client
+
+    async def in_sessions() -> None:
+        async with client.start_session() as session:
+            await coll.update_many({}, INC, session=session)
+            await coll.update_many({}, INC, False, None, None, None, None, session)
+            async with await session.start_transaction():
+                await coll.update_many({}, INC, session=session)
+
+    with override(atomic=True):
+        if side.runner is None:
+            with client.start_session() as session:
+                coll.update_many({}, INC, session=session)
+                coll.update_many({}, INC, False, None, None, None, None, session)
+                with session.start_transaction():
+                    coll.update_many({}, INC, session=session)
+        else:
+            side.do(in_sessions)
+        side.do(coll.bulk_write, [InsertOne({"n": 0}), UpdateOne({"_id": 1}, INC)])
+        side.do(coll.update_one, {"_id": 1}, INC)
+        side.do(coll.find_one)
+    assert names(sent).count("commitTransaction") == 1, "the application's own"
+    ours = [each.get("autocommit") for each in sent.named("update")]
+    assert ours == [None, None, False, None, None]
+
+
+def _capped(database: Any) -> None:
+    database.create_collection("capped", capped=True, size=10_000)
+
+
+def _time_series(database: Any) -> None:
+    database.create_collection("measured", timeseries={"timeField": "at"})
+
+
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "write concern 0": (
+        None, lambda coll: update(_write_concern(coll, WriteConcern(w=0))), "write concern 0",
+    ),
+    "write concern 0 of the call": (
+        None,
+        lambda coll: (*client_bulk(coll), True, False, None, None, None, WriteConcern(w=0)),
+        "write concern 0",
+    ),
+    "capped": (_capped, lambda coll: update(coll.database.capped), "a capped collection"),
+    "time-series": (
+        _time_series, lambda coll: delete(coll.database.measured), "a time-series collection",
+    ),
+    "bulk on time-series": (
+        _time_series, lambda coll: bulk(coll.database.measured), "a time-series collection",
+    ),
+    "client's bulk on capped": (
+        _capped, lambda coll: client_bulk(coll.database.capped), "a capped collection",
+    ),
+    "config": (
+        None, lambda coll: update(coll.database.client.config.coll), "is the server's own",
+    ),
+    "system": (None, lambda coll: update(coll.database["system.views"]), "is the server's own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_transaction_can_do_is_refused_before_it_is_sent(
+    name: str, side: Side, opened: Any, database: str, control: Any, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    telemetry = instrument()
+    coll = opened()
+    prepare, write, reason = REFUSED[name]
+    if prepare is not None:
+        prepare(control[database])
+    telemetry.clear()
+    function, *arguments = write(coll)
+    if "of the call" in name:
+        # By position as well: models, session, then the options.
+        arguments = [arguments[0], None, *arguments[1:]]
+    for _ in range(2):
+        with override(atomic=True), pytest.raises(ConfigurationError, match=reason) as caught:
+            side.do(function, *arguments)
+    assert f"{function.__name__} with atomic=True was not sent" in str(caught.value)
+    assert set(names(sent)) <= {"listCollections"}
+    assert len(names(sent)) <= 1, "asked once"
+    assert len(telemetry.operations()) == 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_standalone_server_is_refused(
+    known: bool, side: Side, server: EmbeddedServer, database: str, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument()
+    with Standalone(server.address) as alone:
+        client = side.client(alone.uri, event_listeners=[sent])
+        if known:
+            side.do(client.admin.command, "ping")
+            sent.started_events.clear()
+        with override(atomic=True), pytest.raises(ConfigurationError, match="standalone"):
+            side.do(*update(client[database].coll))
+        assert names(sent) == ([] if known else ["listCollections"])
+        side.do(client.close)
+
+
+def test_where_nobody_may_ask_the_server_decides(
+    side: Side, proxy: ReplicaSet, opened: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    coll = opened().database.other
+    proxy.inject(Fail("listCollections", code=13))
+    with override(atomic=True):
+        for _ in range(2):
+            side.do(*update(coll))
+    assert names(sent) == ["listCollections"] + ["update", "commitTransaction"] * 2
+
+
+@pytest.mark.parametrize("name", ["bulk_write", "client's bulk_write", "unordered"])
+def test_a_write_that_fails_leaves_nothing_and_counts_nothing(
+    name: str, side: Side, opened: Any, numbers: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    coll = opened()
+    telemetry.clear()
+    where = {"namespace": coll.full_name} if "client" in name else {}
+    models: list[Any] = [UpdateMany({}, INC, **where)]
+    models += [InsertOne({"_id": number, "n": 0}, **where) for number in (9, 1)]
+    target = coll.database.client if where else coll
+    with override(atomic=True), pytest.raises(PyMongoError) as caught:
+        side.do(target.bulk_write, models, ordered="unordered" not in name)
+    details: Any = caught.value.details  # type: ignore[attr-defined]
+    counted = {name: each for name, each in details.items() if name.startswith("n")}
+    assert set(counted.values()) == {0}
+    assert {"nInserted", "nMatched", "nModified"} <= counted.keys()
+    assert [each["code"] for each in details["writeErrors"]] == [11000]
+    assert numbers() == {1: 0, 2: 0, 3: 0}
+    assert names(sent)[-1] == "abortTransaction"
+
+
+def test_an_error_of_the_application_s_own_is_raised_and_nothing_left(
+    side: Side, opened: Any, numbers: Any, control: Any, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    coll = opened()
+    control[database].coll.create_index("n", unique=True, partialFilterExpression={"n": {"$gt": 0}})
+    telemetry.clear()
+    with override(atomic=True), pytest.raises(OperationFailure) as caught:
+        side.do(*update(coll))
+    assert caught.value.code == 11000
+    assert vars(caught.value)["attempts"] == 1
+    (declined,) = telemetry.decisions.events
+    assert isinstance(declined, RetryDeclined)
+    assert (declined.rule, declined.operation) == (Rule.UNKNOWN_REASON, "update")
+    assert numbers() == {1: 0, 2: 0, 3: 0}
+
+
+def test_the_deadline_ends_it_and_the_abort_is_sent(
+    side: Side, proxy: ReplicaSet, opened: Any, numbers: Any, sent: SentCommands,
+    instrument: Instrument, drivers_time: DriversTime,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=LOW)
+    coll = opened()
+    drivers_time.passed += 1  # a first use is no part of it
+
+    class Late(Fail):
+        def on_request(self, request: Any, connection: Any) -> Any:
+            answer = super().on_request(request, connection)
+            if answer is not None:
+                drivers_time.passed += LOW / 1000
+            return answer
+
+    proxy.inject(Late("update", 100, **TRANSIENT))
+    with override(atomic=True), pytest.raises(OperationTimeoutError) as caught:
+        side.do(*update(coll))
+    assert "update_many exceeded its timeout of 20 s" in str(caught.value)
+    assert "unknown" not in str(caught.value)
+    assert names(sent) == ["update", "abortTransaction"]
+    assert numbers() == {1: 0, 2: 0, 3: 0}
+
+
+@pytest.mark.parametrize(
+    "within", [lambda: override(timeout_ms=LOW), lambda: pymongo.timeout(LOW / 1000)]
+)
+def test_a_commit_that_runs_out_of_time_says_that_its_result_is_unknown(
+    within: Any, side: Side, proxy: ReplicaSet, opened: Any, numbers: Any,
+    instrument: Instrument, drivers_time: DriversTime,
+) -> None:  # fmt: skip
+    instrument()
+    coll = opened()
+
+    class Late(CutAfter):
+        def on_request(self, request: Any, connection: Any) -> Any:
+            answer = super().on_request(request, connection)
+            if answer is not None:
+                drivers_time.passed += LOW / 1000
+            return answer
+
+    proxy.inject(Late("commitTransaction", 100))
+    with within(), override(atomic=True), pytest.raises(OperationTimeoutError) as caught:
+        side.do(*update(coll))
+    assert "whether the transaction was committed is unknown" in str(caught.value)
+    assert caught.value.has_error_label("UnknownTransactionCommitResult")
+    assert isinstance(caught.value, AutoReconnect)
+
+
+def test_a_commit_that_the_server_gives_up_says_that_its_result_is_unknown(
+    side: Side, proxy: ReplicaSet, opened: Any, instrument: Instrument
+) -> None:
+    instrument()
+    coll = opened()
+    proxy.inject(Fail("commitTransaction", **{**UNKNOWN, "code": 50}))
+    with override(atomic=True), pytest.raises(OperationFailure) as caught:
+        side.do(*update(coll))
+    assert "whether the transaction was committed is unknown" in str(caught.value)
+    with override(atomic=True):
+        side.do(*update(coll))  # with the same session, which ends what was left open
+
+
+@pytest.mark.parametrize("command", ["update", "commitTransaction"])
+def test_however_it_is_interrupted_its_transaction_and_its_session_end(
+    command: str, side: Side, proxy: ReplicaSet, opened: Any, sent: SentCommands,
+    instrument: Instrument, control: Any, database: str,
+) -> None:  # fmt: skip
+    instrument()
+    coll, held = opened(), Held(command)
+    proxy.inject(held)
+    with override(atomic=True):
+        interrupt(side, held.has_it, *update(coll))
+    proxy.clear()
+    assert names(sent)[-1] == ("abortTransaction" if command == "update" else command)
+    with pymongo.timeout(10):
+        control[database].coll.update_many({}, INC)
+    assert control[database].coll.distinct("n") == [1 if command == "update" else 2]
+    sent.started_events.clear()
+    side.do(coll.find_one)
+    assert names(sent) == ["find"], "nothing of it is in progress"
+
+
+def test_a_closed_coroutine_leaves_no_transaction_open(
+    proxy: ReplicaSet, database: str, control: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    control[database].coll.insert_many([{"_id": number, "n": 0} for number in (1, 2, 3)])
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri, event_listeners=[sent]) as client:
+            coll, held = client[database].coll, Held("update")
+            with override(atomic=True):
+                await coll.delete_many({"_id": 0})
+                proxy.inject(held)
+                operation: Any = coll.update_many({}, INC)
+                waited = operation.send(None)
+                while not held.has_it():
+                    await asyncio.sleep(0.01)
+                    if waited is None or waited.done():
+                        waited = operation.send(None)
+                with suppress(RuntimeError, ValueError):  # of pymongo's own cleanup
+                    operation.close()
+            proxy.clear()
+            await client.admin.command("ping")
+            await asyncio.to_thread(wait_until, lambda: "abortTransaction" in names(sent))
+            assert (await coll.find_one({"_id": 1}))["n"] == 0
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    with pymongo.timeout(10):
+        assert control[database].coll.update_many({}, INC).modified_count == 3
