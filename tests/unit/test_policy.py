@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 from threading import Barrier
@@ -13,6 +14,8 @@ from hypothesis import given, strategies as st
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 
 from pymongo_resilience.blocks import current
+from pymongo_resilience.first_use import ATOMIC_WRITES
+from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.overrides import override
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError
@@ -42,6 +45,7 @@ policies = st.builds(
     timeout_mode=st.sampled_from([None, "cursor_lifetime", "iteration"]),
     priority=st.sampled_from([None, "high", "normal", "low"]),
     hedge=st.none() | st.booleans() | st.integers(1, 9),
+    atomic=st.none() | st.booleans(),
 )
 
 
@@ -330,3 +334,21 @@ def test_a_class_may_be_a_strategy_where_its_method_needs_no_object() -> None:
 def test_a_calculator_that_is_no_function_is_refused(cls: Any) -> None:
     with pytest.raises(TypeError, match="calculator is of type float: expected a function"):
         cls(0.1)
+
+
+def test_the_first_policy_that_is_atomic_is_noticed_wherever_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Operations look for it from then on, and not before."""
+    monkeypatch.setattr(ATOMIC_WRITES, "used", False)
+    Policy(atomic=False)
+    NamespaceRules(FAST_FAIL, {"*.*": Policy(idempotent=True)})
+    assert not ATOMIC_WRITES.used
+    override(atomic=True)
+    assert ATOMIC_WRITES.used
+    elsewhere = pickle.dumps(Policy(atomic=True))
+    ATOMIC_WRITES.used = False
+    NamespaceRules(FAST_FAIL, {"*.*": pickle.loads(elsewhere)})  # noqa: S301 - our own
+    assert ATOMIC_WRITES.used
+    with pytest.raises(TypeError, match="atomic is of type str: expected a bool"):
+        Policy(atomic="yes")  # type: ignore[arg-type]  # the mistake under test

@@ -34,6 +34,7 @@ idempotent = false
 timeout_mode = "iteration"
 priority = "low"
 hedge = 20
+atomic = true
 """
 
 
@@ -63,7 +64,9 @@ def test_rules_of_a_file(file: Path) -> None:
         policies={
             "shop.*": Policy(True, NAMED["best_effort"]),
             "shop.fs.files": Policy(None, NAMED["mongodb"], {"team": "files", "level": 3}),
-            "*.audit": Policy(False, timeout_mode="iteration", priority="low", hedge=20),
+            "*.audit": Policy(
+                False, timeout_mode="iteration", priority="low", hedge=20, atomic=True
+            ),
         },
     )
     assert Config.from_toml(file) == expected
@@ -98,6 +101,7 @@ def test_every_strategy_has_its_name(name: str, file: Path) -> None:
         ("priority = 'urgent'",
          "priority = 'urgent': expected one of high, normal, low"),
         ("hedge = 1.5", "hedge = 1.5: expected true, false or an integer from 1 to 2147483647"),
+        ("atomic = 1", "atomic = 1: expected true or false"),
         ("data = 'secret'", "data is of type str: expected a table, as in {robot = true}"),
     ],
 )  # fmt: skip
