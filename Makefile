@@ -97,7 +97,7 @@ bench-sick: $(MAIN)/demo.stamp
 bench-hedging: $(MAIN)/demo.stamp
 	@$(MAIN)/bin/python bench/hedging.py $(ARGS)
 
-# Three minutes. One fault alone: ARGS="--only cut".
+# Five minutes. One fault alone: ARGS="--only cut".
 bench-recovery: $(MAIN)/demo.stamp
 	@$(MAIN)/bin/python bench/recovery.py $(ARGS)
 
@@ -110,7 +110,7 @@ bench: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
 	@$(MAIN)/bin/python bench/growth.py
 	@$(MAIN)/bin/python bench/footprint.py
 
-# bench/report.json and the tables and figures of docs/performance.md and docs/overload.md. All but overload;
+# bench/report.json and the tables and figures of docs/performance.md, docs/overload.md and docs/recovery.md. All but overload;
 # one section anew: ARGS="--only footprint"; the documents alone: ARGS=--documents; more: ARGS=--help.
 report: $(MAIN)/bench.stamp build/canned_server build/callgrind_marks.so
 	@$(MAIN)/bin/python bench/make_report.py $(ARGS)

@@ -14,11 +14,13 @@ from typing import Any
 
 import overload_tables
 import performance_tables
+import recovery_table
 
 ROOT = Path(__file__).parent.parent
 REPORT = Path(__file__).with_name("report.json")
 PERFORMANCE = ROOT / "docs" / "performance.md"
 OVERLOAD = ROOT / "docs" / "overload.md"
+RECOVERY = ROOT / "docs" / "recovery.md"
 FIGURES = {
     "performance": ROOT / "docs" / "performance.svg",
     "overload": ROOT / "docs" / "overload.svg",
@@ -33,6 +35,7 @@ Block = Callable[[Report], str]
 BLOCKS: dict[Path, dict[str, tuple[tuple[str, ...], Block]]] = {
     PERFORMANCE: performance_tables.BLOCKS,
     OVERLOAD: overload_tables.BLOCKS,
+    RECOVERY: recovery_table.BLOCKS,
 }
 """By document, and by the name in the marks around each: the sections that it needs, and itself."""
 BEGIN = "<!-- {}: begin (written by `make report`) -->\n"

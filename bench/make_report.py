@@ -30,6 +30,7 @@ from footprint import footprint
 from growth import growth
 from healthy import healthy
 from measuring import chosen_from, versions
+from recovery import ROWS, recovery
 from workloads import FIND
 
 KEPT = documents.REPORT
@@ -92,6 +93,10 @@ SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
         lambda quick: growth(instructions=False, quick=quick, tell=told),
     ),
     "footprint": ("python bench/footprint.py", lambda quick: footprint(2 if quick else 15)),
+    "recovery": (
+        "python bench/recovery.py",
+        lambda quick: recovery(("cut",) if quick else tuple(ROWS), tell=told),
+    ),
     "fleet": ("python bench/fleet.py", fleet),
     "overload": ("python bench/overload.py", overload),
 }

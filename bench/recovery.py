@@ -1,12 +1,13 @@
 """How fast operations go on after a fault, beside plain pymongo in the same run.
 
-    python bench/recovery.py [--only NAME] [--side sync|async]
+    python bench/recovery.py [--only NAME] [--side sync|async] [--clients 100]
 
 Each row is one fault, met by plain pymongo and by the library with default settings and a deadline
 of 20 s, sync and async: a connection that is cut twenty times, a primary that falls silent before
 another one is elected, a path that swallows packets (two network namespaces, where the machine
-allows them), a server that restarts, and 200 tasks whose connections are cut every quarter of a
-second. Times in milliseconds but where they say otherwise. Needs the extra ``demo``.
+allows them), a server that restarts, 200 tasks whose connections are cut every quarter of a
+second, and the hellos that a server that restarts gets from many clients. Times in milliseconds but
+where they say otherwise. Needs the extra ``demo``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any, NamedTuple
 
 import pymongo
+import restart_hellos
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import (
     BlackHole,
@@ -50,13 +52,19 @@ CUTS, IN_FLIGHT, TASKS, RESTARTS = 20, 8, 200, 7
 SILENT_S, DOWN_S, CUT_EVERY_S, CUTTING_S = 1.2, 1.0, 0.25, 5.0
 DEAD_PEER_S = 5
 CUT_MS, WORST_CUT_MS, ELECTED_MS, RESTART_MS = 15, 60, 500, 50
+MORE_HELLOS = 2
 """The bars."""
+CLIENTS = 100
+"""Whose hellos are counted: as many as two cores bear while the server is down, when each looks for
+it twenty times a second."""
 
 
 class Outcome(NamedTuple):
     text: str
     kept: bool
     """Whether it is within the bar."""
+    compared: float = 0.0
+    """Where the bar is a multiple of plain pymongo's: what is compared."""
 
 
 class Api:
@@ -252,6 +260,14 @@ def path_inside(asynchronous: bool) -> Outcome:
     return Outcome(f"{what} after {took:.1f} s", not error and took <= DEAD_PEER_S + 1)
 
 
+def hellos(clients: int, *, ours: bool, asynchronous: bool, server: EmbeddedServer) -> Outcome:
+    found = restart_hellos.measured(clients, ours=ours, asynchronous=asynchronous, server=server)
+    text = f"{found.total} / {found.busiest_second}"
+    if found.errors:
+        text += f", {found.errors} errors"
+    return Outcome(text, not found.errors, found.busiest_second)
+
+
 ROWS: dict[str, tuple[str, str, Callable[[Api, EmbeddedServer], Outcome] | None]] = {
     "cut": ("one cut, 20 times: median / worst", f"{CUT_MS} / {WORST_CUT_MS}", cut),
     "silent": (
@@ -262,10 +278,20 @@ ROWS: dict[str, tuple[str, str, Callable[[Api, EmbeddedServer], Outcome] | None]
     "path": ("path swallows packets, no election", f"{DEAD_PEER_S + 1} s", None),
     "restart": ("server down 1 s: median / worst after it accepts", f"{RESTART_MS}", restart),
     "tasks": ("200 tasks, a cut every 0.25 s", "0 errors", tasks),
+    "hellos": (
+        "server down 1 s: hellos of {} clients / those of the busiest second",
+        f"< {MORE_HELLOS} times pymongo's",
+        None,
+    ),
 }
+KINDS = ("sync", "async")
 
 
-def measured(name: str, *, ours: bool, asynchronous: bool, server: EmbeddedServer) -> Outcome:
+def measured(
+    name: str, clients: int, *, ours: bool, asynchronous: bool, server: EmbeddedServer
+) -> Outcome:
+    if name == "hellos":
+        return hellos(clients, ours=ours, asynchronous=asynchronous, server=server)
     run = ROWS[name][2]
     if run is None:
         side = ["ours" if ours else "plain", "async" if asynchronous else "sync"]
@@ -281,33 +307,65 @@ def measured(name: str, *, ours: bool, asynchronous: bool, server: EmbeddedServe
             uninstrument()
 
 
+def recovery(
+    names: Sequence[str] = tuple(ROWS),
+    kinds: Sequence[str] = KINDS,
+    *,
+    clients: int = CLIENTS,
+    tell: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Every fault, plain pymongo and the library."""
+    rows = []
+    with EmbeddedServer() as server:
+        for name in names:
+            title, bar, _ = ROWS[name]
+            title = title.format(clients)
+            if name == "path" and not can_sever():
+                tell(f"{title}: no leave to make network namespaces here")
+                continue
+            for kind in kinds:
+                tell(f"{title}, {kind}")
+                plain, ours = (
+                    measured(name, clients, ours=ours, asynchronous=kind == "async", server=server)
+                    for ours in (False, True)
+                )
+                more = plain.compared and ours.compared >= MORE_HELLOS * plain.compared
+                kept = ours.kept and not more
+                rows.append({"fault": title, "kind": kind, "plain": plain.text,
+                             "ours": ours.text, "bar": bar, "kept": kept})  # fmt: skip
+    return {"rows": rows}
+
+
+def judged(row: dict[str, Any]) -> str:
+    return "met" if row["kept"] else "MISSED"
+
+
 def main() -> None:
     logging.getLogger("pymongo_resilience").setLevel(logging.CRITICAL)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(ROWS), action="append")
-    parser.add_argument("--side", choices=["sync", "async"], action="append")
+    parser.add_argument("--side", choices=KINDS, action="append")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="whose hellos are counted")
     parser.add_argument("--inside", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.inside:
-        side, kind = arguments.inside
+    given = parser.parse_args()
+    if given.inside:
+        side, kind = given.inside
         if side == "ours":
             instrument(Config(timeout_ms=DEADLINE_S * 1000, traces=False, metrics=False))
         sys.stdout.write(json.dumps(path_inside(kind == "async")))
         return
+    console = Console()
+    found = recovery(
+        given.only or tuple(ROWS),
+        given.side or KINDS,
+        clients=given.clients,
+        tell=lambda text: console.print(text, style="dim"),
+    )
     table = Table("fault", "", "pymongo", "with the library", "bar", "")
-    with EmbeddedServer() as server:
-        for name in arguments.only or ROWS:
-            title, bar, run = ROWS[name]
-            if run is None and not can_sever():
-                table.add_row(title, "", "no leave to make network namespaces here", "", bar, "")
-                continue
-            for kind in arguments.side or ("sync", "async"):
-                row = {"asynchronous": kind == "async", "server": server}
-                plain = measured(name, ours=False, **row)
-                ours = measured(name, ours=True, **row)
-                kept = "kept" if ours.kept else "missed"
-                table.add_row(title, kind, plain.text, ours.text, bar, kept)
-    Console().print(table)
+    for row in found["rows"]:
+        values = (row[name] for name in ("fault", "kind", "plain", "ours", "bar"))
+        table.add_row(*values, judged(row))
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BENCH = ROOT / "bench"
-DOCUMENTS = ("performance.md", "overload.md")
+DOCUMENTS = ("performance.md", "overload.md", "recovery.md")
 
 
 @pytest.fixture
@@ -56,6 +56,9 @@ def test_another_figure_in_the_report_makes_another_document(
     for outcome in fleet["fleet"]["outcomes"]:
         outcome["goodput"] += 0.1
     assert (documents.as_it_should_be(document, fleet) != before) == (name == "overload.md")
+    changed = copy.deepcopy(report)
+    changed["recovery"]["rows"][0]["ours"] = "0 / 0"
+    assert (documents.as_it_should_be(document, changed) != before) == (name == "recovery.md")
     report["overload"]["points"][0]["goodput"] += 0.1
     assert (documents.as_it_should_be(document, report) != before) == (name == "overload.md")
 

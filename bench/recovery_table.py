@@ -1,0 +1,29 @@
+"""The table of docs/recovery.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from markdown import table
+
+Report = dict[str, Any]
+
+
+def recovery(report: Report) -> str:
+    found = report["recovery"]
+    said = ", ".join(f"{what} {number}" for what, number in found["versions"].items())
+    headings = ["fault", "", "pymongo", "with the library", "bar", ""]
+    lines = [
+        [
+            *(row[name] for name in ("fault", "kind", "plain", "ours", "bar")),
+            "met" if row["kept"] else "**missed**",
+        ]
+        for row in found["rows"]
+    ]
+    return f"`{found['command']}`, with {said}:\n\n" + table(headings, lines)
+
+
+BLOCKS: dict[str, tuple[tuple[str, ...], Callable[[Report], str]]] = {
+    "recovery": (("recovery",), recovery)
+}
