@@ -108,6 +108,7 @@ STEPS = [
     "breakers",
     "shedding",
     "selectors",
+    "hedges",
     "calls",
     "inherited call",
     "command spans",
@@ -137,6 +138,7 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
         breakers=SimpleNamespace(reset_after_fork=step("breakers")),
         shedding=SimpleNamespace(reset_after_fork=step("shedding")),
         selectors=SimpleNamespace(reset_after_fork=step("selectors")),
+        hedges=SimpleNamespace(reset_after_fork=step("hedges")),
         command_spans=SimpleNamespace(reset_after_fork=step("command spans")),
         transaction_spans=SimpleNamespace(reset_after_fork=step("transaction spans")),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,9 @@ HANGS_AFTER = 30
 FAILURES = 3
 """More than the driver's one retry mends."""
 
+APP = f"program-{os.getpid()}"
+"""Of its clients and their failpoints: what another program has sent may arrive after its end."""
+
 # As in the tests' own process: after a network error the driver would wait half a second.
 pymongo.common.MIN_HEARTBEAT_INTERVAL = 0.02
 
@@ -30,7 +34,8 @@ def say(answer: Any) -> None:
 
 
 def client(uri: str, kind: Any = pymongo.MongoClient, **options: Any) -> Any:
-    return kind(uri, serverMonitoringMode="poll", heartbeatFrequencyMS=500, **options)
+    defaults = {"serverMonitoringMode": "poll", "heartbeatFrequencyMS": 500, "appname": APP}
+    return kind(uri, **{**defaults, **options})
 
 
 def fail(client: Any, command: str, times: int = FAILURES) -> Any:
@@ -39,7 +44,7 @@ def fail(client: Any, command: str, times: int = FAILURES) -> Any:
         {
             "configureFailPoint": "failCommand",
             "mode": {"times": times},
-            "data": {"failCommands": [command], "closeConnection": True},
+            "data": {"failCommands": [command], "closeConnection": True, "appName": APP},
         }
     )
 

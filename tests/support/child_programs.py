@@ -35,7 +35,7 @@ def ended(command: list[str | Path], variables: dict[str, str]) -> tuple[int, st
     }
     with subprocess.Popen(
         command,
-        env=environment | variables,
+        env=environment | {"PYTHONFAULTHANDLER": "1"} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -44,6 +44,7 @@ def ended(command: list[str | Path], variables: dict[str, str]) -> tuple[int, st
         try:
             output, errors = program.communicate(timeout=HANGS_AFTER)
         except subprocess.TimeoutExpired:
-            os.killpg(program.pid, signal.SIGKILL)  # its children may hang as well
-            raise
+            os.killpg(program.pid, signal.SIGABRT)  # all print where they stand, its children too
+            output, errors = program.communicate()
+            raise AssertionError(f"it hangs:\n{output}\n{errors}") from None
     return program.returncode, output, errors
