@@ -6,47 +6,26 @@ import logging
 import os
 import threading
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pymongo
-from opentelemetry import metrics, trace
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in __all__
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import OFF, PEAK_EWMA, TOKENS, load
+from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
-from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.faults import logger
-from pymongo_resilience.namespaces import NamespaceRules
-from pymongo_resilience.retry_rules import RetryRules
-from pymongo_resilience.strategy import NAMED
-from pymongo_resilience_instrumentation.clients.budgets import Budgets
-from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
-from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
-from pymongo_resilience_instrumentation.clients.registry import Clients
+from pymongo_resilience_instrumentation.assembly import assemble, meter_of
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
-from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.telemetry import semconv, tracing
-from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import SpanHooks
-from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import (
     ServerGauges,
     server_gauges,
 )
-from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
-from pymongo_resilience_instrumentation.telemetry.reporting import CallLog, Reported, Unreported
-from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
-from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
-from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
 from . import deferred, driver, forks, monkey_patching, self_check
 
@@ -54,17 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pymongo_resilience.client_status import ClientStatus
-    from pymongo_resilience.clock import Clock
-    from pymongo_resilience.config import Config
-    from pymongo_resilience.events import Listener
     from pymongo_resilience.explanation import ServerVerdict
-    from pymongo_resilience.strategy import RetryStrategy
-    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
-    from pymongo_resilience_instrumentation.selection.selector import Selectors
-    from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
+    from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.transactions.by_hand import Transactions
 
-SCOPE = "pymongo_resilience"
 SUPPORTED = ("pymongo >= 4.17, < 5",)
 CHECKS = ("skip_dep_check", "raise_exception_on_conflict")
 """What OpenTelemetry's own ``instrument()`` takes."""
@@ -72,9 +44,6 @@ IN_FORCE = (
     "instrument() was called before, with other arguments, and those stay in force; "
     "instrument(..., replace=True) puts these in their place"
 )
-ANY_STRATEGY = NAMED["fast_fail"]
-"""For ``"driver"``: the driver's own loop decides, and no strategy is ever asked."""
-
 _LOCK = threading.RLock()
 """Held while the library is switched on or off."""
 
@@ -170,15 +139,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         without = set(lacking)
         if config.strategy == "driver" and settings.strategy is None:
             without |= {Feature.RETRIES, Feature.CLEANUP}
-        runtime = _runtime(
-            settings,
-            earlier,
-            csot_available=Feature.TIMEOUT not in lacking,
-            owns_retries=Feature.RETRIES not in without,
-            has_breakers=not {Feature.RETRIES, Feature.BREAKERS} & without,
-            counts_in_flight=not {Feature.RETRIES, Feature.SELECTION} & without,
-            resumes_finds=not {Feature.RETRIES, Feature.CURSORS, Feature.RESUMPTION} & without,
-        )
+        runtime = assemble(settings, earlier, lacking, without)
         if earlier is not None:
             self._uninstrument()
         try:
@@ -203,7 +164,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if config.metrics:
             provider = settings.meter_provider
             left_out = {*config.unmeasured, *_lost_metrics(lacking)}
-            self._gauges = server_gauges(_meter(provider), provider, left_out)
+            self._gauges = server_gauges(meter_of(provider), provider, left_out)
             self._gauges.show(runtime.clients, runtime.breakers, left_out)
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag
@@ -345,167 +306,6 @@ def _lost_metrics(lacking: Collection[Feature]) -> Iterator[str]:
         yield semconv.CONNECTION_COUNT
     if Feature.POOLS in lacking or Feature.WAITS in lacking:
         yield semconv.CONNECTION_PENDING_REQUESTS
-
-
-def _meter(provider: Any) -> metrics.Meter:
-    return metrics.get_meter(SCOPE, __version__, provider)
-
-
-def _runtime(
-    settings: Settings,
-    earlier: Runtime | None,
-    *,
-    csot_available: bool,
-    owns_retries: bool,
-    has_breakers: bool,
-    counts_in_flight: bool,
-    resumes_finds: bool,
-) -> Runtime:
-    """``earlier`` leaves it the clients that exist."""
-    config, ours = settings.config, enabled_flag.EnabledFlag()
-    operation_spans = command_spans = transaction_spans = None
-    operation_metrics = driver_metrics = None
-    hearing: list[Listener] = [CallLog()]
-    if config.traces:
-        tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
-        operation_spans, command_spans = (
-            OperationSpans(tracer, leads_from_server=config.command_comment),
-            CommandSpans(tracer, _hooks(settings), config.command_spans),
-        )
-        transaction_spans = TransactionSpans(tracer)
-        hearing.append(operation_spans)
-    if config.metrics:
-        meter = _meter(settings.meter_provider)
-        operation_metrics = OperationMetrics(
-            meter, by_collection=config.metrics_by_collection, without=config.unmeasured
-        )
-        driver_metrics = DriverMetrics(meter, config.unmeasured)
-        hearing.append(operation_metrics)
-    rules = _rules(config, settings.strategy)
-    closings = Closings() if earlier is None else earlier.closings
-    clock, listener = (
-        ClientClock(closings),
-        Broadcast(
-            [
-                *hearing,
-                Reported([DecisionLog(), BreakerLog(), *settings.listeners]),
-            ]
-        ),
-    )
-    parts = (
-        RetryRules(
-            max_retries=config.max_retries,
-            base_backoff=config.base_backoff_ms / 1000,
-            max_backoff=config.max_backoff_ms / 1000,
-        ),
-        clock,
-        listener,
-    )
-    breakers = _breakers(config, clock, listener, ours) if has_breakers else None
-    shedding = _shedding(config, clock, rules) if owns_retries else None
-    selectors = _selectors(config, breakers, ours, clock, counts_in_flight=counts_in_flight)
-    return Runtime(
-        config=config,
-        rules=rules,
-        coroutines=CoroutineStrategies(rules),
-        timeouts=TimeoutRules(rules, config, csot_available=csot_available),
-        deprecated=DeprecatedOptions(config.timeout_ms),
-        executor=Executor(*parts),
-        async_executor=AsyncExecutor(*parts),
-        clients=Clients() if earlier is None else earlier.clients,
-        budgets=Budgets(
-            config.retry_budget if owns_retries else OFF,
-            config.retry_token_capacity,
-            clock,
-            chosen=None if earlier is None else earlier.budgets.chosen,
-        ),
-        breakers=breakers,
-        shedding=shedding,
-        selectors=selectors,
-        client_timeouts={},
-        enabled_flag=ours,
-        operation_spans=operation_spans,
-        command_spans=command_spans,
-        transaction_spans=transaction_spans,
-        tracers=OtherTracers(),
-        operation_metrics=operation_metrics,
-        driver_metrics=driver_metrics,
-        no_configured_timeout=(config.timeout_ms, config.attempt_timeout_ms) == (None, None)
-        and not rules.have_timeouts,
-        closings=closings,
-        unreported=Unreported(),
-        owns_retries=owns_retries,
-        resumes_finds=resumes_finds,
-        slow_seconds=None if config.slow_ms is None else config.slow_ms / 1000,
-    )
-
-
-def _hooks(settings: Settings) -> SpanHooks:
-    return SpanHooks(settings.request_hook, settings.response_hook, settings.failed_hook)
-
-
-def _breakers(
-    config: Config, clock: Clock, listener: Listener, ours: enabled_flag.EnabledFlag
-) -> BreakerRegistry | None:
-    if config.circuit_breaker == "off":
-        return None
-    from pymongo_resilience.breaker import BreakerSettings  # noqa: PLC0415 - off by default
-    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry  # noqa: PLC0415 - the same
-
-    settings = BreakerSettings(
-        failure_rate=config.circuit_breaker_failure_rate,
-        window=config.circuit_breaker_window_s,
-        minimum_calls=config.circuit_breaker_minimum_calls,
-        open_for=config.circuit_breaker_open_s,
-    )
-    always = config.circuit_breaker == "always"
-    return BreakerRegistry(settings, clock, listener, ours, always=always)
-
-
-def _shedding(config: Config, clock: Clock, rules: NamespaceRules) -> SheddingRegistry | None:
-    if not config.load_shedding:
-        return None
-    from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry  # noqa: PLC0415 - off by default
-
-    return SheddingRegistry(clock, rules)
-
-
-def _selectors(
-    config: Config,
-    breakers: BreakerRegistry | None,
-    ours: enabled_flag.EnabledFlag,
-    clock: Clock,
-    *,
-    counts_in_flight: bool,
-) -> Selectors | None:
-    counting = counts_in_flight and config.server_selection != "driver"
-    if not counting and breakers is None:
-        return None
-    from pymongo_resilience_instrumentation.selection.selector import Selectors  # noqa: PLC0415 - pymongo mostly selects
-
-    latencies = None
-    if counting and config.server_selection == PEAK_EWMA:
-        from pymongo_resilience.peak_ewma import PeakEwma  # noqa: PLC0415 - as the selector
-
-        latencies = partial(PeakEwma, clock)
-    return Selectors(ours, breakers, latencies, counting=counting)
-
-
-def _rules(config: Config, strategy: RetryStrategy | None) -> NamespaceRules:
-    if strategy is not None:
-        return NamespaceRules(strategy, config.policies)
-    if config.strategy in NAMED:
-        return NamespaceRules(NAMED[config.strategy], config.policies)
-    for said, what in (
-        (config.policies, "the policies have"),
-        (config.retry_budget == TOKENS, "adaptive retries have"),
-        (config.circuit_breaker != "off", "circuit breakers have"),
-        (config.load_shedding, "load shedding has"),
-        (config.server_selection != "driver", "server_selection has"),
-    ):
-        if said:
-            logger.warning("strategy=driver: pymongo retries by itself, %s no effect", what)
-    return NamespaceRules(ANY_STRATEGY, {})
 
 
 def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
