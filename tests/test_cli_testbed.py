@@ -125,6 +125,9 @@ def test_it_serves_what_it_prints_until_ctrl_c(tmp_path: Path) -> None:
         assert list(tmp_path.glob("pymongo-resilience-*"))
         assert "data is gone" in testbed.wait_for("Ctrl-C ends it")[0]
         (port, *_) = ports(testbed.uri)
+        with MongoClient[dict[str, Any]](f"mongodb://localhost:{port}") as client:
+            assert client.shop.orders.find_one() == {"_id": 1}
+            assert client.topology_description.topology_type_name == "ReplicaSetWithPrimary"
     assert not list(tmp_path.glob("pymongo-resilience-*"))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=1)

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -47,17 +47,24 @@ def application(tmp_path: Path, control: pymongo.MongoClient[Any]) -> Iterator[P
     control.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
 
 
-def _run(application: Path, server: EmbeddedServer, **environ: str) -> Any:
+EXPORTERS = {
+    "OTEL_TRACES_EXPORTER": "console",
+    "OTEL_METRICS_EXPORTER": "none",
+    "OTEL_LOGS_EXPORTER": "none",
+    # Its own instrumentation of pymongo may be installed, and would draw the commands.
+    "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "pymongo",
+}
+
+
+def _run(
+    application: Path,
+    server: EmbeddedServer,
+    exporters: Mapping[str, str] = EXPORTERS,
+    **environ: str,
+) -> Any:
     tool = Path(sys.executable).with_name("opentelemetry-instrument")
     if not tool.exists():
         pytest.fail(f"{tool} is missing: it comes with opentelemetry-instrumentation")
-    exporters = {
-        "OTEL_TRACES_EXPORTER": "console",
-        "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
-        # Its own instrumentation of pymongo may be installed, and would draw the commands.
-        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "pymongo",
-    }
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -66,12 +73,23 @@ def _run(application: Path, server: EmbeddedServer, **environ: str) -> Any:
     return subprocess.run(
         [tool, sys.executable, application.name, server.uri],
         cwd=application.parent,
-        env=inherited | exporters | environ,
+        env={**inherited, **exporters, **environ},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_what_the_readme_exports_is_all_that_a_script_needs(
+    application: Path, server: EmbeddedServer
+) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    exported = " ".join(re.findall(r"^\$ export (.*)$", readme, re.MULTILINE)).split()
+    done = _run(application, server, dict(each.split("=") for each in exported))
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+    assert "survived" in done.stdout
+    assert "retried_ok" in done.stdout
 
 
 def test_the_entry_point_names_the_instrumentor() -> None:
