@@ -342,7 +342,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
 """What is wrapped where the installed pymongo can have all of the features."""
 _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
     ("avoided server", (Feature.RETRIES, Feature.RETARGETING), _of_selection),
-    ("attempt timeout", (Feature.TIME_LIMITS,), lambda _: attempt_timeouts.wrapped()),
+    ("attempt timeout", (Feature.TIME_LIMITS, Feature.WAITS), lambda _: attempt_timeouts.wrapped()),
     ("timeout", (Feature.WAITS,), lambda runtime: bounded_waits.selections(runtime.enabled_flag)),
     ("timeout", (Feature.TIME_LIMITS,), _of_time_limits),
     ("timeout", (Feature.CLEANUP, Feature.CURSORS), _of_closing),

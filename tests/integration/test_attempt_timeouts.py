@@ -206,6 +206,20 @@ def test_the_deadline_comes_first_where_it_is_shorter(
     assert "exceeded its timeout" in str(raised.value)
 
 
+def test_making_a_connection_ends_in_an_error_that_names_the_time(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, proxy.uri)
+    side.do(client.admin.command, "ping")
+    proxy.inject(BlackHole(SLOW_MS / 1000))
+    with override(attempt_timeout_ms=ATTEMPT_MS), pytest.raises(NetworkTimeout) as raised:
+        side.do(client[database].coll.find_one)
+    assert reasons(telemetry) == ["attempt_timeout"] * 2
+    assert f"no answer within {ATTEMPT_MS} ms (" in str(raised.value)
+    assert raised.value.has_error_label("SystemOverloadedError"), "as the driver's own"
+
+
 def test_unset_nothing_is_wrapped(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:

@@ -62,7 +62,8 @@ RETRIES = (
     Panel(
         "Retries by reason",
         "ops",
-        "Failed attempts that were repeated.",
+        "Failed attempts that were repeated. Of connections that were given up on purpose: "
+        "dead_peer, interrupted and attempt_timeout.",
         (
             Query(
                 per_second(

@@ -10,6 +10,7 @@ from pymongo.errors import NetworkTimeout
 
 from pymongo_resilience.failure import RetryReason
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.connection_errors import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
@@ -97,8 +98,8 @@ class Received(Interceptor):
 class _Connecting(Entered):
     __slots__ = ("ends", "seconds")
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(None, within_wait(seconds))
+    def __init__(self, pool: Any, seconds: float) -> None:
+        super().__init__(pool, within_wait(seconds))
         self.seconds = seconds
         self.ends = driver.deadline.now() + seconds
 
@@ -113,7 +114,7 @@ class Connects(Interceptor):
             return None
         if not driver.waits.connects_for_an_operation(given[1:], kwargs):
             return None
-        return _Connecting(max(call.attempt_timeout, CONNECTING))
+        return _Connecting(given[0], max(call.attempt_timeout, CONNECTING))
 
     def failed(self, making: _Connecting | None, error: BaseException, *_: Any) -> BaseException:
         if making is None or not isinstance(error, NetworkTimeout):
@@ -121,6 +122,8 @@ class Connects(Interceptor):
         left = driver.deadline.remaining()
         if driver.deadline.now() >= making.ends and (left is None or left > 0):
             error.__cause__ = AttemptTimeoutError(making.seconds)
+            # The driver's text names a timeoutMS that nobody has set.
+            error.args = (f"{address_text(making.instance.address)}: {error.__cause__}",)
         return error
 
 
