@@ -26,7 +26,7 @@ import pymongo
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
-from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
+from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
 from pymongo_resilience_instrumentation.testbed.interception import Hang
 from rich.console import Console
 from rich.table import Table

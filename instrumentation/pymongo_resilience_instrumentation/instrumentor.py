@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.transactions.by_hand import Transactions
+    from pymongo_resilience_instrumentation.transactions.retry_transaction import Transactions
 
 SUPPORTED = ("pymongo >= 4.17, < 5",)
 CHECKS = ("skip_dep_check", "raise_exception_on_conflict")
@@ -192,7 +192,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def retry_transaction(self, client: object, options: dict[str, Any]) -> Transactions:
         """As :func:`pymongo_resilience.retry_transaction`."""
-        from pymongo_resilience_instrumentation.transactions import by_hand  # noqa: PLC0415 - for who asks
+        from pymongo_resilience_instrumentation.transactions import retry_transaction  # noqa: PLC0415 - for who asks
 
         _check_client(client, "retry_transaction")
 
@@ -200,7 +200,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             runtime = self._runtime
             return runtime if runtime is not None and runtime.enabled_flag.on else None
 
-        return by_hand.Transactions(client, options, in_force)
+        return retry_transaction.Transactions(client, options, in_force)
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)

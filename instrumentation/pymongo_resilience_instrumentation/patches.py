@@ -15,8 +15,8 @@ from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import (
+    batches as cursor_wrappers,
     creation as cursor_makers,
-    wrappers as cursor_wrappers,
 )
 from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
 from pymongo_resilience_instrumentation.hedged_reads import late as late_hedging
@@ -29,12 +29,12 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
 from pymongo_resilience_instrumentation.interception.methods import Need, is_async
 from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
-from pymongo_resilience_instrumentation.public_api import construction, wrappers
+from pymongo_resilience_instrumentation.public_api import construction, public_methods
 from pymongo_resilience_instrumentation.recovery import (
     dead_peers,
-    dethroned,
     lost_connections,
-    monitors,
+    lost_primaries,
+    woken_monitors,
 )
 from pymongo_resilience_instrumentation.retries import deprioritized, retry_loop
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
@@ -42,7 +42,10 @@ from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
 from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
 from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, bounded_waits, time_limits
-from pymongo_resilience_instrumentation.transactions import sessions, wrappers as session_wrappers
+from pymongo_resilience_instrumentation.transactions import (
+    call_sessions,
+    session_methods as session_wrappers,
+)
 
 from . import driver
 
@@ -194,8 +197,8 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
         originals = dict(vars(owner))
         for name, operation in table.items():
             original = originals.get(name)
-            made = wrappers.CursorMaker if operation.gives else wrappers.PublicMethod
-            session_at, asynchronous = sessions.position(original), is_async(original)
+            made = public_methods.CursorMaker if operation.gives else public_methods.PublicMethod
+            session_at, asynchronous = call_sessions.position(original), is_async(original)
             public = made(runtime, owner, operation, asynchronous, session_at)
             method = public.method(runtime.enabled_flag, asynchronous)
             method = single_documents.around(
@@ -334,10 +337,10 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.TIMEOUT, Feature.WHOLE_TIMEOUTS), _of_sessions),
     ((Feature.INTERRUPTIONS,), _of_interruptions),
     ((Feature.COMMENTS,), _of_comments),
-    ((Feature.RECOVERY,), monitors.wrapped),
+    ((Feature.RECOVERY,), woken_monitors.wrapped),
     ((Feature.DEAD_PEERS,), dead_peers.wrapped),
     ((Feature.DEAD_PEERS,), lost_connections.wrapped),
-    ((Feature.DEAD_PEERS, Feature.RETRIES, Feature.LOST_PRIMARIES), dethroned.wrapped),
+    ((Feature.DEAD_PEERS, Feature.RETRIES, Feature.LOST_PRIMARIES), lost_primaries.wrapped),
 )
 """What is wrapped where the installed pymongo can have all of the features."""
 _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (

@@ -16,12 +16,12 @@ import pytest
 from pymongo import MongoClient
 from pymongo_resilience_instrumentation import cli
 from pymongo_resilience_instrumentation.demo.contenders import Side
+from pymongo_resilience_instrumentation.demo.fault_script import TIMELINE
 from pymongo_resilience_instrumentation.demo.ledger import Balance, Ledger
 from pymongo_resilience_instrumentation.demo.live_view import shown
 from pymongo_resilience_instrumentation.demo.messages import Farewell, Outcome
 from pymongo_resilience_instrumentation.demo.result import Result
 from pymongo_resilience_instrumentation.demo.tally import Tally
-from pymongo_resilience_instrumentation.demo.timeline import TIMELINE
 from pymongo_resilience_instrumentation.demo.workload import Kind, Step, perform, prepare
 from rich.console import Console
 from support.clients import wait_until

@@ -11,15 +11,18 @@ from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cursors import (
+    batches as cursor_wrappers,
     creation as cursor_makers,
-    wrappers as cursor_wrappers,
 )
 from pymongo_resilience_instrumentation.gridfs import (
     stream_deadlines as gridfs_wrappers,
     upload_errors as gridfs_errors,
 )
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.transactions import sessions, wrappers as session_wrappers
+from pymongo_resilience_instrumentation.transactions import (
+    call_sessions,
+    session_methods as session_wrappers,
+)
 from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, run, session_of
@@ -88,8 +91,8 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a limit that is left out": (driver.commands, "leave_limit_out", _list),
     "no limit": (driver.commands, "lift_limits", _without_end),
     "a stream's next": (driver.cursors, "timeout_of_each_next", _watch),
-    "a session is started": (sessions, "set_default", _transaction),
-    "a transaction is begun": (sessions, "default_of", _transaction),
+    "a session is started": (call_sessions, "set_default", _transaction),
+    "a transaction is begun": (call_sessions, "default_of", _transaction),
     "a transaction is ended": (driver.deadline.Timeout, "anew", _transaction),
     "a file": (gridfs_wrappers._Method, "_begin", _file),
     "a file is opened": (gridfs_wrappers, "_keep", _file),

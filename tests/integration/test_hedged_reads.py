@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.hedged_reads.lanes import Threads
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Overload
-from pymongo_resilience_instrumentation.testbed.faults.commands import DRIVER_COMMANDS
+from pymongo_resilience_instrumentation.testbed.faults.command_faults import DRIVER_COMMANDS
 from pymongo_resilience_instrumentation.testbed.interception import (
     Answer,
     Connection,

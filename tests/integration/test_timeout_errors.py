@@ -33,7 +33,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Overload,
     ReplicaSet,
 )
-from pymongo_resilience_instrumentation.testbed.faults.commands import OnCommand
+from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
 from pymongo_resilience_instrumentation.testbed.interception import Amend
 from support.busy_pools import Silent, the_only_connection_taken
 from support.clients import Side

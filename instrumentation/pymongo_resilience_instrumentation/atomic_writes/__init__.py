@@ -1,5 +1,5 @@
 """Writes to many documents that run in a transaction of the library's: ``atomic=True``.
 
-``methods`` takes the calls that it holds for, ``refusals`` what cannot be such a transaction, and
-``transact`` runs one and repeats it.
+``atomic_methods`` takes the calls that it holds for, ``refusals`` what cannot be such a
+transaction, and ``transact`` runs one and repeats it.
 """

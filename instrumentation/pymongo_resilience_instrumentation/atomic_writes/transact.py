@@ -11,7 +11,7 @@ from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.transactions.repetition import Repetition
+from pymongo_resilience_instrumentation.transactions.transaction_repeats import Repetition
 
 if TYPE_CHECKING:
     import asyncio

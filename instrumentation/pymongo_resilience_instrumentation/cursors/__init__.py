@@ -1,6 +1,6 @@
 """Cursors and change streams, which outlive the call and the block that made them.
 
-``creation`` attaches the policy and the timeout; ``wrappers`` has the batches, ``to_list``,
+``creation`` attaches the policy and the timeout; ``batches`` has the batches, ``to_list``,
 ``close``, and the steps and resumption of change streams. What a cursor keeps of its timeout is in
 ``timeouts/cursor_timeouts.py``.
 """

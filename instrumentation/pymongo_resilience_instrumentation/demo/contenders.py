@@ -11,8 +11,8 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience import Config, instrument
 
-from .attempts import FailedAttempts, ReportedRetries
-from .timeline import MAX_IDLE
+from .attempt_counts import FailedAttempts, ReportedRetries
+from .fault_script import MAX_IDLE
 from .workload import Step, perform
 
 if TYPE_CHECKING:

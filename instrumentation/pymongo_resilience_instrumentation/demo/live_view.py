@@ -16,16 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from .contenders import Side
-from .timeline import TIMELINE
+from .fault_script import TIMELINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rich.console import RenderableType
 
+    from .fault_script import Phase
     from .ledger import Balance
     from .tally import Record, Tally
-    from .timeline import Phase
 
 _REFRESHES_PER_SECOND = 5
 _NOTE = (

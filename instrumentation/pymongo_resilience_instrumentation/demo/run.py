@@ -14,10 +14,10 @@ from rich.console import Console
 from pymongo_resilience_instrumentation.report import Recorder
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 
+from .closing_report import report, save_svg
 from .contenders import Side
 from .live_view import shown
 from .process_pool import ProcessPool
-from .report import report, save_svg
 from .result import Result
 from .runner import Runner
 from .tally import Tally

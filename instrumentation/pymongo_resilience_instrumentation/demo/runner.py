@@ -7,8 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from .contenders import Side
+from .fault_script import TIMELINE, Scene
 from .ledger import Ledger
-from .timeline import TIMELINE, Scene
 from .workload import Step
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    from .telemetry import SpanRecorder, Telemetry
+    from .otel_setup import SpanRecorder, Telemetry
     from .workload import Step
 
 _NOTE_LENGTH: Final = 200
@@ -66,16 +66,16 @@ def main(settings: Settings, runner: Connection[Any, Any]) -> None:
     threading.Thread(target=_end_with_the_conductor, daemon=True).start()
     notes = _Notes()
     logging.getLogger().addHandler(notes)
-    recorder, telemetry = _telemetry(settings)
-    run, counts = connect(settings.side, settings.uri, telemetry.providers if telemetry else {})
+    recorder, otel_setup = _telemetry(settings)
+    run, counts = connect(settings.side, settings.uri, otel_setup.providers if otel_setup else {})
     try:
         runner.send(None)
         while (step := runner.recv()) is not None:
             if recorder is not None:
                 recorder.phase = step.phase
             runner.send(_outcome(run, counts, step))
-        if telemetry is not None:
-            telemetry.shutdown()
+        if otel_setup is not None:
+            otel_setup.shutdown()
         runner.send(_farewell(recorder, notes))
     except (EOFError, OSError):
         return
@@ -92,10 +92,10 @@ def _end_with_the_conductor() -> None:
 def _telemetry(settings: Settings) -> tuple[SpanRecorder | None, Telemetry | None]:
     if settings.side is not Side.OURS:
         return None, None
-    from . import telemetry  # noqa: PLC0415 - the SDK is our side's alone
+    from . import otel_setup  # noqa: PLC0415 - the SDK is our side's alone
 
-    recorder = telemetry.SpanRecorder(settings.traced_phase)
-    return recorder, telemetry.Telemetry(recorder, settings.otlp)
+    recorder = otel_setup.SpanRecorder(settings.traced_phase)
+    return recorder, otel_setup.Telemetry(recorder, settings.otlp)
 
 
 def _outcome(run: Callable[[Step], None], counts: Counts, step: Step) -> Outcome:

@@ -1,6 +1,6 @@
 """``pymongo-resilience doctor``: connects as the application would and says what to change.
 
-``uri`` reads the URI, ``names`` asks DNS, ``probe`` tries one server on a socket of its own,
+``uri`` reads the URI, ``dns_records`` asks DNS, ``probe`` tries one server on a socket of its own,
 ``members`` compares what the servers answered, ``login`` uses a client of pymongo, ``library``
 looks at this installation. ``examination`` runs them within a time limit; ``verdict`` decides, with
 the classifier that ``ServerSelectionTimeoutError`` has its last sentence from.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 
-from . import idle, members, names, verdict
+from . import dns_records, idle, members, verdict
 from .findings import Finding, Level
 from .library import of_library
 from .login import Login
@@ -58,7 +58,7 @@ def examine(
     if target is not None and not _is_wrong(written):
         network_end = began + NETWORK_S * scale
         target, found = _in_time(
-            lambda: names.resolved(target, NETWORK_S / 2), (target, [_NO_DNS]), network_end
+            lambda: dns_records.resolved(target, NETWORK_S / 2), (target, [_NO_DNS]), network_end
         )
         probes = _probed(target, network_end)
         is_usable = verdict.usable(probes, target)

@@ -29,10 +29,10 @@ def wrap_when_used(
             if NEEDED & set(without):
                 logger.warning("no read is hedged: pymongo decides on its retries by itself")
                 return
-            from . import wrappers  # noqa: PLC0415 - most processes hedge nothing
+            from . import hedged_methods  # noqa: PLC0415 - most processes hedge nothing
 
             runtime.need("avoided server")
-            wrap(wrappers.wrapped(runtime))
+            wrap(hedged_methods.wrapped(runtime))
 
     HEDGED_READS.prepare_with(prepare)
 

@@ -17,12 +17,12 @@ from pymongo.errors import BulkWriteError, ClientBulkWriteException, OperationFa
 from pymongo_resilience.faults import logger
 from pymongo_resilience.first_use import ATOMIC_WRITES
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.atomic_writes.methods import METHODS, AtomicWrites
+from pymongo_resilience_instrumentation.atomic_writes.atomic_methods import METHODS, AtomicWrites
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
 from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
-from pymongo_resilience_instrumentation.transactions import sessions
+from pymongo_resilience_instrumentation.transactions import call_sessions
 
 from . import bulk_results
 from .pinned_ids import pins_id
@@ -170,7 +170,7 @@ class _Plans(NamedTuple):
         databases = {namespace.partition(".")[0] for namespace in write.namespaces}
         if not all(databases) or not _UNNUMBERED.isdisjoint(databases):
             return False
-        session = sessions.session_of_call((), arguments, None, self.asynchronous)
+        session = call_sessions.session_of_call((), arguments, None, self.asynchronous)
         # What is no session is the driver's to refuse.
         return session is None or not getattr(session, "in_transaction", True)
 

@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation.testbed.interception import (
     Verdict,
 )
 
-from .commands import DRIVER_COMMANDS, Fail
+from .command_faults import DRIVER_COMMANDS, Fail
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.testbed.wire import Message

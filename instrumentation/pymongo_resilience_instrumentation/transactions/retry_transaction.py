@@ -16,7 +16,7 @@ from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
-from .repetition import Repetition
+from .transaction_repeats import Repetition
 
 if TYPE_CHECKING:
     from collections.abc import Callable

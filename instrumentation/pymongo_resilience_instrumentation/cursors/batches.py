@@ -22,9 +22,9 @@ from pymongo_resilience_instrumentation.telemetry.transaction_spans import paren
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
-from pymongo_resilience_instrumentation.transactions import sessions
+from pymongo_resilience_instrumentation.transactions import call_sessions
 
-from . import resumption
+from . import resumable_finds
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -87,7 +87,7 @@ class Batch(CallInterceptor):
             if call.timeout is not None:
                 runtime.deprecated.of_batch(call, operation)
             if cursor is not None and self._resumes:
-                resumption.begin(call, operation, cursor, runtime.rules)
+                resumable_finds.begin(call, operation, cursor, runtime.rules)
         except BaseException as error:
             runtime.end(call, error)
             raise
@@ -164,7 +164,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
         nothing_to_fetch = cursor.cursor_id == 0
         if nothing_to_fetch or driver.deadline.timeout_in_force() is not None:
             return NO_DEADLINE
-        transaction = transaction_of(sessions.or_bound(cursor.session, asynchronous))
+        transaction = transaction_of(call_sessions.or_bound(cursor.session, asynchronous))
         if transaction is not None:
             # All that holds there; what the driver would put around is a client's timeoutMS.
             return transaction.timeout.resume()

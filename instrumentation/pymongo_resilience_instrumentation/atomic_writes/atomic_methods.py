@@ -14,7 +14,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
-from pymongo_resilience_instrumentation.transactions import sessions
+from pymongo_resilience_instrumentation.transactions import call_sessions
 
 from .refusals import refuse
 from .transact import Write, transact
@@ -45,7 +45,7 @@ class AtomicWrites:
         self._runtime = runtime
         self._of_clients = of_clients
         self._is_bulk = original.__name__ == "bulk_write"
-        self._session_at = sessions.position(original)
+        self._session_at = call_sessions.position(original)
 
     def around(self, original: Function) -> Function:
         """What does nothing else."""
@@ -67,7 +67,10 @@ class AtomicWrites:
         if not call.policy(self._runtime.rules).atomic or not self._runtime.enabled_flag.on:
             return None
         asynchronous = self._asynchronous
-        if sessions.session_of_call(given[1:], kwargs, self._session_at, asynchronous) is not None:
+        if (
+            call_sessions.session_of_call(given[1:], kwargs, self._session_at, asynchronous)
+            is not None
+        ):
             return None
         try:
             bound = inspect.signature(original).bind(*given, **kwargs)

@@ -11,7 +11,7 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import creation as cursor_makers
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.operations.changes import CHANGES, DEFINITIONS, WRITES
-from pymongo_resilience_instrumentation.transactions import sessions
+from pymongo_resilience_instrumentation.transactions import call_sessions
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
@@ -75,7 +75,7 @@ class PublicMethod(CallInterceptor):
         call.bound = policy_of(instance)
         if only_reads is not None:
             call.only_reads = only_reads(args, kwargs)
-        session = sessions.session_of_call(args, kwargs, self._session_at, self._asynchronous)
+        session = call_sessions.session_of_call(args, kwargs, self._session_at, self._asynchronous)
         runtime.begin(call, session)
         if call.timeout is not None:
             runtime.deprecated.of_method(call, kwargs, getattr(instance, "write_concern", None))

@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
-from . import sessions
+from . import call_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,10 +57,10 @@ def start_session() -> Method:
 
     def around(original: Function) -> Function:
         def method(*given: Any, **kwargs: Any) -> Any:
-            kwargs, default = sessions.take_default(kwargs)
+            kwargs, default = call_sessions.take_default(kwargs)
             session = original(*given, **kwargs)
             with shielded("after a session was started"):
-                sessions.set_default(session, default)
+                call_sessions.set_default(session, default)
             return session
 
         return method
@@ -88,7 +88,7 @@ class EndTransaction(CallInterceptor):
             return None
         call = Call(session.client, self._operation, NOWHERE)
         call.unknown_concern = True
-        call.bound = sessions.default_of(session)
+        call.bound = call_sessions.default_of(session)
         call.transaction = transaction_timeouts.transaction_of(session)
         call.ends = transaction_spans.span_of(session)
         runtime.enter(call, anew=self._anew)
@@ -157,7 +157,7 @@ class WithTransaction(Interceptor):
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Transaction | None:
         session = given[0]
-        default = sessions.default_of(session)
+        default = call_sessions.default_of(session)
         seconds, _ = self._runtime.timeouts.of_several(session.client, NOWHERE, default)
         return None if seconds is None else _Transaction(session, seconds)
 

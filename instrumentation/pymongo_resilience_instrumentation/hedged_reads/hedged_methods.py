@@ -12,14 +12,14 @@ from pymongo.synchronous.collection import Collection
 
 from pymongo_resilience import blocks
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.cursors.wrappers import Batch
+from pymongo_resilience_instrumentation.cursors.batches import Batch
 from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
 from pymongo_resilience_instrumentation.interception.methods import is_async
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.operations.public import COLLECTION
-from pymongo_resilience_instrumentation.public_api.wrappers import CursorMaker, PublicMethod
+from pymongo_resilience_instrumentation.public_api.public_methods import CursorMaker, PublicMethod
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
-from pymongo_resilience_instrumentation.transactions import sessions
+from pymongo_resilience_instrumentation.transactions import call_sessions
 
 from .hedges import HedgeRegistry
 from .race import FIRST, HEDGE, Race
@@ -60,7 +60,7 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
 def _method(runtime: Runtime, owner: type, name: str) -> PublicMethod:
     original, operation = vars(owner)[name], COLLECTION[name]
     made = HedgedCursorMaker if operation.gives else HedgedMethod
-    return made(runtime, owner, operation, is_async(original), sessions.position(original))
+    return made(runtime, owner, operation, is_async(original), call_sessions.position(original))
 
 
 def _wanted(runtime: Runtime, call: Call) -> int | None:
@@ -133,7 +133,9 @@ class HedgedMethod(PublicMethod):
         )
 
     def _may_hedge(self, call: Call, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        session = sessions.session_of_call(given[1:], kwargs, self._session_at, self._asynchronous)
+        session = call_sessions.session_of_call(
+            given[1:], kwargs, self._session_at, self._asynchronous
+        )
         if session is not None or (self._operation.gives and write_stage(given[1:], kwargs)):
             return False
         return driver.selection.may_choose(call.client, given[0].read_preference)
