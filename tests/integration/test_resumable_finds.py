@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import itertools
 import time
@@ -18,11 +19,14 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
     CutBefore,
+    Election,
     Fail,
     NotPrimary,
     Overload,
     Refuse,
     ReplicaSet,
+    Restart,
+    ShardedCluster,
     Slow,
 )
 from support.clients import SentCommands, Side, wait_until
@@ -172,6 +176,23 @@ def test_without_instrumentation_a_cursor_fails_as_ever(
         side.documents(cursor)
     side.do(cursor.rewind)
     assert sorted(keys(side.documents(cursor))) == sorted(order)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_read_without_the_library_is_not_resumed(
+    again: bool, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    """From where it was left, documents would come twice."""
+    assert order
+    cursor, _ = opened(side, coll)
+    pymongo_resilience.uninstrument()
+    if again:
+        side.do(cursor.rewind)
+    side.do(cursor.to_list, BATCH)
+    pymongo_resilience.instrument()
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(AutoReconnect):
+        side.documents(cursor)
 
 
 @pytest.mark.parametrize("limit", [BATCH + 1, 2 * BATCH, 3 * BATCH, COUNT, 2 * COUNT])
@@ -367,6 +388,66 @@ def test_a_read_that_may_not_be_retried_is_not_resumed(
         side.documents(cursor)
 
 
+@pytest.mark.parametrize(
+    "fault", [Election(0.3), Restart(0.3, gap=0.2)], ids=["election", "restart"]
+)
+def test_a_new_primary_goes_on(
+    fault: Any, side: Side, replica_set: ReplicaSet, database: str, order: list[bytes],
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument()
+    coll = side.client(replica_set.uri)[database].coll
+    cursor, found = opened(side, coll)
+    struck = replica_set.inject(copy.deepcopy(fault), on="primary")
+    assert keys(found + rest(side, cursor)) == order
+    if side.runner is None:
+        struck.result(PLENTY_MS / 1000)
+
+
+def test_another_router_goes_on(
+    side: Side, cluster: ShardedCluster, database: str, order: list[bytes], instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(cluster.uri)
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, 2)
+    cursor, found = opened(side, client[database].coll)
+    before = cursor.address
+    number = [each.address for each in cluster.members].index(before)
+    cluster.inject(Refuse(SERVER_IS_GONE_S), on=number)
+    assert keys(found + rest(side, cursor)) == order
+    assert cursor.address != before
+
+
+def test_a_cursor_that_somebody_has_killed_goes_on(
+    side: Side, coll: Any, control: Any, database: str, order: list[bytes]
+) -> None:
+    cursor, found = opened(side, coll)
+    with set_active(False):
+        control[database].command("killCursors", "coll", cursors=[cursor.cursor_id])
+    assert keys(found + rest(side, cursor)) == order
+
+
+def test_a_resumable_find_is_not_hedged(
+    side: Side, replica_set: ReplicaSet, database: str, order: list[bytes], instrument: Instrument,
+    sent: SentCommands,
+) -> None:  # fmt: skip
+    """Two finds would each begin a scan; the first batch is repeated like any read."""
+    instrument()
+    client = side.client(replica_set.uri, event_listeners=[sent])
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, 3)
+    coll = client[database].get_collection("coll", read_preference=pymongo.ReadPreference.NEAREST)
+    slow = Slow(0.2)
+    replica_set.inject(slow)
+    with override(resumable=True, hedge=5):
+        cursor = coll.find(batch_size=BATCH)
+        found = [side.do(cursor.next)]
+    replica_set.clear()
+    assert keys(found + rest(side, cursor)) == order
+    assert len(sent.named("find")) == 1
+
+
 def test_another_member_goes_on_where_the_cursors_is_gone(
     side: Side, replica_set: ReplicaSet, database: str, order: list[bytes], instrument: Instrument
 ) -> None:
@@ -463,20 +544,26 @@ def test_close_ends_the_cursor_of_the_new_find(
 
 
 @pytest.mark.usefixtures("order")
-def test_the_cursor_that_was_left_is_killed(
-    side: Side, proxy: ReplicaSet, client: Any, coll: Any, sent: SentCommands
+@pytest.mark.parametrize("how", ["at the end", "with its cursor"])
+def test_cursors_that_were_left_are_killed_together(
+    how: str, side: Side, proxy: ReplicaSet, client: Any, coll: Any, sent: SentCommands
 ) -> None:
     cursor, _ = opened(side, coll)
-    before = cursor.cursor_id
-    proxy.inject(CutAfter("getMore"))
-    side.do(cursor.next)
+    left = []
+    for _ in range(2):
+        left.append(cursor.cursor_id)
+        proxy.inject(CutAfter("getMore"))
+        side.do(cursor.to_list, BATCH)
+    if how == "at the end":
+        side.documents(cursor)
+    del cursor
+    gc.collect()
 
     def killed() -> list[int]:
         run_background(side, client)
         return [each for command in sent.named("killCursors") for each in command["cursors"]]
 
-    assert wait_until(killed) == [before]
-    side.documents(cursor)
+    assert set(wait_until(killed)) >= set(left)
 
 
 @pytest.mark.usefixtures("order")

@@ -46,6 +46,7 @@ policies = st.builds(
     priority=st.sampled_from([None, "high", "normal", "low"]),
     hedge=st.none() | st.booleans() | st.integers(1, 9),
     atomic=st.none() | st.booleans(),
+    resumable=st.none() | st.booleans(),
 )
 
 
@@ -308,13 +309,14 @@ def test_a_decorated_coroutine_function_runs_inside_the_block() -> None:
         ("strategy", BestEffort, r"^strategy is the class BestEffort: .* as in BestEffort\(\)$"),
         ("strategy", 0, r"^strategy is of type int: expected an object with"),
         ("idempotent", "no", r"^idempotent is of type str: expected a bool$"),
+        ("resumable", 1, r"^resumable is of type int: expected a bool$"),
         ("idempotent", 0, r"^idempotent is of type int: expected a bool$"),
         ("data", ["secret"], r"^data is of type list: expected a mapping$"),
         ("data", "", r"^data is of type str: expected a mapping$"),
     ],
     ids=[
         *("strategy, str", "strategy, object", "strategy, class", "strategy, int"),
-        *("idempotent, str", "idempotent, int", "data, list", "data, str"),
+        *("idempotent, str", "resumable, int", "idempotent, int", "data, list", "data, str"),
     ],
 )
 def test_a_field_of_a_wrong_type_is_refused(

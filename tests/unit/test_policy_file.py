@@ -35,6 +35,7 @@ timeout_mode = "iteration"
 priority = "low"
 hedge = 20
 atomic = true
+resumable = true
 """
 
 
@@ -65,7 +66,12 @@ def test_rules_of_a_file(file: Path) -> None:
             "shop.*": Policy(True, NAMED["best_effort"]),
             "shop.fs.files": Policy(None, NAMED["mongodb"], {"team": "files", "level": 3}),
             "*.audit": Policy(
-                False, timeout_mode="iteration", priority="low", hedge=20, atomic=True
+                False,
+                timeout_mode="iteration",
+                priority="low",
+                hedge=20,
+                atomic=True,
+                resumable=True,
             ),
         },
     )

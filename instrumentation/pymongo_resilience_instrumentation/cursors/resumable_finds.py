@@ -6,6 +6,7 @@ What can be resumed, how, and after which failure: ``pymongo_resilience/resumpti
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
 
 ATTRIBUTE = "_pymongo_resilience_position"
+KILLED_AT_ONCE = 10
+"""Cursors that were left on their servers, before the scan is over."""
 RESUMABLE = Policy(resumable=True)
 
 
@@ -42,7 +45,9 @@ def begin(call: Call, operation: Any, cursor: Any, rules: NamespaceRules) -> Non
             setattr(cursor, ATTRIBUTE, position)
     else:
         position = getattr(cursor, ATTRIBUTE, None)
-    if position is not None and position.known and position.left != 0:
+        if position is not None and not position.is_of(operation.cursor_id, cursor.retrieved):
+            position = None
+    if position is not None:
         call.resumption = Fetch(position, operation, cursor)
         # So the driver's loop prepares it, and the rules see a read.
         call.only_reads = True
@@ -77,7 +82,9 @@ def _wanted(call: Call, rules: NamespaceRules) -> bool:
 class Position:
     """How far a cursor has come. Belongs to the cursor and to its user, and keeps neither alive."""
 
-    __slots__ = ("abandoned", "by_expression", "find", "hides_id", "known", "last", "left", "query")
+    __slots__ = (
+        "abandoned", "by_expression", "came", "find", "hides_id", "last", "left", "query",
+    )  # fmt: skip
 
     def __init__(self, find: resumption.Find, query: Any, *, hides_id: bool) -> None:
         self.hides_id = hides_id
@@ -90,29 +97,41 @@ class Position:
         self.last: Any = None
         """The reply with the last document; its ``_id`` is read where it is needed, and most of
         the time that is never."""
-        self.known = True
-        """False after a fault of ours."""
+        self.came: tuple[int | None, int] = None, 0
+        """The cursor's id on its server, and what the driver counts as retrieved of it."""
         self.by_expression = False
         """A server did not take bounds."""
         self.abandoned: list[tuple[int, Any]] = []
-        """Cursors that may live on a server which cannot be reached now, with their addresses."""
+        """Cursors that were left, and may live on their servers, with their addresses."""
 
-    def note(self, client: Any, response: Any) -> None:
-        self.known = False
-        batch = driver.finds.batch_of(response)
+    def is_of(self, cursor_id: int, retrieved: int) -> bool:
+        """Whether it was noted how far the cursor has come, and more can follow. Not what was read
+        while the library was switched off."""
+        return self.came == (cursor_id, retrieved) and self.left != 0
+
+    def note(self, response: Any) -> None:
+        batch, cursor_id = driver.finds.batch_of(response), driver.finds.cursor_id(response)
         if batch and self.left is not None:
             self.left = max(0, self.left - driver.finds.count(batch))
-        if driver.finds.is_last(response):
-            self.last = None
-        elif batch:
-            self.last = response.data
+        if batch:
+            self.last = response.data if cursor_id else None
+        self.came = cursor_id, self.came[1] + len(batch)
+        if not cursor_id or len(self.abandoned) >= KILLED_AT_ONCE:
+            self.kill_abandoned()
+
+    def kill_abandoned(self) -> None:
+        """Together, in one command. Where their server is not reachable, the driver's background
+        task would wait for it."""
+        client = self.query.client
         for each in self.abandoned.copy():
             cursor_id, address = each
-            # Where its server is not reachable, the driver's background task would wait for it.
             if driver.finds.is_known(client, tuple(address)):
                 self.abandoned.remove(each)
                 driver.clients.kill_later(client, cursor_id, address)
-        self.known = True
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.kill_abandoned()
 
     def next_find(self, session: Any) -> Any:
         """Raises KeyError where the last document has no ``_id``."""
@@ -159,7 +178,7 @@ class Fetch:
     def _fetch(self, original: Any, *given: Any) -> steps.Steps:
         response = yield partial(original, *given)
         with shielded("after a batch of a resumable find"):
-            self._position.note(self._client, response)
+            self._position.note(response)
         if self._hides_id and not self._later:
             driver.finds.hide_first_ids(response, self._cursor)
         return response
@@ -197,7 +216,7 @@ class Fetch:
             address = driver.cursors.cursor_address(self._operation, self._cursor.address)
             position.abandoned.append((self._operation.cursor_id, address))
         with shielded("after a batch of a resumable find"):
-            position.note(self._client, response)
+            position.note(response)
         driver.finds.as_of_getmore(response)
         return response
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
 
 OF_A_QUERY = (
-    "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip", "read_concern", "reset",
-    "session", "spec",
+    "client", "coll", "collation", "exhaust", "fields", "flags", "limit", "ntoskip",
+    "read_concern", "reset", "session", "spec",
 )  # fmt: skip
 SEND, DOCUMENTS = "_send_message", "_data"
 """A cursor's: sends for a batch, and keeps its documents."""
@@ -124,8 +124,9 @@ def batch_of(response: Any) -> list[Any]:
     return batch
 
 
-def is_last(response: Any) -> bool:
-    return not response.docs[0]["cursor"]["id"]
+def cursor_id(response: Any) -> int:
+    """0 after the last batch."""
+    return int(response.docs[0]["cursor"]["id"])
 
 
 def as_of_getmore(response: Any) -> None:
