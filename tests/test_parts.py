@@ -27,6 +27,9 @@ class Item:
         return SimpleNamespace(id=self.nodeid.partition("[")[2].rstrip("]"))
 
 
+LONGEST_NAME = 100
+"""Characters, behind the file."""
+
 OLDEST = frozenset({"oldest"})
 TABLE = [
     Item(f"tests/integration/test_a.py::test_table[{name}-{api}]", OLDEST)
@@ -108,3 +111,8 @@ def test_what_runs_alone_is_not_marked_oldest(request: pytest.FixtureRequest) ->
         if item.get_closest_marker("alone") and item.get_closest_marker("oldest")
     ]
     assert both == []
+
+
+def test_names_fit_a_line(request: pytest.FixtureRequest) -> None:
+    names = [item.nodeid.partition("::")[2] for item in request.session.items]
+    assert [name for name in names if len(name) > LONGEST_NAME] == []
