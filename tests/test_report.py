@@ -153,16 +153,18 @@ def test_the_librarys_log_as_json_lines_is_read(
 
 
 def test_files_are_laid_over_each_other_from_their_beginnings(tmp_path: Path) -> None:
-    def of(side: str, began: float) -> Path:
+    def of(side: str, began: float, file: str = "") -> Path:
         base = {"side": side, "name": "find", "error": None, "server": None, "repeated": {}}
         return write(
-            tmp_path / side,
+            tmp_path / (file or side),
             {"at": began, "type": "run", "side": side},
             base | {"at": began + 2.0, "type": "operation", "seconds": 0.5},
         )
 
     sides = read([of("ours", 100.0), of("plain", 900.0)])
     assert [(each.name, each.operations[0].at) for each in sides] == [("ours", 2.0), ("plain", 2.0)]
+    again = read([of("ours", 100.0), of("ours", 900.0, "today.jsonl")])
+    assert [each.name for each in again] == ["ours", "ours, today"]
     text = page(sides, "two")
     assert "plain: 1 operation through 0 faults, 0 errors" in text
     assert "nothing to compare" not in text

@@ -70,9 +70,9 @@ class Side:
 
 
 def read(paths: Iterable[Path]) -> list[Side]:
-    """The sides in the order of their first records; of two files with the same side, the later
-    one. Faults without a side strike those of their file, or every side where it has none. Raises
-    ReportError, OSError."""
+    """The sides in the order of their first records; one that an earlier file has is named with
+    its file. Faults without a side strike those of their file, or every side where it has none.
+    Raises ReportError, OSError."""
     sides: dict[str, Side] = {}
     loose: list[Fault] = []
     for path in paths:
@@ -83,10 +83,11 @@ def read(paths: Iterable[Path]) -> list[Side]:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ReportError(f"{path}, line {number}: no record of this library") from error
         faults = of_file.pop(ALL, Side(ALL)).faults
-        found = {name: each for name, each in of_file.items() if each.end > 0}
-        for each in found.values():
+        found = [each for each in of_file.values() if each.end > 0]
+        for each in found:
             each.faults += _since(each.began, faults)
-        sides |= found
+            each.name += f", {path.stem}" if each.name in sides else ""
+            sides[each.name] = each
         loose += [] if found else faults
     if not sides:
         raise ReportError("nothing was recorded there")
