@@ -422,9 +422,9 @@ def test_a_member_that_is_reached_by_another_name_alone(
     assert "mongo.invalid:27017" in found.verdict.text
 
 
-def test_the_servers_version_is_shown(replica_set: ReplicaSet) -> None:
-    found = examine(replica_set.uri)
-    assert re.search(r"primary of version \d+\.\d+\S*, wire version \d+", texts(found, Level.OK))
+def test_state_set_and_version_of_a_server_are_shown(replica_set: ReplicaSet) -> None:
+    shown = texts(examine(replica_set.uri), Level.OK)
+    assert re.search(r"primary of the set 'rs0', version \d+\.\d+\S*, wire version \d+", shown)
 
 
 def test_versions_that_pymongo_does_not_support_are_wrong(replica_set: ReplicaSet) -> None:

@@ -52,17 +52,16 @@ def of_probe(probe: Probe, target: Target, failed: Level) -> Iterator[Finding]:
 
 def _hello(probe: Probe, hello: dict[str, Any], target: Target) -> Iterator[Finding]:
     wire = (int(hello.get("minWireVersion", 0)), int(hello.get("maxWireVersion", 0)))
-    state = _state(hello)
-    version = "" if probe.version is None else f" of version {probe.version}"
-    text = f"{state}{version}, wire version {wire[1]}"
+    state, wanted, given = _state(hello), target.replica_set, hello.get("setName")
+    named = f" of the set {given!r}" if given else ""
+    version = "" if probe.version is None else f", version {probe.version}"
+    text = f"{state}{named}{version}, wire version {wire[1]}"
     if wire[1] < common.MIN_SUPPORTED_WIRE_VERSION or wire[0] > common.MAX_SUPPORTED_WIRE_VERSION:
         yield diagnosed("hello", Symptom.INCOMPATIBLE, f": {text}", server=probe.name)
-    wanted, given = target.replica_set, hello.get("setName")
     if wanted is None or given == wanted:
         yield Finding("hello", Level.OK, text, server=probe.name)
         return
-    which = f"the set {given!r}" if given else "no replica set"
-    text = f"{state} of {which}, and the URI asks for replicaSet={wanted}"
+    text = f"{state}{named or ' of no replica set'}, and the URI asks for replicaSet={wanted}"
     yield diagnosed("hello", Symptom.SET_NAME, server=probe.name)._replace(text=text)
 
 
