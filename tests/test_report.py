@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -31,6 +31,8 @@ from pymongo_resilience import (
     BreakerClosed,
     BreakerOpened,
     Config,
+    Event,
+    ReadHedged,
     RetryDeclined,
     RetryReason,
     RetryScheduled,
@@ -45,6 +47,7 @@ CLOSED = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT
 SCHEDULED = RetryScheduled("find", "shop.orders", CLOSED, SERVER, 1, 0.1)
 DECLINED = RetryDeclined("find", "shop.orders", CLOSED, SERVER, 2, Rule.ATTEMPTS)
 EVENTS = (SCHEDULED, DECLINED, BreakerOpened(SERVER, 20, 15, 1.0), BreakerClosed(SERVER))
+HEDGED = ReadHedged("find", "shop.orders", SERVER, None, 0.01, "first")
 
 
 def operation(at: float, seconds: float = 0.1, error: str | None = None) -> Operation:
@@ -100,12 +103,13 @@ def test_quantiles_and_errors() -> None:
 def test_what_a_recorder_writes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with Recorder(path) as recorder:
-        for event in EVENTS:
+        for event in (*EVENTS, HEDGED):
             recorder.on_event(event)
         recorder.operation("find", 0.25, error="AutoReconnect", server=SERVER, repeated={"x": 2})
         recorder.operation("find", 0.01, server=SERVER)
         recorder.balance(lost=1, duplicated=2)
     recorder.on_event(SCHEDULED)  # late, and in vain
+    assert {type(each) for each in (*EVENTS, HEDGED)} == set(get_args(Event))
     (side,) = read([path])
     assert side.name == "ours"
     assert summary.reasons(side) == {CLOSED.value: 1, "x": 2}

@@ -22,12 +22,14 @@ from pymongo_resilience import (
     Event,
     Failure,
     FastFailOnTerminalError,
+    HedgeCounts,
     Listener,
     MongoDBSpecification,
     Operation,
     OperationTimeoutError,
     OverloadShedError,
     Policy,
+    ReadHedged,
     RetryAction,
     RetryDeclined,
     RetryReason,
@@ -98,6 +100,7 @@ RetryAction("1")  # type: ignore[arg-type]
 def shows(client: object) -> str:
     known = status(client)
     assert_type(known, ClientStatus)
+    assert_type(known.hedges, HedgeCounts | None)
     assert_type(known.servers, tuple[ServerStatus, ...])
     assert_type(known.servers[0].round_trip_time, float | None)
     verdicts = explain_selection(client, writes=True)
@@ -127,6 +130,9 @@ class Counts:
             return
         elif isinstance(event, BreakerClosed):
             assert_type(event.server, str)
+            return
+        elif isinstance(event, ReadHedged):
+            assert_type(event.winner, str | None)
             return
         else:
             assert_never(event)

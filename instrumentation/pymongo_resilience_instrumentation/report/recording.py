@@ -8,8 +8,8 @@ Each has ``at`` (seconds since 1970), ``type`` and ``side`` (who: ``ours``, ``pl
 - ``command``: one command as a server answered it: ``name``, ``seconds``, ``error``, ``server``
 - ``fault``: ``fault``, ``on``, ``seconds``, ``struck``; without a side it strikes all of them
 - ``balance``: writes ``lost`` and ``duplicated``, where the database was compared
-- ``retry.scheduled``, ``retry.declined``, ``circuit_breaker.opened``, ``circuit_breaker.closed``:
-  the library's events with their fields
+- ``retry.scheduled``, ``retry.declined``, ``circuit_breaker.opened``, ``circuit_breaker.closed``,
+  ``read.hedged``: the library's events with their fields
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pymongo.monitoring import CommandListener
 
-from pymongo_resilience.events import BreakerClosed, BreakerOpened, RetryDeclined, RetryScheduled
+from pymongo_resilience.events import (
+    BreakerClosed,
+    BreakerOpened,
+    ReadHedged,
+    RetryDeclined,
+    RetryScheduled,
+)
 from pymongo_resilience_instrumentation.addresses import address_text
 
 if TYPE_CHECKING:
@@ -38,6 +44,7 @@ TYPES = {
     RetryDeclined: "retry.declined",
     BreakerOpened: "circuit_breaker.opened",
     BreakerClosed: "circuit_breaker.closed",
+    ReadHedged: "read.hedged",
 }
 
 
