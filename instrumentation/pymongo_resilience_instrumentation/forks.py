@@ -50,26 +50,19 @@ def _in_child() -> None:
     runtime = _watched
     if runtime is None:
         return
-    steps = [
-        runtime.clients.reset_after_fork,
-        runtime.budgets.reset_after_fork,
-        runtime.closings.reset_after_fork,
-        deferred.forget_deferred,
-        calls.detach_in_child,
-        calls.clear_inherited,
-    ]
-    if runtime.breakers is not None:
-        steps.append(runtime.breakers.reset_after_fork)
-    if runtime.shedding is not None:
-        steps.append(runtime.shedding.reset_after_fork)
-    if runtime.selectors is not None:
-        steps.append(runtime.selectors.reset_after_fork)
-    if runtime.command_spans is not None:
-        steps.append(runtime.command_spans.reset_after_fork)
-    if runtime.transaction_spans is not None:
-        steps.append(runtime.transaction_spans.reset_after_fork)
-    if runtime.hedges is not None:
-        steps.append(runtime.hedges.reset_after_fork)
+    parts = (
+        runtime.clients,
+        runtime.budgets,
+        runtime.closings,
+        runtime.breakers,
+        runtime.shedding,
+        runtime.selectors,
+        runtime.command_spans,
+        runtime.transaction_spans,
+        runtime.hedges,
+    )
+    steps = [deferred.forget_deferred, calls.detach_in_child, calls.clear_inherited]
+    steps += [part.reset_after_fork for part in parts if part is not None]
     for step in steps:
         with shielded("in a forked child"):
             step()
