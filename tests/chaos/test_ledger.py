@@ -180,6 +180,17 @@ def test_ledger_of_atomic_writes(api: Api) -> None:
     assert {each.kind for each in result.journal.ledger.acknowledged} == set(ATOMIC)
 
 
+def test_atomic_writes_that_are_no_transactions_are_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same run by an application that declares them idempotent: they are doubled."""
+    monkeypatch.setattr(workload, "override", lambda *, atomic: override(idempotent=atomic))
+    scenario = chaos_of_atomic_writes()
+    result = run("", Side.OURS, Api.THREADS, scenario, seconds=SECONDS, seed=SEED, kinds=ATOMIC)
+    assert result.balance.doubled
+    assert not result.balance.is_exact
+
+
 def chaos_alone(title: str) -> Scenario:
     """A cleared pool and cut handshakes under load, a reply that is lost, and what is thrown."""
     scenario = (

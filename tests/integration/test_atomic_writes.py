@@ -9,8 +9,11 @@ from typing import Any
 
 import pymongo
 import pytest
+import wrapt
 from pymongo import InsertOne, UpdateMany, UpdateOne, WriteConcern
+from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
+from pymongo.synchronous.collection import Collection
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
@@ -259,6 +262,43 @@ def test_it_needs_no_rewriting_and_no_retries_of_ours(
     assert numbers() == AFTER
 
 
+@pytest.mark.parametrize("hides", [False, True])
+def test_another_library_s_wrapper_is_looked_through(
+    hides: bool, side: Side, opened: Any, sent: SentCommands, instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    coll_class = Collection if side.runner is None else AsyncCollection
+    called = []
+
+    def note(wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        called.append(kwargs)
+        return wrapped(*args, **kwargs)
+
+    inner: Any = coll_class.update_many
+
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
+    async def async_outer(*args: Any, **kwargs: Any) -> Any:
+        return await inner(*args, **kwargs)
+
+    made: Any = outer if side.runner is None else async_outer
+    if not hides:
+        made = wrapt.FunctionWrapper(inner, note)
+    monkeypatch.setattr(coll_class, "update_many", made)
+    instrument()
+    coll = opened()
+    if hides:
+        with override(atomic=True), pytest.raises(ConfigurationError, match="hides its parameters"):
+            side.do(*update(coll))
+        assert names(sent) == []
+    else:
+        with override(atomic=True):
+            assert counts(side.do(*update(coll))) == (3, 3)
+        assert names(sent) == ["update", "commitTransaction"]
+        assert len(called) == 1
+
+
 def test_a_filter_that_pins_id_is_a_transaction_like_any_other(
     side: Side, opened: Any, sent: SentCommands, instrument: Instrument
 ) -> None:
@@ -452,7 +492,6 @@ def test_the_deadline_ends_it_and_the_abort_is_sent(
 ) -> None:  # fmt: skip
     instrument(timeout_ms=LOW)
     coll = opened()
-    drivers_time.passed += 1  # a first use is no part of it
 
     class Late(Fail):
         def on_request(self, request: Any, connection: Any) -> Any:

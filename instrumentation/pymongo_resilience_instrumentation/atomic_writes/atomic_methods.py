@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import DeleteMany, UpdateMany
 
+from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.first_use import ATOMIC_WRITES
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 METHODS = frozenset({"bulk_write", "delete_many", "update_many"})
 MANY = (UpdateMany, DeleteMany)
+HIDDEN = "another library has put a wrapper around it that hides its parameters"
 
 
 class AtomicWrites:
@@ -36,16 +38,19 @@ class AtomicWrites:
     def __init__(
         self,
         runtime: Runtime,
-        original: Function,
+        name: str,
+        found: Any,
         of_clients: dict[int, Collections],
         asynchronous: bool,
     ) -> None:
-        """``of_clients``: what is known of collections, by the identity of their client."""
-        self._asynchronous = asynchronous
+        """``found``: the attribute of the class, perhaps another library's wrapper. ``of_clients``:
+        what is known of collections, by the identity of their client."""
         self._runtime = runtime
+        self._found = found
         self._of_clients = of_clients
-        self._is_bulk = original.__name__ == "bulk_write"
-        self._session_at = call_sessions.position(original)
+        self._asynchronous = asynchronous
+        self._is_bulk = name == "bulk_write"
+        self._session_at = call_sessions.position(found)
 
     def around(self, original: Function) -> Function:
         """What does nothing else."""
@@ -60,7 +65,8 @@ class AtomicWrites:
     def plan(
         self, original: Function, given: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Steps | None:
-        """None where the call is to be sent as it is."""
+        """None where the call is to be sent as it is. Raises ConfigurationError where no session
+        can be given to the method."""
         call = calls.current()
         if call is None or call.made is None or call.made[1][0] is not given[0]:
             return None
@@ -72,8 +78,11 @@ class AtomicWrites:
             is not None
         ):
             return None
+        signature = inspect.signature(self._found)
+        if "session" not in signature.parameters:
+            raise ConfigurationError([f"{call.method} with atomic=True was not sent: {HIDDEN}"])
         try:
-            bound = inspect.signature(original).bind(*given, **kwargs)
+            bound = signature.bind(*given, **kwargs)
         except TypeError:
             # The driver's to refuse.
             return None

@@ -76,8 +76,9 @@ def around(
     )
 
     def wrapped(original: Function) -> Function:
-        names, asynchronous = _parameters(original), is_async(original)
-        atomic = AtomicWrites(runtime, original, of_clients, asynchronous)
+        # Of the attribute of the class: ``original`` may be around another library's wrapper.
+        names, asynchronous = _parameters(original), is_async(originals[name])
+        atomic = AtomicWrites(runtime, name, originals[name], of_clients, asynchronous)
         others = twin is not None and not set(names or ()) <= set(_parameters(twin) or ())
         if not rewrites or names is None or others:
             return method.around(atomic.around(original))

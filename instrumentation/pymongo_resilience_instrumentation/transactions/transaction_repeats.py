@@ -123,10 +123,13 @@ class Repetition:
         if not isinstance(error, PyMongoError):
             return Repeat.NOTHING
         part, self.part = self.part, None
-        if part is not None and part.error is not error:
+        cause = error.error if isinstance(error, ClientBulkWriteException) else None
+        if not isinstance(cause, PyMongoError):
+            cause = error
+        if part is not None and part.error is not error and part.error is not cause:
             part = None
-        failure = _described(error) if part is None else part
-        what = transaction_rules.repeat(_has_label(error), failure.code, committing=committing)
+        failure = self._described(error) if part is None else part
+        what = transaction_rules.repeat(cause.has_error_label, failure.code, committing=committing)
         operation = self._operation
         operation.deadline, operation.retry_window = self._limits()
         verdict = transaction_rules.verdict(self._rules, operation, failure, what)
@@ -148,6 +151,19 @@ class Repetition:
         unknown = committing and error.has_error_label(transaction_rules.UNKNOWN_COMMIT)
         self._final = self._ends_with(error, failure, rule, UNKNOWN if unknown else why)
         return Repeat.NOTHING
+
+    def _described(self, error: PyMongoError) -> Failure:
+        """Of an error that was raised outside of the driver's loop, or in a call of its own."""
+        server = classify.attribute(error, "server")
+        if self._call is not None:
+            server = driver.retry_loop.address_of(self._call.selected)
+        attempt = classify.Attempt(
+            reached_connection=classify.stage_of(error) is not Stage.NOT_SENT,
+            carried_txn_number=False,
+            server=server,
+            min_rtt=driver.deadline.min_rtt(),
+        )
+        return classify.describe(error, attempt)
 
     def _limits(self) -> tuple[Deadline | None, Deadline | None]:
         timeout = driver.deadline.Timeout.in_force()
@@ -184,21 +200,3 @@ class Repetition:
             )
             self._call.judged = error if isinstance(error, Exception) else None
         return error
-
-
-def _described(error: PyMongoError) -> Failure:
-    """Of an error that was raised outside of the driver's loop, or in an operation of its own."""
-    return classify.describe(
-        error,
-        classify.Attempt(
-            reached_connection=classify.stage_of(error) is not Stage.NOT_SENT,
-            carried_txn_number=False,
-            server=getattr(error, "server", None),
-            min_rtt=driver.deadline.min_rtt(),
-        ),
-    )
-
-
-def _has_label(error: PyMongoError) -> Callable[[str], bool]:
-    cause = error.error if isinstance(error, ClientBulkWriteException) else None
-    return (cause if isinstance(cause, PyMongoError) else error).has_error_label
