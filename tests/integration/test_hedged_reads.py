@@ -15,10 +15,9 @@ from pymongo.errors import OperationFailure
 from pymongo.read_preferences import Nearest
 from pymongo.synchronous.collection import Collection
 from pymongo_resilience_instrumentation.hedged_reads import lanes
-from pymongo_resilience_instrumentation.hedged_reads.hedges import ClientHedges
-from pymongo_resilience_instrumentation.hedged_reads.lanes import Threads
+from pymongo_resilience_instrumentation.hedged_reads.hedges import ClientHedges, HedgeRegistry
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import Overload
 from pymongo_resilience_instrumentation.testbed.faults.command_faults import DRIVER_COMMANDS
 from pymongo_resilience_instrumentation.testbed.interception import (
@@ -45,10 +44,11 @@ from pymongo_resilience import (
     status,
     uninstrument,
 )
+from pymongo_resilience.clock import MonotonicClock
 
 pytestmark = pytest.mark.oldest
 
-SLOW_S = 0.4
+SLOW_S = 0.7
 HEDGE_MS = 20
 READS: dict[str, Callable[[Any], Any]] = {
     "find_one": lambda coll: coll.find_one({"x": 1}),
@@ -611,13 +611,105 @@ def test_with_the_strategy_driver_nothing_is_hedged(
     assert "no read is hedged" in caplog.text
 
 
+def test_on_a_sharded_cluster_the_hedge_goes_to_another_mongos(
+    side: Side, cluster: ShardedCluster, database: str, instrument: Instrument
+) -> None:
+    """Whatever the read preference: each mongos can do it."""
+    telemetry = instrument()
+    client = side.client(cluster.uri, localThresholdMS=60_000)
+    side.do(client.admin.command, "ping")
+    side.wait_for_members(client, len(cluster.members))
+    coll = client[database].coll
+    side.do(coll.insert_one, {"x": 1})
+    save_up(coll)
+    cluster.inject(slow())
+    with override(hedge=HEDGE_MS):
+        assert side.do(coll.find_one)["x"] == 1
+    (event,) = hedged(telemetry)
+    assert event.winner == "hedge"
+    assert event.second_server not in {None, event.server}
+    settle(side, coll)
+
+
+def test_with_one_server_there_is_no_hedge_and_no_thread(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    client = side.client(proxy.uri)
+    coll = client.get_database(database, read_preference=ReadPreference.NEAREST).coll
+    side.do(coll.insert_one, {"x": 1})
+    save_up(coll)
+    proxy.inject(slow(seconds=0.06))
+    with override(hedge=5):
+        assert side.do(coll.find_one)["x"] == 1
+    assert hedged(telemetry) == []
+    assert hedges(coll).threads.count == 0
+
+
+def test_where_no_other_server_is_eligible_any_more_the_hedge_is_not_sent(
+    side: Side,
+    coll: Any,
+    replica_set: ReplicaSet,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There was one when it began; the tags leave but the first."""
+    monkeypatch.setattr(ClientHedges, "may_go_elsewhere", lambda *_: True)
+    only = coll.with_options(read_preference=Nearest(tag_sets=[{"member": "1"}]))
+    script = slow(2, seconds=0.1)
+    replica_set.inject(script)
+    with override(hedge=HEDGE_MS):
+        assert side.do(only.find_one)["x"] == 1
+    assert script.injected == 1
+    (event,) = hedged(telemetry_of(request))
+    assert (event.winner, event.second_server) == ("first", None)
+    settle(side, coll)
+
+
+def test_a_fault_of_ours_only_means_that_nothing_is_hedged(
+    side: Side,
+    coll: Any,
+    replica_set: ReplicaSet,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fault(*_: Any) -> bool:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(ClientHedges, "may_go_elsewhere", fault)
+    replica_set.inject(slow(seconds=0.06))
+    with override(hedge=5):
+        assert side.do(coll.find_one)["x"] == 1
+    assert hedged(telemetry_of(request)) == []
+    assert "internal error in pymongo-resilience before a read was hedged" in caplog.text
+
+
+def test_a_second_try_that_cannot_begin_is_not_waited_for(
+    replica_set: ReplicaSet, database: str, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first fails after that, and is repeated by the rules."""
+    telemetry = instrument()
+    side = Side("sync", None)
+    coll = collection(side, replica_set, database)
+    monkeypatch.setattr(lanes, "MOST_THREADS", 1)
+    replica_set.inject(Script(Delay(2)))
+    with override(hedge=HEDGE_MS, attempt_timeout_ms=150):
+        assert coll.find_one()["x"] == 1
+    (scheduled,) = telemetry.decisions.events
+    assert isinstance(scheduled, RetryScheduled)
+    assert hedges(coll).budget.sent == 0
+    side.close()
+
+
 def test_a_forked_child_has_threads_of_its_own() -> None:
-    threads = Threads()
+    registry = HedgeRegistry(MonotonicClock(), None)
+    threads = registry.of(registry).threads
     done = threading.Event()
     assert threads.start(done.set)
     assert done.wait(5)
     wait_until(lambda: threads._idle)
-    threads.reset_after_fork()
+    registry.reset_after_fork()
     assert (threads.count, threads._idle) == (0, [])
     again = threading.Event()
     assert threads.start(again.set)

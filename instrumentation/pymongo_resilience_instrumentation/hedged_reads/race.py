@@ -219,11 +219,17 @@ class Race:
             # Two commands, so each has a span of its own.
             self._first.call.has_command_spans = second.call.has_command_spans = True
             self._first.call.only_command = None
-            second.begun = self._lanes.start(self._make(second), copy_context())
-            if not second.begun:
-                self._hedges.budget.give_back()
-                second.error = RuntimeError("all threads are busy")
-                self._finish(second)
+            try:
+                second.begun = self._lanes.start(self._make(second), copy_context())
+            finally:
+                if not second.begun:
+                    self._hedges.budget.give_back()
+                    self._withdraw(second)
+
+    def _withdraw(self, tried: Try) -> None:
+        """It never began: nobody is to wait for it."""
+        tried.error = RuntimeError("not begun")
+        self._finish(tried)
 
     def _settle(self) -> Any:
         with self._lock:
@@ -250,6 +256,9 @@ class Race:
         with self._lock:
             published, self._ended = self._ended, True
             winner, self._winner = self._winner, None
+        if self._second is not None and not self._second.begun:
+            # Struck in between.
+            self._withdraw(self._second)
         if not published:
             self._publish(None)
         self._lanes.cancel()

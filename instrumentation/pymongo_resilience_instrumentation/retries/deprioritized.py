@@ -91,7 +91,8 @@ def _select(original: Function) -> Function:
         avoided = [known[address] for address in failed if address in known]
         measured = driver.selection.measuring_the_whole_set(selector, description)
         found = original(description, measured, address, custom_selector, avoided)
-        if not found and isinstance(failed, Kept):
+        if isinstance(failed, Kept) and {each.address for each in found} <= {*failed}:
+            # Where nothing else is left, the driver takes what it was to avoid.
             raise NoOtherServerError("no other server is eligible")
         return found or original(description, selector, address, custom_selector, None)
 
