@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience.generators import frame_at, generator_around, is_running
 from pymongo_resilience.policy import NOTHING, Policy
 
@@ -79,6 +80,8 @@ def timed() -> Block | None:
 
 def enter(policy: Policy) -> tuple[Block, Policy]:
     """A new block around what the caller's caller runs, and all that holds in it."""
+    if not POLICIES.used:
+        POLICIES.use()
     block = Block(policy, _living(_innermost.get()), generator_around(frame_at(2)))
     return block, _policy_of(block)
 

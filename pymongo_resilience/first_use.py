@@ -35,7 +35,20 @@ class FirstUse:
         self._waiting.clear()
 
 
+class FirstUseByAny(FirstUse):
+    """Of several threads that use it at once, each prepares for it, and goes on once that is done:
+    ``prepare`` may be called more than once."""
+
+    def use(self) -> None:
+        for prepare in tuple(self._waiting):
+            prepare()
+        self.used = True
+
+
 HEDGED_READS = FirstUse()
 """Used with the first policy that hedges."""
 ATOMIC_WRITES = FirstUse()
 """Used with the first policy that is atomic."""
+POLICIES = FirstUseByAny()
+"""Used with the first block, binding, client, transaction or cursor that a policy or a timeout of
+ours holds for. Until then, no operation asks any of them."""

@@ -22,7 +22,7 @@ from support.fixtures import (
 from support.gathered import Gathering, gather
 from support.parts import Parts
 
-from pymongo_resilience.first_use import HEDGED_READS
+from pymongo_resilience.first_use import HEDGED_READS, POLICIES
 
 LONGEST = 30
 """Characters of a parameter in the name of a test."""
@@ -48,7 +48,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_runtest_teardown() -> None:
     """A policy of one test puts no wrappers on in another one."""
-    HEDGED_READS.used = False
+    HEDGED_READS.used = POLICIES.used = False
 
 
 @pytest.fixture(scope="session")

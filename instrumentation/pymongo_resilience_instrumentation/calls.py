@@ -107,6 +107,8 @@ class Call:
     runs: Sequence[Run] = ()
     """Attempts that have failed, for its timeline."""
     backoff = 0.0
+    late_for: tuple[Any, ...] | None = None
+    """The arguments of its wrapper, where it was begun late: see interception/late_calls.py."""
     declined_by: Rule | None = None
 
     def __init__(

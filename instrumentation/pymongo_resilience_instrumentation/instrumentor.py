@@ -16,6 +16,7 @@ from pymongo_resilience._version import __version__
 from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.faults import logger
+from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience_instrumentation.assembly import assemble, meter_of
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
@@ -170,7 +171,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         enabled_flag.current = runtime.enabled_flag
         runtime.enabled_flag.turn(on=True)
         _say_on(settings)
-        if Feature.EXISTING_CLIENTS not in lacking:
+        if Feature.EXISTING_CLIENTS in lacking:
+            POLICIES.use()
+        else:
             _reach_existing_clients(runtime, retried=Feature.RETRIES not in without)
 
     def status(self, client: object) -> ClientStatus:
@@ -311,6 +314,8 @@ def _lost_metrics(lacking: Collection[Feature]) -> Iterator[str]:
 def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
     count = 0
     for client in driver.clients.existing_clients():
+        if client.options.timeout is not None:
+            POLICIES.use()
         runtime.coroutines.register(client)
         runtime.deprecated.register(client)
         tracing.keep_for_existing(client)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.faults import logger
+from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import (
@@ -120,6 +124,7 @@ class Patches:
         if not runtime.no_configured_timeout:
             self.need("timeout")
         late_hedging.wrap_when_used(runtime, without, self._add)
+        POLICIES.prepare_with(partial(self.need, "policy"))
         if Feature.TIMEOUT not in without:
             late_gridfs.wrap_when_imported(runtime, self._add)
 
@@ -152,6 +157,7 @@ class Patches:
         self._removed = True
         late_gridfs.forget()
         late_hedging.forget(self._runtime)
+        POLICIES.forget()
         self._take_off()
 
     def _take_off(self) -> None:
@@ -215,14 +221,16 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
         yield owner, driver.cursors.RUN_OPERATION, cursor_wrappers.Batch(runtime)
-    for owner in (Collection, AsyncCollection):
-        for name in ("find", "find_raw_batches"):
-            yield owner, name, cursor_makers.find(runtime)
     for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
         asynchronous = is_async(vars(owner)["to_list"])
         yield owner, "to_list", cursor_wrappers.to_list(runtime, asynchronous)
     for owner in _where_defined(driver.cursors.cursor_classes(), driver.cursors.CLONE):
         yield owner, driver.cursors.CLONE, cursor_makers.clone(runtime)
+
+
+def _of_made_cursors(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in _where_defined((Cursor, AsyncCursor), "__init__"):
+        yield owner, "__init__", cursor_makers.made(runtime)
 
 
 def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
@@ -345,6 +353,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
 """What is wrapped where the installed pymongo can have all of the features."""
 _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
     ("avoided server", (Feature.RETRIES, Feature.RETARGETING), _of_selection),
+    ("policy", (Feature.CURSORS,), _of_made_cursors),
     ("attempt timeout", (Feature.TIME_LIMITS, Feature.WAITS), lambda _: attempt_timeouts.wrapped()),
     ("timeout", (Feature.WAITS,), lambda runtime: bounded_waits.selections(runtime.enabled_flag)),
     ("timeout", (Feature.TIME_LIMITS,), _of_time_limits),

@@ -15,6 +15,7 @@ from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin
+from pymongo_resilience_instrumentation.interception.late_calls import begin_late
 from pymongo_resilience_instrumentation.telemetry import call_timelines
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import timeout_errors, wait_times
@@ -104,6 +105,9 @@ class Runtime:
         """Whether the caller is inside of a call of the same client: the outermost wins. Or inside
         of what the library publishes of one."""
         call = calls.found()
+        if call is None and self.begins_late:
+            begin_late()
+            call = calls.found()
         if call is None or call.ended:
             return call is not None and call.reporting
         return call.client is client and call.has_operations
@@ -231,6 +235,16 @@ class Runtime:
                 self.operation_metrics.record_waits(call)
             if self.operation_spans is not None:
                 self.operation_spans.add_waits(call)
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether a call may begin late, once an attempt has failed: see late_calls."""
+        return (
+            self.owns_retries
+            and self.no_configured_timeout
+            and not (self.admits or self.shows_calls)
+            and self.slow_seconds is None
+        )
 
     @property
     def admits(self) -> bool:

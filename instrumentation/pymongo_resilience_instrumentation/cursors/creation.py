@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import blocks
-from pymongo_resilience.binding import attach_policy, policy_of, policy_of_cursor
+from pymongo_resilience.binding import ATTRIBUTE, attach_policy, policy_of, policy_of_cursor
 from pymongo_resilience.faults import logger, shielded
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
@@ -19,6 +19,7 @@ from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.policy import Policy
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
@@ -28,31 +29,42 @@ WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
 
 
-def find(runtime: Runtime, collection: Callable[[Any], Any] = lambda instance: instance) -> Method:
-    """``find`` and ``find_raw_batches`` only make a cursor: it remembers what is around it.
+def made(runtime: Runtime) -> Method:
+    """A cursor's ``__init__``: ``find`` and its like only make one, and it remembers what is around
+    it. Not around those methods, which may be bound before this is put on."""
 
-    ``collection``: from whatever has the method to the collection that it finds in.
-    """
+    def around(original: Function) -> Function:
+        def method(cursor: Any, *args: Any, **kwargs: Any) -> None:
+            original(cursor, *args, **kwargs)
+            _remember(runtime.enabled_flag, cursor, cursor.collection)
 
-    enabled_flag = runtime.enabled_flag
+        return method
+
+    return Method(around)
+
+
+def find(runtime: Runtime, collection: Callable[[Any], Any]) -> Method:
+    """Another ``find``; ``collection``: from whatever has it to the collection that it finds in."""
 
     def around(original: Function) -> Function:
         def method(*given: Any, **kwargs: Any) -> Any:
             cursor = original(*given, **kwargs)
-            # What the driver makes inside of a call is used up there, under the call's own policy.
-            try:
-                call = calls.found()
-                if call is not None and not call.ended:
-                    return cursor
-                if enabled_flag.on:
-                    _attach_policy(policy_of(collection(given[0])), cursor)
-            except Exception:
-                logger.exception("internal error in pymongo-resilience after a cursor was made")
+            _remember(runtime.enabled_flag, cursor, collection(given[0]))
             return cursor
 
         return method
 
     return Method(around)
+
+
+def _remember(enabled_flag: EnabledFlag, cursor: Any, collection: Any) -> None:
+    # What the driver makes inside of a call is used up there, under the call's own policy.
+    try:
+        call = calls.found()
+        if enabled_flag.on and (call is None or call.ended):
+            _attach_policy(policy_of(collection), cursor)
+    except Exception:
+        logger.exception("internal error in pymongo-resilience after a cursor was made")
 
 
 def clone(runtime: Runtime) -> Method:
@@ -62,8 +74,10 @@ def clone(runtime: Runtime) -> Method:
         def method(cursor: Any, *args: Any, **kwargs: Any) -> Any:
             made = original(cursor, *args, **kwargs)
             with shielded("after a cursor was copied"):
-                if runtime.enabled_flag.on:
-                    attach_policy(policy_of_cursor(cursor), made)
+                policy = policy_of_cursor(cursor)
+                if runtime.enabled_flag.on and policy_of_cursor(made) is not policy:
+                    # Also where it has none: the copy may have been made within a block.
+                    setattr(made, ATTRIBUTE, policy)
             return made
 
         return method

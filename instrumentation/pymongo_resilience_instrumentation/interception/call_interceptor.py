@@ -32,6 +32,9 @@ class Lifecycle(Protocol):
     operation_metrics: Any
     slow_seconds: float | None
 
+    @property
+    def begins_late(self) -> bool: ...
+
     def start_span(self, call: Call, transaction: Any = None) -> None: ...
 
     def end(self, call: Call, error: BaseException | None = None) -> BaseException | None: ...
@@ -50,6 +53,10 @@ class CallInterceptor(Interceptor):
         self._spans, self._metrics = runtime.operation_spans, runtime.operation_metrics
         self._watches_slow = runtime.slow_seconds is not None
         self.begin_plain = _begin_plain(runtime)
+
+    def has_no_timeout(self, client: Any) -> bool:
+        """Whether the client was given none; False where nothing is known of it yet."""
+        return self.runtime.client_timeouts.get(id(client), UNKNOWN) is None
 
     def succeeded(self, call: Call, result: Any) -> Any:
         if call.struck is not None:

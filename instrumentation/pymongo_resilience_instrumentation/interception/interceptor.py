@@ -14,9 +14,11 @@ from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.faults import from_outside, logger, raise_alone
-from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE
+from pymongo_resilience.first_use import POLICIES
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.calls import BEGINNING, NEVER, NO_DEADLINE
 
+from .late_calls import begun_for, wrappers
 from .methods import Method, Subclass
 
 if TYPE_CHECKING:
@@ -54,6 +56,14 @@ class Interceptor:
     """Called with what ``enter`` returned, the original and its arguments, in place of the
     original. Returns the result; around a coroutine function, an awaitable."""
 
+    begins_late = False
+    """Where nothing is in force, its calls begin late: see ``late_calls``."""
+
+    def holds_nothing(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether no policy and no timeout holds for what it is called on and with, nor for the
+        block that the caller is in. Not asked until a policy was in force in this process."""
+        raise NotImplementedError
+
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
         is in ``REFUSED`` for what the application gave; anything else is an internal error."""
@@ -80,7 +90,7 @@ class Interceptor:
         ``entered`` is BEGINNING where ``enter`` has not returned.
         """
         if entered is BEGINNING:
-            calls.undo(entered, around, error)
+            calls.undo(BEGINNING, around, error)
 
     def method(self, flag: EnabledFlag, asynchronous: bool) -> Method:
         return Method(partial(_of_async if asynchronous else _of_sync, self, flag))
@@ -120,7 +130,31 @@ def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) ->
             raise
         return original(*given, **kwargs)
 
-    return method
+    if not interceptor.begins_late:
+        return method
+    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    holds_nothing = interceptor.holds_nothing
+
+    def late(*given: Any, **kwargs: Any) -> Any:
+        if (
+            found() is not None
+            or not flag.on
+            or timeout_in_force() is not None
+            or deadline() != NEVER
+            or (POLICIES.used and not holds_nothing(given, kwargs))
+        ):
+            return method(*given, **kwargs)
+        put_off = True  # noqa: F841 - for begin_late, which looks for it
+        try:
+            result = original(*given, **kwargs)
+        except BaseException as error:
+            if failed_late(interceptor, error, given, kwargs):
+                raise
+            return None
+        return result if found() is None else succeeded_late(interceptor, result, given, kwargs)
+
+    wrappers.add(late.__code__)
+    return late
 
 
 def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -> Function:
@@ -151,11 +185,66 @@ def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -
             raise
         return await original(*given, **kwargs)
 
-    return method
+    if not interceptor.begins_late:
+        return method
+    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    holds_nothing = interceptor.holds_nothing
+
+    async def late(*given: Any, **kwargs: Any) -> Any:
+        if (
+            found() is not None
+            or not flag.on
+            or timeout_in_force() is not None
+            or deadline() != NEVER
+            or (POLICIES.used and not holds_nothing(given, kwargs))
+        ):
+            return await method(*given, **kwargs)
+        put_off = True  # noqa: F841 - for begin_late, which looks for it
+        try:
+            result = await original(*given, **kwargs)
+        except BaseException as error:
+            if failed_late(interceptor, error, given, kwargs):
+                raise
+            return None
+        return result if found() is None else succeeded_late(interceptor, result, given, kwargs)
+
+    wrappers.add(late.__code__)
+    return late
 
 
 def _steps(interceptor: Interceptor) -> tuple[Any, Any, Any, Callable[[], Call | None]]:
     return interceptor.enter, interceptor.succeeded, interceptor.send, calls.found
+
+
+def succeeded_late(
+    interceptor: Interceptor, result: Any, given: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """After a method whose call may have begun late: what its caller gets."""
+    call: Any = None
+    try:
+        call = begun_for(given)
+        return result if call is None else interceptor.succeeded(call, result)
+    except BaseException as error:
+        if failed_late(interceptor, error, given, kwargs):
+            raise
+        return None
+
+
+def failed_late(
+    interceptor: Interceptor,
+    error: BaseException,
+    given: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> bool:
+    """The same after its error: as ``_raises``."""
+    call: Any = None
+    try:
+        call = begun_for(given)
+        return _raises(interceptor, call, None, error, (given, kwargs))
+    except BaseException as raised:
+        if call is not None:
+            interceptor.undo(call, None, raised)
+        raise
 
 
 def _raises(

@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 Function = Callable[..., Any]
-Need = Literal["attempt timeout", "avoided server", "timeout", "transaction"]
+Need = Literal["attempt timeout", "avoided server", "policy", "timeout", "transaction"]
 """The first of them in a process puts patches on that operations do without until then."""
 ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.faults import shielded
+from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import options as client_options
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
@@ -35,6 +36,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Method:
             refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
             if refused or not runtime.enabled_flag.on:
                 original(client, *args, **kwargs)
+                _note_timeout(client)
                 return
             client_options.refuse_negative_timeout(args, kwargs)
             with shielded("before a client was made"):
@@ -43,6 +45,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Method:
                 )
                 client_setup.select_for(runtime, client, selector, kwargs)
             original(client, *args, **kwargs)
+            _note_timeout(client)
             with shielded("after a client was made"):
                 runtime.deprecated.register(client)
                 listeners.publish_without_events(client, dispensable=runtime.owns_retries)
@@ -65,6 +68,12 @@ class Resolved(Interceptor):
         with shielded("after an SRV record was resolved"):
             _show_given(entered.instance)
         return result
+
+
+def _note_timeout(client: Any) -> None:
+    with shielded("after a client was made"):
+        if client.options.timeout is not None:
+            POLICIES.use()
 
 
 def _show_given(client: Any) -> None:

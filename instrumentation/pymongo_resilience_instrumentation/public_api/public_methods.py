@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience import blocks
 from pymongo_resilience.binding import policy_of
 from pymongo_resilience.faults import logger
 from pymongo_resilience_instrumentation import calls, driver
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 MOST_ARGUMENTS = 100
+NEVER_LATE = frozenset({
+    "bulk_write", "insert_many",  # its error, which the driver makes later, names the server
+    "delete_many", "update_many",  # it may be sent as another write
+    "watch",  # what it gives is prepared
+})  # fmt: skip
 
 
 class PublicMethod(CallInterceptor):
@@ -48,6 +54,23 @@ class PublicMethod(CallInterceptor):
         self._names = driver.clients.names_of_collection if named else None
         """Of telemetry's: looked up here, it costs a call less."""
         self._after = cursor_makers.after(runtime, operation.gives)
+        self.begins_late = (
+            runtime.begins_late
+            and self._may_be_plain
+            and self.send is None
+            and operation.method not in NEVER_LATE
+        )
+
+    def holds_nothing(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        instance = given[0]
+        return (
+            blocks.innermost() is None
+            and type(instance) is self._owner
+            and self._bound_session() is None
+            and len(given) <= self._before_session
+            and kwargs.get("session") is None
+            and self.has_no_timeout(self._operation.client(instance))
+        )
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         instance, operation = given[0], self._operation

@@ -11,25 +11,33 @@ from collections.abc import Callable
 from sys import exception
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience import blocks
+from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.calls import NEVER, Call
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
+from pymongo_resilience_instrumentation.interception.late_calls import (
+    NOT_SET,
+    begin_late,
+    set_nothing,
+)
 from pymongo_resilience_instrumentation.interception.methods import Subclass
 from pymongo_resilience_instrumentation.telemetry.native_spans import shown
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
 from . import deprioritized
-from .attempts import NOT_OURS, Attempts
+from .attempts import NOT_BEGUN, NOT_OURS, Attempts
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
-Run = Callable[[Any], Any]
-"""A method of the loop that takes nothing else."""
+Run = Callable[..., Any]
+"""A method of the loop; ours takes the error of a first attempt that was made already."""
 
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
     run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
+    late = _late_async_run if asynchronous else _late_run
     around = OwnCall(runtime).method(runtime.enabled_flag, asynchronous).around
     select = driver.selection.SELECT
 
@@ -38,6 +46,8 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         drivers_run = getattr(drivers, name)
         more = {"runtime": runtime, "drivers_run": drivers_run}
         more[name] = run(runtime, drivers_run, around)
+        if runtime.begins_late:
+            more[name] = late(runtime, more[name])
         if name != driver.retry_loop.RUN:
             more[name] = shown(more[name], runtime.operation_spans, asynchronous=asynchronous)
         if runtime.admits:
@@ -51,7 +61,7 @@ class OwnCall(CallInterceptor):
     """For a loop that is no part of a call yet."""
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:  # noqa: ARG002 - none
-        (loop,) = given
+        loop = given[0]
         around = calls.found()
         if around is not None and around.reporting:
             self.runtime.unreported.note()
@@ -76,26 +86,33 @@ def _inside(loop: Any) -> bool:
     )
 
 
+def _holds_nothing(loop: Any) -> bool:
+    """Not asked until a policy was in force in this process."""
+    return blocks.innermost() is None and transaction_of(driver.retry_loop.session(loop)) is None
+
+
 def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
 
-    def run(self: Any) -> Any:
+    def begun(self: Any, failed: Exception | None = None) -> Any:  # noqa: PLR0912 - one run, whole
+        """``failed``: what a first attempt that was made already has raised."""
         call = found()
         if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
-            return outside(self)
-        self.call, failed = call, None
+            return outside(self, failed)
+        self.call = call
         prepared = admits or call.only_reads or avoided()
         try:
             try:
-                if prepared and not self.begin():
-                    return drivers(self)
-                call.terminal_detector = None
-                self.reached_connection, self.was_retryable = False, self._retryable
-                try:
-                    result = self._read() if self._is_read else self.first_write()
-                except Exception as error:  # noqa: BLE001 - every failure is judged
-                    failed = error
+                if failed is None:
+                    if prepared and not self.begin():
+                        return drivers(self)
+                    call.terminal_detector = None
+                    self.reached_connection, self.was_retryable = False, self._retryable
+                    try:
+                        result = self._read() if self._is_read else self.first_write()
+                    except Exception as error:  # noqa: BLE001 - every failure is judged
+                        failed = error
                 if failed is not None:
                     prepared = True
                     if call.hedge is not None and call.hedge.ends(self, failed):
@@ -121,21 +138,22 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
         finally:
             del failed
 
-    def passed(loop: Any) -> Any:
+    def passed(loop: Any, failed: Exception | None) -> Any:
         if _inside(loop):
-            return run(loop)
-        loop.leave_to_driver()
+            return begun(loop, failed)
+        loop.leave_to_driver(failed)
         return drivers(loop)
 
     outside = around(passed)
-    return run
+    return begun
 
 
 def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.async_executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
 
-    async def run(self: Any) -> Any:
+    async def begun(self: Any, failed: Exception | None = None) -> Any:  # noqa: PLR0912 - one run, whole
+        """``failed``: what a first attempt that was made already has raised."""
         call = found()
         if (
             call is None
@@ -144,19 +162,20 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
             or call.client is not self._client
             or (exception() is not None and not enabled_flag.acts())
         ):
-            return await outside(self)
-        self.call, failed = call, None
+            return await outside(self, failed)
+        self.call = call
         prepared = admits or call.only_reads or avoided()
         try:
             try:
-                if prepared and not self.begin():
-                    return await drivers(self)
-                call.terminal_detector = None
-                self.reached_connection, self.was_retryable = False, self._retryable
-                try:
-                    result = await (self._read() if self._is_read else self.first_write())
-                except Exception as error:  # noqa: BLE001 - every failure is judged
-                    failed = error
+                if failed is None:
+                    if prepared and not self.begin():
+                        return await drivers(self)
+                    call.terminal_detector = None
+                    self.reached_connection, self.was_retryable = False, self._retryable
+                    try:
+                        result = await (self._read() if self._is_read else self.first_write())
+                    except Exception as error:  # noqa: BLE001 - every failure is judged
+                        failed = error
                 if failed is not None:
                     prepared = True
                     if call.hedge is not None and await call.hedge.ends_async(self, failed):
@@ -182,13 +201,97 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
         finally:
             del failed
 
-    async def passed(loop: Any) -> Any:
+    async def passed(loop: Any, failed: Exception | None) -> Any:
         if _inside(loop):
-            return await run(loop)
-        loop.leave_to_driver()
+            return await begun(loop, failed)
+        loop.leave_to_driver(failed)
         return await drivers(loop)
 
     outside = around(passed)
+    return begun
+
+
+def _late_run(runtime: Runtime, begun: Run) -> Run:
+    """``begun`` for a call that begins once the first attempt has failed, where nothing is in
+    force: of any other, its wrapper has begun it."""
+    enabled_flag, budgets = runtime.enabled_flag, runtime.budgets
+    found = calls.found
+    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+
+    def run(self: Any) -> Any:
+        timeout = timeout_in_force(NOT_SET)
+        if (
+            found() is not None
+            or not enabled_flag.on
+            or exception() is not None
+            or (timeout is not None and timeout is not NOT_SET)
+            or deadline() != NEVER
+            or (POLICIES.used and not _holds_nothing(self))
+        ):
+            return begun(self)
+        if timeout is NOT_SET:
+            set_nothing()
+        self.call = NOT_BEGUN
+        self.reached_connection, self.was_retryable = False, self._retryable
+        try:
+            result = self._read() if self._is_read else self.first_write()
+        except Exception as error:  # noqa: BLE001 - every failure is judged
+            failed = error
+        else:
+            if budgets.incomplete:
+                budgets.succeeded(self._client)
+            session = self._session
+            if session is not None and session.in_transaction:
+                self.note_completed()
+            return result
+        try:
+            begin_late()
+            return begun(self, failed)
+        finally:
+            del failed
+
+    return run
+
+
+def _late_async_run(runtime: Runtime, begun: Run) -> Run:
+    """``begun`` for a call that begins once the first attempt has failed, where nothing is in
+    force: of any other, its wrapper has begun it."""
+    enabled_flag, budgets = runtime.enabled_flag, runtime.budgets
+    found = calls.found
+    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+
+    async def run(self: Any) -> Any:
+        timeout = timeout_in_force(NOT_SET)
+        if (
+            found() is not None
+            or not enabled_flag.on
+            or exception() is not None
+            or (timeout is not None and timeout is not NOT_SET)
+            or deadline() != NEVER
+            or (POLICIES.used and not _holds_nothing(self))
+        ):
+            return await begun(self)
+        if timeout is NOT_SET:
+            set_nothing()
+        self.call = NOT_BEGUN
+        self.reached_connection, self.was_retryable = False, self._retryable
+        try:
+            result = await (self._read() if self._is_read else self.first_write())
+        except Exception as error:  # noqa: BLE001 - every failure is judged
+            failed = error
+        else:
+            if budgets.incomplete:
+                budgets.succeeded(self._client)
+            session = self._session
+            if session is not None and session.in_transaction:
+                self.note_completed()
+            return result
+        try:
+            begin_late()
+            return await begun(self, failed)
+        finally:
+            del failed
+
     return run
 
 

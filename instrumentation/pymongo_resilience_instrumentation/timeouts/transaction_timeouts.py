@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience import blocks
+from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience_instrumentation import calls, driver
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class TransactionDeadline(NamedTuple):
 
 def enter_transaction(session: object, deadline: TransactionDeadline) -> None:
     """The session is in the callback from now on."""
+    if not POLICIES.used:
+        POLICIES.use()
     vars(session)[_TRANSACTION] = deadline
 
 

@@ -16,6 +16,7 @@ from pymongo.errors import ServerSelectionTimeoutError, WaitQueueTimeoutError
 from pymongo_resilience.faults import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.late_calls import begin_late
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -114,6 +115,7 @@ class TimedWait(Interceptor):
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Timed | None:
         """``given``: at first whose method it is, or the condition that is waited for."""
+        begin_late()
         call = calls.current()
         if call is None:
             return None
