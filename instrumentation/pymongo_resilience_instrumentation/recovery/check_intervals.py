@@ -9,7 +9,7 @@ FIRST = 0.01
 REFUSED = 0.03
 """Seconds at least to where the interval stops doubling while connections are refused: nothing
 listens there, so a check costs a packet each way and no server a hello."""
-REFUSED_PART = 0.05
+REFUSED_PART = 0.04
 """Of the time that connections have been refused for: how late the server is found at most."""
 LONGEST = 1.0
 """Seconds; the driver's own interval is shorter."""
