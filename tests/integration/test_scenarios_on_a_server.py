@@ -20,7 +20,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import driver, instrumentor
+from pymongo_resilience_instrumentation import assembly, driver
 from pymongo_resilience_instrumentation.clients import budgets
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
@@ -148,8 +148,8 @@ def turn_time_by_hand(
 
     Whether there is a deadline at all is still the driver's to say.
     """
-    patch.setattr(instrumentor, "ClientClock", lambda _: clock)
-    patch.setattr(instrumentor, "RetryRules", functools.partial(RetryRules, random=quarter))
+    patch.setattr(assembly, "ClientClock", lambda _: clock)
+    patch.setattr(assembly, "RetryRules", functools.partial(RetryRules, random=quarter))
     really_left, really_to_wait = driver.deadline.remaining, bounded_waits.time_to_wait
     waiting = Waiting()
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from pymongo import _csot
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import calls, driver, instrumentor
+from pymongo_resilience_instrumentation import assembly, calls, driver
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.clients import Side
@@ -183,7 +183,7 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
     ):
         # Before 4.20 connections were in the module of their pool.
         patch.setattr(f"{module}.time", clock, raising=False)
-    patch.setattr(instrumentor, "ClientClock", lambda _: stage)
+    patch.setattr(assembly, "ClientClock", lambda _: stage)
     for owner in driver.waits.selection_timeout_owners():
         patch.setattr(owner, driver.waits.SELECTION_TIMEOUT, _beginning(stage, owner))
     topology, pool = half.module("topology"), half.module("pool")
