@@ -41,6 +41,7 @@ BULK = "bulk_write"
 MANY: frozenset[type] = frozenset({UpdateMany, DeleteMany})
 _UNNUMBERED = frozenset({"local", "config"})
 """Databases of a server's own."""
+FAULT = "internal error in pymongo-resilience before a write"
 REFUSALS = frozenset({
     2,  # BadValue
     9,  # FailedToParse
@@ -84,7 +85,7 @@ def around(
             return method.around(atomic.around(original))
         plans = _Plans(runtime.enabled_flag, original, twin, names, asynchronous)
         drive: Callable[[Steps], Any] = run_async if asynchronous else run
-        plan = plans.plan
+        plan = plans.plan if twin is None else plans.plan_one
 
         def rewritten(*given: Any, **kwargs: Any) -> Any:
             if ATOMIC_WRITES.used and (steps := atomic.plan(original, given, kwargs)) is not None:
@@ -111,13 +112,20 @@ class _Plans(NamedTuple):
     """Of the method's parameters but ``self``."""
     asynchronous: bool
 
+    def plan_one(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Write | None:
+        """As ``plan``, of update_many and delete_many: most filters end it here."""
+        try:
+            criteria = given[1] if len(given) > 1 else kwargs.get("filter")
+            if not pins_id(criteria):
+                return None
+        except Exception:
+            logger.exception(FAULT)
+            return None
+        return self.plan(given, kwargs)
+
     def plan(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Write | None:
         """None where the call is to be sent as it is."""
         try:
-            if self.twin is not None:
-                criteria = given[1] if len(given) > 1 else kwargs.get("filter")
-                if not pins_id(criteria):
-                    return None
             call = calls.current()
             if call is None or not self.flag.on or len(given) > 1 + len(self.names):
                 return None
@@ -132,7 +140,7 @@ class _Plans(NamedTuple):
                 return None
             return write  # noqa: TRY300 - all of it is ours
         except Exception:
-            logger.exception("internal error in pymongo-resilience before a write")
+            logger.exception(FAULT)
             return None
 
     def _write(self, call: Call, target: Any, arguments: dict[str, Any]) -> _Write | None:
