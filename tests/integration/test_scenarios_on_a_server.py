@@ -57,6 +57,7 @@ NO_ANSWER = "nobody hears of what happens to an unacknowledged write once it is 
 ALWAYS_ACCEPTS = "the test bed accepts every connection; test_waits.py has a port that does not"
 HAS_ROOM = "there is room in the pools of these clients; test_waits.py has one that is full"
 SHED = "what a client refuses is a matter of dice; test_load_shedding.py has it"
+BATCH = "it is a batch that finds no cursor, no find; test_resumable_finds.py has it"
 SILENT = "a server that never answers takes real time; test_dead_peers.py has one"
 NOT_ON_A_SERVER = {
     "rule 0: an unacknowledged write": NO_ANSWER,
@@ -95,6 +96,7 @@ NOT_ON_A_SERVER = {
         for call in ("a read", "another write")
         for fault in ("a dead peer", "interrupted", "its attempt's time is up")
     },
+    "rule 2: a resumable find, its cursor is gone": BATCH,
     "rule 7: refused by the client itself": SHED,
     "rule 7: refused by the client itself on the retry": SHED,
 }
