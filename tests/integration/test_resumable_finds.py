@@ -31,6 +31,7 @@ from pymongo_resilience_instrumentation.testbed import (
 )
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import is_open, run_background
+from support.cursor_timeouts import age
 from support.resumable_finds import insert, keys, of_raw
 from support.telemetry import Instrument
 
@@ -373,6 +374,20 @@ def test_the_deadline_ends_it(
     proxy.inject(CutBefore("find", times=1000))
     around = override(timeout_ms=300) if block == "override" else pymongo.timeout(0.3)
     with around, pytest.raises(OperationTimeoutError):
+        side.documents(cursor)
+
+
+def test_the_deadline_of_a_cursors_life_ends_it(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    with override(timeout_ms=PLENTY_MS):
+        cursor, found = opened(side, coll)
+    proxy.inject(CutBefore("getMore"))
+    found += [side.do(cursor.next) for _ in range(BATCH)]
+    assert keys(found) == order[: 2 * BATCH]
+    age(cursor)
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(OperationTimeoutError, match="for the whole life of the cursor"):
         side.documents(cursor)
 
 
