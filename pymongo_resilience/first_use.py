@@ -49,6 +49,8 @@ HEDGED_READS = FirstUse()
 """Used with the first policy that hedges."""
 ATOMIC_WRITES = FirstUse()
 """Used with the first policy that is atomic."""
+RESUMABLE_FINDS = FirstUse()
+"""Used with the first policy that is resumable."""
 POLICIES = FirstUseByAny()
 """Used with the first block, binding, client, transaction or cursor that a policy or a timeout of
 ours holds for. Until then, no operation asks any of them."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.first_use import ATOMIC_WRITES
+from pymongo_resilience.first_use import ATOMIC_WRITES, RESUMABLE_FINDS
 from pymongo_resilience.option_types import shown
 from pymongo_resilience.policy import NOTHING, Policy
 from pymongo_resilience.strategy import is_coroutine
@@ -86,6 +86,8 @@ class NamespaceRules:
         # Those that come from another process were not made by their constructor.
         if any(each.atomic for each in policies.values()):
             ATOMIC_WRITES.use()
+        if any(each.resumable for each in policies.values()):
+            RESUMABLE_FINDS.use()
         self.any = bool(policies)
         """Whether there are any."""
         self.have_timeouts = any(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pymongo_resilience.first_use import ATOMIC_WRITES, HEDGED_READS
+from pymongo_resilience.first_use import ATOMIC_WRITES, HEDGED_READS, RESUMABLE_FINDS
 from pymongo_resilience.option_types import (
     ATTEMPT_TIMEOUT_MS,
     HEDGE,
@@ -64,6 +64,8 @@ class Policy:
                 raise TypeError(f"{name} is of type {type(value).__name__}: expected a bool")
         if self.atomic:
             ATOMIC_WRITES.use()
+        if self.resumable:
+            RESUMABLE_FINDS.use()
         for name, least in (("timeout_ms", 0), ("attempt_timeout_ms", 1)):
             value = getattr(self, name)
             if value is not None:

@@ -10,7 +10,7 @@ from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 from pymongo_resilience import blocks
 from pymongo_resilience.binding import attach_policy, policy_of_cursor
 from pymongo_resilience.faults import shielded
-from pymongo_resilience.first_use import POLICIES
+from pymongo_resilience.first_use import POLICIES, RESUMABLE_FINDS
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
@@ -124,7 +124,7 @@ class Batch(CallInterceptor):
                 _apply(runtime, call, cursor, first=call.batch_of is None)
             if call.timeout is not None:
                 runtime.deprecated.of_batch(call, operation)
-            if cursor is not None and self._resumes:
+            if RESUMABLE_FINDS.used and cursor is not None and self._resumes:
                 resumable_finds.begin(call, operation, cursor, runtime.rules)
         except BaseException as error:
             runtime.end(call, error)
