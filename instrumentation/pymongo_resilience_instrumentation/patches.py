@@ -112,7 +112,7 @@ class Patches:
             )
             self._wrap(owner, "__init__", constructor)
             if Feature.REPR not in without and driver.clients.RESOLVE in vars(owner):
-                self._wrap(owner, driver.clients.RESOLVE, construction.Resolved())
+                self._wrap(owner, driver.clients.RESOLVE, construction.Resolved(runtime))
         for features, patches in _BY_FEATURES:
             if not any(feature in without for feature in features):
                 for owner, name, wrapper in patches(runtime):

@@ -98,6 +98,8 @@ class Runtime:
     """Calls that take as long have their timeline logged; None is off."""
     hedges: Any = None
     """A HedgeRegistry (hedged_reads/), from the first policy on that hedges."""
+    no_sdk: Callable[[], bool] | None = None
+    """Whether there is still none to show calls to; None where there is, or they are not shown."""
     need: Callable[[Need], None] = lambda _: None
     """Puts patches on that the first timeout, say, needs; see ``Patches.need``."""
 
@@ -242,7 +244,8 @@ class Runtime:
         return (
             self.owns_retries
             and self.no_configured_timeout
-            and not (self.admits or self.shows_calls)
+            and not self.admits
+            and (self.no_sdk is not None or not self.shows_calls)
             and self.slow_seconds is None
         )
 

@@ -9,6 +9,11 @@ from typing import Any
 
 import pymongo
 import pytest
+from opentelemetry import trace
+from opentelemetry.metrics import _internal as metrics_api
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
@@ -97,6 +102,43 @@ def outcome(side: Side, act: Act, coll: Any, told: Any) -> list[Any]:
     decided = [(type(e), e.operation, e.namespace, e.reason, e.server) for e in told.events]
     told.events.clear()
     return [ended, *decided]
+
+
+@pytest.fixture
+def no_sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    monkeypatch.setattr(metrics_api, "_METER_PROVIDER", None)
+    yield
+    pymongo_resilience.uninstrument()
+
+
+@pytest.mark.usefixtures("no_sdk")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_without_an_sdk_a_healthy_operation_makes_no_call_and_the_driver_no_events(
+    name: str, side: Side, proxy: ReplicaSet, database: str, begun: list[str]
+) -> None:
+    pymongo_resilience.instrument()
+    coll = filled(side, proxy.uri, database)
+    begun.clear()
+    OPERATIONS[name](side, coll)
+    assert begun == []
+    assert not coll.database.client._event_listeners.enabled_for_commands
+
+
+@pytest.mark.usefixtures("no_sdk")
+def test_operations_are_shown_as_soon_as_there_is_an_sdk(
+    side: Side, proxy: ReplicaSet, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pymongo_resilience.instrument()
+    coll = filled(side, proxy.uri, database)
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    side.do(coll.find_one)
+    assert [span.name for span in exporter.get_finished_spans()] == [
+        "find",
+        f"find {database}.coll",
+    ]
 
 
 @pytest.mark.parametrize("times", [1, 100])

@@ -146,12 +146,13 @@ class Batch(CallInterceptor):
 def _late(interceptor: Batch, flag: EnabledFlag, original: Function, method: Function) -> Function:
     """As ``method``, of a call that begins late, but that it takes what the driver gives it: to
     pass that on as it came takes 2,200 instructions more, as many as a seventh of a batch."""
-    found, holds_nothing = calls.found, interceptor.holds_nothing
+    found, holds_nothing, no_sdk = calls.found, interceptor.holds_nothing, interceptor.no_sdk
     timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
 
     def late(client: Any, operation: Any, run_with_conn: Any, address: Any = None) -> Any:
         if (
             found() is not None
+            or (no_sdk is not None and not no_sdk())
             or not flag.on
             or timeout_in_force() is not None
             or deadline() != NEVER
@@ -173,6 +174,7 @@ def _late(interceptor: Batch, flag: EnabledFlag, original: Function, method: Fun
     ) -> Any:
         if (
             found() is not None
+            or (no_sdk is not None and not no_sdk())
             or not flag.on
             or timeout_in_force() is not None
             or deadline() != NEVER

@@ -31,6 +31,7 @@ class Lifecycle(Protocol):
     operation_spans: Any
     operation_metrics: Any
     slow_seconds: float | None
+    no_sdk: Callable[[], bool] | None
 
     @property
     def begins_late(self) -> bool: ...
@@ -53,6 +54,7 @@ class CallInterceptor(Interceptor):
         self._spans, self._metrics = runtime.operation_spans, runtime.operation_metrics
         self._watches_slow = runtime.slow_seconds is not None
         self.begin_plain = _begin_plain(runtime)
+        self.no_sdk = runtime.no_sdk
 
     def has_no_timeout(self, client: Any) -> bool:
         """Whether the client was given none; False where nothing is known of it yet."""

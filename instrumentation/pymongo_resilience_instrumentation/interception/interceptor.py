@@ -58,6 +58,8 @@ class Interceptor:
 
     begins_late = False
     """Where nothing is in force, its calls begin late: see ``late_calls``."""
+    no_sdk: Callable[[], bool] | None = None
+    """Whether there is nobody yet to show a call to; None where there never is."""
 
     def holds_nothing(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether no policy and no timeout holds for what it is called on and with, nor for the
@@ -133,11 +135,12 @@ def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) ->
     if not interceptor.begins_late:
         return method
     timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
-    holds_nothing = interceptor.holds_nothing
+    holds_nothing, no_sdk = interceptor.holds_nothing, interceptor.no_sdk
 
     def late(*given: Any, **kwargs: Any) -> Any:
         if (
             found() is not None
+            or (no_sdk is not None and not no_sdk())
             or not flag.on
             or timeout_in_force() is not None
             or deadline() != NEVER
@@ -188,11 +191,12 @@ def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -
     if not interceptor.begins_late:
         return method
     timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
-    holds_nothing = interceptor.holds_nothing
+    holds_nothing, no_sdk = interceptor.holds_nothing, interceptor.no_sdk
 
     async def late(*given: Any, **kwargs: Any) -> Any:
         if (
             found() is not None
+            or (no_sdk is not None and not no_sdk())
             or not flag.on
             or timeout_in_force() is not None
             or deadline() != NEVER

@@ -68,8 +68,16 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
         else:
             vars(each).update(vars(made))
     driver.publishing.publish_events(client)
-    publish_without_events(client, dispensable=runtime.owns_retries)
+    publish_little(runtime, client)
     return not wanted and not runtime.counts_in_flight
+
+
+def publish_little(runtime: Runtime, client: Any) -> None:
+    """The driver makes no events for listeners of ours, and publishes no commands to them where
+    nobody would be shown any: an operation that is shown says so anew."""
+    publish_without_events(client, dispensable=runtime.owns_retries)
+    if runtime.no_sdk is not None and runtime.no_sdk():
+        driver.publishing.want_commands(client, False)
 
 
 def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:

@@ -48,7 +48,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Method:
             _note_timeout(client)
             with shielded("after a client was made"):
                 runtime.deprecated.register(client)
-                listeners.publish_without_events(client, dispensable=runtime.owns_retries)
+                client_setup.publish_little(runtime, client)
                 if hides_listeners:
                     vars(client)[_GIVEN] = given, selector
                     _show_given(client)
@@ -61,12 +61,16 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Method:
 class Resolved(Interceptor):
     """A client makes its options anew from what an SRV record says: what is ours is in them."""
 
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         return Entered(given[0])
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         with shielded("after an SRV record was resolved"):
             _show_given(entered.instance)
+            client_setup.publish_little(self._runtime, entered.instance)
         return result
 
 
