@@ -26,10 +26,10 @@ from overload_server import Capacity
 from pymongo_resilience import backoff
 from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.clock import Clock
-from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.load_shedding import LoadShedders
 from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.operation_deadline import Deadline
 from pymongo_resilience.option_types import HIGH, LOW, NORMAL
 from pymongo_resilience.retry_rules import NeedsStrategy, Retry, RetryRules
 from pymongo_resilience.strategy import FastFailOnTerminalError

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pymongo_resilience.faults import deliver, logger
+from pymongo_resilience.internal_errors import deliver, logger
 from pymongo_resilience.redaction import RedactionFilter
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.faults import deliver, logger, raise_alone
+from pymongo_resilience.internal_errors import deliver, logger, raise_alone
 from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, RetryRules
 from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import RetryAction

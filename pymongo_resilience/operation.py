@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience.budget import RetryBudget
-    from pymongo_resilience.deadline import Deadline
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.load_shedding import LoadShedders
+    from pymongo_resilience.operation_deadline import Deadline
     from pymongo_resilience.strategy import RetryStrategy
 
 DISTRESS = frozenset({

@@ -12,16 +12,16 @@ import random
 from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo_resilience import backoff
-from pymongo_resilience.deadline import SHORTEST
 from pymongo_resilience.failure import RetryReason, Stage
 from pymongo_resilience.operation import Kind
+from pymongo_resilience.operation_deadline import SHORTEST
 from pymongo_resilience.strategy import TERMINAL, MongoDBSpecification, RetryAction
 
 if TYPE_CHECKING:
     from pymongo_resilience.backoff import Random
-    from pymongo_resilience.deadline import Deadline
     from pymongo_resilience.failure import Failure
     from pymongo_resilience.operation import Operation
+    from pymongo_resilience.operation_deadline import Deadline
     from pymongo_resilience.strategy import Answer
 
 NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})

@@ -12,7 +12,7 @@ from pymongo_resilience._version import __version__
 from pymongo_resilience.config import OFF, PEAK_EWMA, TOKENS
 from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.namespaces import NamespaceRules
 from pymongo_resilience.retry_rules import RetryRules
 from pymongo_resilience.strategy import NAMED

@@ -14,7 +14,7 @@ from collections import deque
 from contextvars import Context
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 
 from . import calls
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 
 from . import calls, deferred
 

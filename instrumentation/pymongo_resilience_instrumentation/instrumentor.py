@@ -15,8 +15,8 @@ from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
 from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.faults import logger
 from pymongo_resilience.first_use import POLICIES
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation.assembly import assemble, meter_of
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup

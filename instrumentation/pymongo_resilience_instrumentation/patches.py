@@ -14,8 +14,8 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
-from pymongo_resilience.faults import logger
 from pymongo_resilience.first_use import POLICIES
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import (
@@ -40,7 +40,7 @@ from pymongo_resilience_instrumentation.recovery import (
     lost_primaries,
     woken_monitors,
 )
-from pymongo_resilience_instrumentation.retries import deprioritized, retry_loop
+from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
@@ -327,7 +327,7 @@ def _of_ended_sessions(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:
     for module, asynchronous in driver.retry_loop.loop_modules():
-        yield module, driver.retry_loop.LOOP, retry_loop.subclass(runtime, asynchronous)
+        yield module, driver.retry_loop.LOOP, loop_subclass.subclass(runtime, asynchronous)
 
 
 _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (

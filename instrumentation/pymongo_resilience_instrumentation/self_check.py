@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymongo
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ from support.engine.failing_work import AwaitedWork, BlockingWork
 from support.engine.retry_strategies import FAST_FAIL, half
 from support.engine.scenarios import CUT, READ
 
-from pymongo_resilience import faults
+from pymongo_resilience import internal_errors
 from pymongo_resilience.events import Broadcast
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.retry_rules import RetryRules
@@ -74,7 +74,7 @@ def struck(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
 def test_a_signal_handlers_exception_comes_from_outside(struck: Callable[[], None]) -> None:
     with pytest.raises(STRUCK) as caught:
         struck()
-    assert faults.from_outside(caught.value)
+    assert internal_errors.from_outside(caught.value)
 
 
 def test_a_fault_does_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ def test_a_fault_does_not(caplog: pytest.LogCaptureFixture) -> None:
         try:
             fault()
         except Exception:
-            faults.logger.exception("internal error in pymongo-resilience %s", "here")
+            internal_errors.logger.exception("internal error in pymongo-resilience %s", "here")
         (record,) = caplog.records
         assert record.getMessage() == "internal error in pymongo-resilience here"
         assert record.funcName == "test_a_fault_does_not"
@@ -96,7 +96,7 @@ def test_a_fault_does_not(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_shielded_fault_is_logged_where_it_was_and_goes_no_further(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with faults.shielded("here"):
+    with internal_errors.shielded("here"):
         {}["a"]
     (record,) = caplog.records
     assert record.getMessage() == "internal error in pymongo-resilience here"
@@ -109,7 +109,7 @@ def test_a_shielded_fault_is_logged_where_it_was_and_goes_no_further(
 def test_no_shield_holds_what_is_no_fault(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(error), faults.shielded("here"):
+    with pytest.raises(error), internal_errors.shielded("here"):
         raise error
     assert not caplog.records
 
@@ -117,7 +117,7 @@ def test_no_shield_holds_what_is_no_fault(
 def test_no_shield_holds_what_strikes(
     struck: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(STRUCK), faults.shielded("here"):
+    with pytest.raises(STRUCK), internal_errors.shielded("here"):
         struck()
     assert not caplog.records
 
@@ -128,11 +128,11 @@ def test_what_another_thread_sets_in_a_line_of_ours_comes_from_outside() -> None
     names = {"__name__": "pymongo_resilience.retry_rules", "strange": SoftTimeLimitExceeded()}
     with pytest.raises(SoftTimeLimitExceeded) as caught:
         exec(code, names)  # noqa: S102 - a line of ours that raises what is not ours
-    assert not faults.from_outside(KeyError())
+    assert not internal_errors.from_outside(KeyError())
     error = caught.value
     assert error.__traceback__ is not None
     error.__traceback__ = error.__traceback__.tb_next
-    assert faults.from_outside(error)
+    assert internal_errors.from_outside(error)
 
 
 def test_it_is_delivered_where_a_fault_is_logged(
@@ -142,11 +142,11 @@ def test_it_is_delivered_where_a_fault_is_logged(
         try:
             struck()
         except Exception:
-            faults.logger.exception("internal error in pymongo-resilience")
+            internal_errors.logger.exception("internal error in pymongo-resilience")
 
     with pytest.raises(STRUCK) as caught:
         shielded()
-    assert faults.from_outside(caught.value)
+    assert internal_errors.from_outside(caught.value)
     assert caplog.records == []
 
 
@@ -165,7 +165,7 @@ def test_it_passes_who_keeps_listeners_apart(struck: Callable[[], None], again: 
     faulty.act = struck  # type: ignore[misc]  # as above
     with pytest.raises(STRUCK) as caught:
         broadcast.on_event(None)  # type: ignore[arg-type]  # as above
-    assert faults.from_outside(caught.value)
+    assert internal_errors.from_outside(caught.value)
 
 
 @pytest.mark.parametrize("kind", [BlockingWork, AwaitedWork], ids=["thread", "task"])
@@ -194,6 +194,6 @@ def test_no_step_of_an_executor_takes_it_for_a_fault(
 
     with caplog.at_level(logging.DEBUG), pytest.raises(STRUCK) as caught:
         run()
-    assert faults.from_outside(caught.value)
+    assert internal_errors.from_outside(caught.value)
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
     assert heard.events == []

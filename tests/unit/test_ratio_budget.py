@@ -20,9 +20,9 @@ from pymongo_resilience.budget import (
     RetryBudget,
     TokenBucket,
 )
-from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
 from pymongo_resilience.operation import DISTRESS, Kind, Operation
+from pymongo_resilience.operation_deadline import Deadline
 from pymongo_resilience.retry_rules import GiveUp, Retry, RetryRules, Rule
 from pymongo_resilience.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.deadline import SHORTEST, Deadline
+from pymongo_resilience.operation_deadline import SHORTEST, Deadline
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE

@@ -16,9 +16,9 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience import blocks
 from pymongo_resilience.clock import Postponed
-from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.faults import logger, shielded
+from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.operation_deadline import Deadline
 from pymongo_resilience.retry_rules import RetryRules, Rule
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure, PyMongoError
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo import MongoClient
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.namespaces import EVERYTHING
 
 if TYPE_CHECKING:

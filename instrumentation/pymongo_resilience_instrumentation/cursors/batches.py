@@ -9,8 +9,8 @@ from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 
 from pymongo_resilience import blocks
 from pymongo_resilience.binding import attach_policy, policy_of_cursor
-from pymongo_resilience.faults import shielded
 from pymongo_resilience.first_use import POLICIES, RESUMABLE_FINDS
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call

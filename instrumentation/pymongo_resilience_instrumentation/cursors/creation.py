@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import blocks
 from pymongo_resilience.binding import ATTRIBUTE, attach_policy, policy_of, policy_of_cursor
-from pymongo_resilience.faults import logger, shielded
+from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method

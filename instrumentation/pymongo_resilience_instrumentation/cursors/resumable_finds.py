@@ -17,7 +17,7 @@ from pymongo_resilience import blocks, resumption
 from pymongo_resilience.binding import attach_policy, policy_of_cursor
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.failure import RetryReason
-from pymongo_resilience.faults import logger, shielded
+from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policy import Policy
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception import steps

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.read_preferences import Primary
 from pymongo.server_selectors import any_server_selector, writable_server_selector
 
-from pymongo_resilience.faults import deliver
+from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience.operation import Kind
 
 from .retry_loop import kind

@@ -42,7 +42,7 @@ from pymongo_resilience.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.faults import deliver, logger
+from pymongo_resilience.internal_errors import deliver, logger
 from pymongo_resilience_instrumentation import driver
 
 from . import reasons, terminal_causes

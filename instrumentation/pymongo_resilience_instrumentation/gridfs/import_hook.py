@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import wrapt
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver, self_check
 
 if TYPE_CHECKING:

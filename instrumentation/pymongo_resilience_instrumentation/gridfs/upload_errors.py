@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 

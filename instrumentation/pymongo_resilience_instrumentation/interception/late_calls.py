@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import deferred, driver, monkey_patching
 from pymongo_resilience_instrumentation.telemetry.listeners import (
     OurListener,

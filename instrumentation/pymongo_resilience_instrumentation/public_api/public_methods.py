@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import blocks
 from pymongo_resilience.binding import policy_of
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import creation as cursor_makers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 

@@ -20,12 +20,12 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
-from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.failure import RetryReason, Stage
-from pymongo_resilience.faults import logger
 from pymongo_resilience.health import Evidence, evidence
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.operation import NO_DATA, Kind, Operation
+from pymongo_resilience.operation_deadline import Deadline
 from pymongo_resilience.policy import shorter
 from pymongo_resilience.retry_rules import Rule
 from pymongo_resilience.rule_texts import why_not_repeated

@@ -13,7 +13,7 @@ from pymongo_resilience import breaker
 from pymongo_resilience.breaker_states import Permit, State
 from pymongo_resilience.events import BreakerClosed, BreakerOpened
 from pymongo_resilience.failure import TRANSIENT_TRANSACTION
-from pymongo_resilience.faults import deliver
+from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures import terminal_causes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ConnectionFailure
 
-from pymongo_resilience.faults import deliver
+from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.classify import attribute
 from pymongo_resilience_instrumentation.interception.late_calls import begin_late

@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.eligibility import in_latency_window
-from pymongo_resilience.faults import deliver
+from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience.two_choices import choose
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text

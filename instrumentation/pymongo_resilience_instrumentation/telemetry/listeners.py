@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
-from pymongo_resilience.faults import deliver, from_outside, logger
+from pymongo_resilience.internal_errors import deliver, from_outside, logger
 from pymongo_resilience_instrumentation import calls, driver
 
 from .tracing import DEFAULT

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import driver
 
 from . import tracing

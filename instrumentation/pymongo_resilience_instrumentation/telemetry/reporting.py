@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.events import Broadcast, RetryEvent, RetryScheduled
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls
 
 from .call_timelines import note

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Status, StatusCode
 
-from pymongo_resilience.faults import deliver
+from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience.redaction import stack
 from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name, safe_message
 

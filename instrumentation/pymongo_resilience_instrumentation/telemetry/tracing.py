@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pymongo.errors import ConfigurationError
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import BOOLEAN, integer, shown
 from pymongo_resilience_instrumentation import driver
 

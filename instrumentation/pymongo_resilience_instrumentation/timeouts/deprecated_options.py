@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import logger, shielded
+from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.operations.changes import WRITES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ExecutionTimeout
 
-from pymongo_resilience.faults import logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
 

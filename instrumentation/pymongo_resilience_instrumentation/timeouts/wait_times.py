@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ServerSelectionTimeoutError, WaitQueueTimeoutError
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.late_calls import begin_late

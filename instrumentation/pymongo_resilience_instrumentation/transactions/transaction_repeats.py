@@ -11,11 +11,11 @@ from pymongo.errors import ClientBulkWriteException, PyMongoError
 
 from pymongo_resilience import transaction_rules
 from pymongo_resilience.clock import MonotonicClock
-from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.events import Broadcast, RetryDeclined, RetryScheduled
 from pymongo_resilience.failure import Stage
 from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.operation_deadline import Deadline
 from pymongo_resilience.retry_rules import Retry, RetryRules, Rule
 from pymongo_resilience.rule_texts import why_not_repeated
 from pymongo_resilience.strategy import NAMED

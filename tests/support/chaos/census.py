@@ -28,7 +28,7 @@ from pymongo_resilience_instrumentation.driver.servers.monitors import _Reading
 from pymongo_resilience_instrumentation.interception.interceptor import Entered
 from pymongo_resilience_instrumentation.recovery.check_intervals import CheckIntervals
 
-from pymongo_resilience.faults import shielded
+from pymongo_resilience.internal_errors import shielded
 
 Things = dict[Hashable, str]
 

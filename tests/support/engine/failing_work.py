@@ -6,11 +6,11 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.deadline import Deadline
 from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
 from pymongo_resilience.operation import Kind, Operation
+from pymongo_resilience.operation_deadline import Deadline
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 if TYPE_CHECKING:

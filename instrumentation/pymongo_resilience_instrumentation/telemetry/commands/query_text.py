@@ -12,7 +12,7 @@ from typing import Any
 
 from bson import Binary, json_util
 
-from pymongo_resilience.faults import deliver
+from pymongo_resilience.internal_errors import deliver
 
 LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
 RELAXED = json_util.RELAXED_JSON_OPTIONS

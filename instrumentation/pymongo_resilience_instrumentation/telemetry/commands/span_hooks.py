@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.faults import deliver, logger
+from pymongo_resilience.internal_errors import deliver, logger
 from pymongo_resilience_instrumentation import calls
 
 if TYPE_CHECKING:
