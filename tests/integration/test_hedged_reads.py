@@ -523,7 +523,7 @@ def test_no_thread_is_left(
     instrument()
     side = Side("sync", None)
     coll = collection(side, replica_set, database)
-    with override(hedge=HEDGE_MS):
+    with override(hedge=60_000):
         coll.find_one()
     threads = hedges(coll).threads
     assert threads.count == 1
