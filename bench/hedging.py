@@ -1,14 +1,15 @@
 """What hedged reads and peak_ewma do to the slowest reads, and what they cost.
 
-    python bench/hedging.py [SECONDS] [--quick] [--json FILE]
+    python bench/hedging.py [SECONDS] [--rate READS] [--only SELECTION] [--quick] [--json FILE]
 
 A replica set of three and a client in a process of its own that reads with ``nearest``: 8 threads,
-then 100 tasks, about 200 reads a second either way. After a healthy phase of so many seconds (10)
-one of two troubles lasts as long: every member answers 2 % of its reads after half a second, or one
-of them answers each read after half a second. Of that the first two seconds are left out, in which
-latencies become known. Then the percentiles of a read's time, the commands for each read, the part
-of the reads that the slow member was sent, and what is left at the end: cursors, sessions, tasks,
-threads. The last column has the bars that are missed. Needs the extra ``demo``.
+then 100 tasks, 200 reads a second either way, or as many as ``--rate`` says. After a healthy phase
+of so many seconds (10) one of two troubles lasts as long: every member answers 2 % of its reads
+after half a second, or one of them answers each read after half a second. Of that the first two
+seconds are left out, in which latencies become known. Then the percentiles of a read's time, the
+commands for each read, the part of the reads that the slow member was sent, and what is left at the
+end: cursors, sessions, tasks, threads. The last column has the bars that are missed. Needs the
+extra ``demo``.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from rich.table import Table
 from pymongo_resilience import Config, Policy, instrument, status, uninstrument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pymongo.client_session import ClientSession
     from pymongo_resilience_instrumentation.testbed.interception import Connection, Verdict
     from pymongo_resilience_instrumentation.testbed.wire import Message
 
-READS_PER_S = 200
+RATE = 200
 SLOW_S = 0.5
 SHARE = 0.02
 SETTLED_S = 2.0
@@ -132,17 +133,17 @@ class Row:
 # The client's process: what it does in a phase is one line on its standard output.
 
 
-def pauses(number: int, workers: int) -> Iterator[float]:
+def pauses(number: int, mean: float) -> Iterator[float]:
     dice = random.Random(SEED * 1000 + number)  # noqa: S311 - pauses, no secrets
     while True:
-        yield dice.expovariate(READS_PER_S / workers)
+        yield dice.expovariate(1 / mean)
 
 
-def read_in_threads(coll: Any, workers: int, seconds: float, settled: float) -> Phase:
-    phase, began = Phase(), time.perf_counter()
+def read_in_threads(coll: Any, asked: dict[str, Any], seconds: float, settled: float) -> Phase:
+    phase, began, workers = Phase(), time.perf_counter(), asked["workers"]
 
     def read(number: int) -> None:
-        for count, pause in enumerate(pauses(number, workers)):
+        for count, pause in enumerate(pauses(number, workers / asked["rate"])):
             time.sleep(pause)
             start = time.perf_counter()
             if start - began > seconds:
@@ -162,11 +163,11 @@ def read_in_threads(coll: Any, workers: int, seconds: float, settled: float) -> 
     return phase
 
 
-async def read_in_tasks(coll: Any, workers: int, seconds: float, settled: float) -> Phase:
-    phase, began = Phase(), time.perf_counter()
+async def read_in_tasks(coll: Any, asked: dict[str, Any], seconds: float, settled: float) -> Phase:
+    phase, began, workers = Phase(), time.perf_counter(), asked["workers"]
 
     async def read(number: int) -> None:
-        for count, pause in enumerate(pauses(number, workers)):
+        for count, pause in enumerate(pauses(number, workers / asked["rate"])):
             await asyncio.sleep(pause)
             start = time.perf_counter()
             if start - began > seconds:
@@ -214,10 +215,10 @@ def run_in_threads(asked: dict[str, Any]) -> None:
     coll = client.get_database("bench", read_preference=ReadPreference.NEAREST).coll
     while len(client.nodes) < 3:  # noqa: PLR2004 - members
         coll.find_one()
-    read_in_threads(coll, asked["workers"], asked["warm_up"], 0)
+    read_in_threads(coll, asked, asked["warm_up"], 0)
     for settled in (0.0, asked["settled"]):
         tell({"ready": True})
-        tell(asdict(read_in_threads(coll, asked["workers"], asked["seconds"], settled)))
+        tell(asdict(read_in_threads(coll, asked, asked["seconds"], settled)))
     time.sleep(2 * SLOW_S)  # the losers finish, and the background task kills their cursors
     time.sleep(1)
     hedges, sessions = hedges_of(client), sessions_left()
@@ -233,10 +234,10 @@ async def run_in_tasks(asked: dict[str, Any]) -> None:
     coll = client.get_database("bench", read_preference=ReadPreference.NEAREST).coll
     while len(client.nodes) < 3:  # noqa: PLR2004 - members
         await coll.find_one()
-    await read_in_tasks(coll, asked["workers"], asked["warm_up"], 0)
+    await read_in_tasks(coll, asked, asked["warm_up"], 0)
     for settled in (0.0, asked["settled"]):
         tell({"ready": True})
-        tell(asdict(await read_in_tasks(coll, asked["workers"], asked["seconds"], settled)))
+        tell(asdict(await read_in_tasks(coll, asked, asked["seconds"], settled)))
     await asyncio.sleep(2 * SLOW_S + 1)  # as above
     hedges, sessions = hedges_of(client), sessions_left()
     await client.close()
@@ -282,12 +283,15 @@ class Client:
         self._process.wait(30)
 
 
-def measure(servers: ReplicaSet, trouble: str, workers: str, side: str, seconds: float) -> Row:
+def measure(
+    servers: ReplicaSet, trouble: str, workers: str, side: str, *, seconds: float, rate: float
+) -> Row:
     settled = min(SETTLED_S, seconds / 2)
     client = Client(
         uri=servers.uri,
         options=SIDES[side],
         workers=WORKERS[workers],
+        rate=rate,
         tasks="tasks" in workers,
         seconds=seconds,
         settled=settled,
@@ -328,14 +332,14 @@ def open_cursors(servers: ReplicaSet) -> int:
     return open_ones
 
 
-def results(seconds: float, cases: Any, kinds: Any) -> list[Row]:
+def results(seconds: float, rate: float, cases: Sequence[tuple[str, str]]) -> list[Row]:
     rows = []
     with EmbeddedServer() as server, ReplicaSet(server.address) as servers:
         with pymongo.MongoClient[Any](servers.uri) as client:
             client.bench.coll.insert_many([{"_id": each, "x": 1} for each in range(9)])
-        for workers in kinds:
+        for workers in WORKERS:
             for trouble, side in cases:
-                rows.append(measure(servers, trouble, workers, side, seconds))
+                rows.append(measure(servers, trouble, workers, side, seconds=seconds, rate=rate))
                 print(".", end="", file=sys.stderr, flush=True)
     return rows
 
@@ -345,10 +349,10 @@ def all_missed(rows: list[Row]) -> list[list[str]]:
     return [list(row.missed(healthy.get(row.workers, row.healthy_p99))) for row in rows]
 
 
-def table(rows: list[Row], seconds: float) -> Table:
+def table(rows: list[Row], seconds: float, rate: float) -> Table:
     made = Table(
         title=f"slow reads for {seconds:g} s, three members, nearest, "
-        f"{READS_PER_S} reads/s, pymongo {pymongo.version}"
+        f"{rate:g} reads/s, pymongo {pymongo.version}"
     )
     for heading in ("slow", "workers", "selection"):
         made.add_column(heading)
@@ -376,6 +380,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("seconds", nargs="?", type=float, default=10.0, help="of each phase")
+    parser.add_argument("--rate", type=float, default=RATE, help="reads a second; 200")
+    parser.add_argument("--only", choices=SIDES, help="this selection alone")
     parser.add_argument("--quick", action="store_true", help="too short to tell anything")
     parser.add_argument("--json", metavar="FILE", help="write the rows to this file")
     parser.add_argument("--client", help=argparse.SUPPRESS)
@@ -390,10 +396,11 @@ def main() -> None:
         return
     seconds = 0.5 if given.quick else given.seconds
     cases = (CASES[1], CASES[4]) if given.quick else CASES
-    rows = results(seconds, cases, WORKERS)
+    cases = tuple(each for each in cases if given.only in {None, each[1]})
+    rows = results(seconds, given.rate, cases)
     if given.json is not None:
         Path(given.json).write_text(json.dumps([asdict(each) for each in rows], indent=1))
-    Console(width=140).print(table(rows, seconds))
+    Console(width=140).print(table(rows, seconds, given.rate))
 
 
 if __name__ == "__main__":
