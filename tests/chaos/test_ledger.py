@@ -163,7 +163,7 @@ def test_ledger_of_plain_pymongo(title: str, api: Api) -> None:
 def chaos_of_atomic_writes() -> Scenario:
     """A lost reply of each command, an election, and what the seed throws."""
     scenario = Scenario()
-    for command in ("update", "insert", "commitTransaction", "update"):
+    for command in ("update", "insert", "commitTransaction"):
         scenario = scenario.after(PAUSE, CutAfter, command, on="primary", within=WITHIN)
     scenario = scenario.after(PAUSE, Election, gap=0.5)
     rest = SECONDS - sum(pause for pause, _ in scenario.steps)
