@@ -208,6 +208,36 @@ def test_a_member_that_answers_is_left_alone(
     assert all(not each.lost_connections for each in pymongo_resilience.status(client).servers)
 
 
+def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the first look it had none."""
+    telemetry = instrument(timeout_ms=PLENTY_MS)
+    client = connected(side, replica_set)
+    coll = client[database].coll
+    looks: list[int] = []
+    for name in ("in_threads", "in_tasks"):
+        original = getattr(driver.attempts_in_flight, name)
+
+        def look(pool: Any, original: Any = original) -> Any:
+            looks.append(1)
+            return original(pool) if len(looks) > 1 else []
+
+        monkeypatch.setattr(driver.attempts_in_flight, name, look)
+    hole = BlackHole(SOON * 2)
+    replica_set.inject(hole, on="primary")
+    began = time.monotonic()
+    results = at_once(side, [lambda: coll.insert_one({})], silenced(replica_set, hole, 1))
+    assert not isinstance(results[0], Exception)
+    assert time.monotonic() - began < SOON
+    assert [event.reason.value for event in telemetry.decisions.events] == ["interrupted"]
+    replica_set.clear()
+
+
 def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
     originals = [vars(cls)[driver.topologies.CHANGE] for cls, _ in driver.topologies.topologies()]
     instrument(recovery_without=("interruptions",))

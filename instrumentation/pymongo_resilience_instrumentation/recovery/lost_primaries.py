@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 GRACE = 0.2
 """Seconds in which a member that is no longer the primary may still answer."""
+EMPTY = 2
+"""Looks that may find no attempt: one may have selected the member, and still be connecting."""
 LOOKS = 10
 """After which one that is neither heard of nor silent is left alone."""
 BUILT_IN = tuple(type(each) for each in NAMED.values())
@@ -77,6 +79,7 @@ class Dethroned:
         self._address = address
         self._since = time.monotonic()
         self._asked = False
+        self._empty = 0
 
     def pool(self) -> Any:
         """None once there is nothing to do here."""
@@ -93,8 +96,9 @@ class Dethroned:
             if driver.connections.nothing_arrived_for(each.connection, GRACE)
             and would_be_repeated(self._runtime, each.loop)
         ]
+        self._empty += not found
         if not silent:
-            return [] if found else None
+            return [] if self._empty <= EMPTY else None
         if driver.topologies.last_heard(self._topology, self._address) < self._since:
             return silent if not self._asked or self._is_silent() else []
         if self._asked:
