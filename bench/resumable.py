@@ -1,6 +1,6 @@
 """Whether resumable finds give each document once, in order, whatever strikes, and what that costs.
 
-    python bench/resumable.py [--quick] [--collections N] [--seeds N] [--side sync|async]
+    python bench/resumable.py [--quick] [--collections N] [--side sync|async] [--only alone|writers]
 
 200,000 documents, whose ``_id`` has ten types of BSON and each single value beside, are read in
 batches of 100 from a replica set, while 100 faults strike: connections cut before and after a
@@ -26,13 +26,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import bson
 import pymongo
 from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Timestamp
+from pymongo.errors import BulkWriteError
 from pymongo.monitoring import CommandListener
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
@@ -192,10 +193,11 @@ def writers(uri: str, names: list[str], first: int) -> Iterator[None]:
         dice = random.Random(number)  # noqa: S311 - as below
         mine = volatile[number::2]
         with pymongo.MongoClient(uri) as client:
-            while not over.wait(0.05):
-                coll, some = client.bench[dice.choice(names)], dice.sample(mine, 20)
-                coll.bulk_write([pymongo.ReplaceOne({"_id": e}, {}, upsert=True) for e in some])
-                coll.bulk_write([pymongo.DeleteOne({"_id": e}) for e in dice.sample(mine, 20)])
+            while not over.wait(0.3):
+                coll = client.bench[dice.choice(names)]
+                with suppress(BulkWriteError):  # what is there already
+                    coll.insert_many([{"_id": e} for e in dice.sample(mine, 20)], ordered=False)
+                coll.delete_many({"_id": {"$in": dice.sample(mine, 20)}})
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -208,7 +210,7 @@ def writers(uri: str, names: list[str], first: int) -> Iterator[None]:
             thread.join()
         with pymongo.MongoClient(uri) as client:
             for name in names:
-                client.bench[name].bulk_write([pymongo.DeleteOne({"_id": e}) for e in volatile])
+                client.bench[name].delete_many({"_id": {"$in": volatile}})
 
 
 def fill(uri: str, names: list[str], documents: int) -> list[bytes]:
@@ -228,9 +230,7 @@ def measure(given: argparse.Namespace) -> bool:
     kept = True
     with EmbeddedServer() as server, ReplicaSet(server.address) as members:
         expected = fill(server.uri, names, size)
-        for writing, side, seed in itertools.product(
-            (False, True), given.sides, range(given.seeds)
-        ):
+        for writing, side, seed in itertools.product(given.ways, given.sides, range(given.seeds)):
             dice = random.Random(seed)  # noqa: S311 - as above
             most_more = math.inf if given.quick else MORE
             run = Run(members, dice, given.faults // given.collections, most_more)
@@ -260,9 +260,11 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--side", choices=("sync", "async"))
+    parser.add_argument("--only", choices=("alone", "writers"))
     given = parser.parse_args()
     if given.quick:
         given.documents, given.faults, given.seeds = 4_000, 20, 1
+    given.ways = (given.only == "writers",) if given.only else (False, True)
     given.sides = (given.side,) if given.side else ("sync", "async")
     logging.disable(logging.CRITICAL)
     instrument(Config(traces=False, metrics=False))
