@@ -425,7 +425,7 @@ def test_a_standalone_server_is_refused(
 ) -> None:  # fmt: skip
     instrument()
     with Standalone(server.address) as alone:
-        client = side.client(alone.uri, event_listeners=[sent])
+        client = side.client(alone.uri, event_listeners=[sent], connect=known)
         if known:
             side.do(client.admin.command, "ping")
             sent.started_events.clear()
