@@ -28,9 +28,10 @@ _GEO_AND_TEXT = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Find:
-    """What a find command says, as far as it matters here. Immutable."""
+    """What a find command says, as far as it matters here. Immutable, and without a text: its
+    values are the application's."""
 
     filter: Mapping[str, Any]
     sort: Mapping[str, Any] | None = None

@@ -39,6 +39,11 @@ def _list(side: Side, db: Any) -> None:
     assert len(side.documents(db.coll.find({}, batch_size=2))) == 3
 
 
+def _list_under_a_policy(side: Side, db: Any) -> None:
+    with override(timeout_ms=LONG):
+        _list(side, db)
+
+
 def _find_one(side: Side, db: Any) -> None:
     assert side.do(db.coll.find_one) is not None
 
@@ -82,7 +87,7 @@ def _file(side: Side, db: Any) -> None:
 
 
 FAULTS: dict[str, tuple[Any, str, Use]] = {
-    "a cursor is made": (cursor_makers, "_attach_policy", _list),
+    "a cursor is made": (cursor_makers, "_attach_policy", _list_under_a_policy),
     "a cursor is copied": (cursor_makers, "policy_of_cursor", _copy),
     "a batch": (cursor_wrappers, "_apply", _close),
     "a list": (cursor_wrappers, "_for_all", _list),

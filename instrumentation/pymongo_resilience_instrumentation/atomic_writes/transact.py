@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pymongo import ReadPreference
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
@@ -25,8 +26,9 @@ _ending: set[asyncio.Task[Any]] = set()
 """A loop holds its tasks weakly."""
 
 
-class Write(NamedTuple):
-    """What is to be sent."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Write:
+    """What is to be sent. Without a text: it has the application's documents."""
 
     runtime: Runtime
     call: Call
