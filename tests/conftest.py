@@ -24,7 +24,7 @@ from support.parts import Parts
 
 from pymongo_resilience.first_use import HEDGED_READS, POLICIES
 
-LONGEST = 30
+LONGEST = 22
 """Characters of a parameter in the name of a test."""
 
 
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """The name of a test fits a line."""
-    text = str(val) if isinstance(val, str | int) else ""
+    text = " ".join(str(val).split()) if isinstance(val, str | int) else ""
     return f"{text[:LONGEST]}..." if len(text) > LONGEST else None
 
 
