@@ -23,6 +23,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Overload,
     Refuse,
     ReplicaSet,
+    Slow,
 )
 
 import pymongo_resilience
@@ -62,6 +63,13 @@ def miss_the_deadline(proxy: ReplicaSet, coll: Any) -> None:
         coll.find_one()
 
 
+def hedge(slow: Any) -> None:
+    """The budget allows one of twenty reads."""
+    with override(hedge=1):
+        for _ in range(21):
+            slow.find_one()
+
+
 def main(host: str, port: str, database: str, metrics_port: str) -> None:
     metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
     pymongo_resilience.instrument(
@@ -80,8 +88,12 @@ def main(host: str, port: str, database: str, metrics_port: str) -> None:
         ReplicaSet((host, int(port)), members=1) as proxy,
         client(proxy.uri) as one,
         client(proxy.uri, maxPoolSize=1, waitQueueTimeoutMS=20) as small,
+        ReplicaSet((host, int(port)), members=2) as pair,
+        client(pair.uri, readPreference="nearest") as slow,
     ):
+        pair.inject(Slow(0.01))
         while not ended.is_set():
+            hedge(slow[database].coll)
             trouble(proxy, one[database].coll, small[database].crowded)
 
 
