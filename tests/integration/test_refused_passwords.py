@@ -161,12 +161,12 @@ def test_one_refused_login_of_one_connection_fails_one_operation(
     instrument(timeout_ms=20_000)
     client = client_of(side, replica_set, PASSWORD)
     side.do(client.db.coll.find_one)
-    for _ in range(2):
-        # Those at once need new connections, of which one is refused; then others log in.
+    for count in (MANY, 2 * MANY):
+        # As many as never before need new connections, of which one is refused; then others log in.
         replica_set.inject(Fail("saslContinue", code=AUTHENTICATION_FAILED))
         held = Slow(0.05)
         replica_set.inject(held)
-        errors = _together(side, client)
+        errors = _together(side, client, count)
         replica_set.clear()
         failed = [each for each in errors if each is not None]
         assert [getattr(each, "code", each) for each in failed] == [AUTHENTICATION_FAILED]
@@ -175,17 +175,17 @@ def test_one_refused_login_of_one_connection_fails_one_operation(
         assert time.monotonic() - began < SOON
 
 
-def _together(side: Side, client: Any) -> list[BaseException | None]:
+def _together(side: Side, client: Any, count: int = MANY) -> list[BaseException | None]:
     if side.runner is not None:
 
         async def tasks() -> Any:
-            operations = (client.db.coll.find_one() for _ in range(MANY))
+            operations = (client.db.coll.find_one() for _ in range(count))
             return await asyncio.gather(*operations, return_exceptions=True)
 
         errors: list[BaseException | None] = side.do(tasks)
         return errors
-    with ThreadPoolExecutor(MANY) as threads:
-        results = [threads.submit(client.db.coll.find_one) for _ in range(MANY)]
+    with ThreadPoolExecutor(count) as threads:
+        results = [threads.submit(client.db.coll.find_one) for _ in range(count)]
         return [each.exception() for each in results]
 
 
