@@ -6,7 +6,7 @@ from typing import Any
 
 import configurations
 
-OF_RAW = {configurations.EXECUTOR: 0.03}
+OF_RAW = {configurations.EXECUTOR: 0.015}
 """Added cost, as a share of plain pymongo's."""
 OF_CONTRIB = {
     f"{configurations.OURS}, {configurations.API}": 1.0,
