@@ -34,7 +34,7 @@ def judged(row: dict[str, Any]) -> str:
     """A row of ``healthy.py`` beside its bar; empty where it has none."""
     state = row["state"]
     if state in OF_RAW:
-        return verdict(row["of_raw"], OF_RAW[state], f"<= {OF_RAW[state]:.0%} of raw")
+        return verdict(row["of_raw"], OF_RAW[state], f"<= {OF_RAW[state]:.1%} of raw")
     if "of_contrib" in row and state in OF_CONTRIB:
         return verdict(row["of_contrib"], OF_CONTRIB[state], f"<= {OF_CONTRIB[state]} of contrib's")
     return ""

@@ -45,8 +45,8 @@ def test_added_cost_is_compared_with_raw_and_with_contrib_in_the_same_state(modu
 @pytest.mark.parametrize(
     ("row", "judged"),
     [
-        ({"state": "executor alone", "of_raw": 0.03}, "<= 3% of raw met"),
-        ({"state": "executor alone", "of_raw": 0.031}, "<= 3% of raw MISSED"),
+        ({"state": "executor alone", "of_raw": 0.015}, "<= 1.5% of raw met"),
+        ({"state": "executor alone", "of_raw": 0.016}, "<= 1.5% of raw MISSED"),
         ({"state": "ours, API only", "of_raw": 9, "of_contrib": 1.0}, "<= 1.0 of contrib's met"),
         ({"state": "ours, API only", "of_raw": 0, "of_contrib": 1.1}, "<= 1.0 of contrib's MISSED"),
         ({"state": "tenacity", "of_raw": 9}, ""),
