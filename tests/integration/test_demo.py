@@ -71,6 +71,9 @@ class Run:
         return found
 
 
+looked_into = pytest.mark.thorough("each of the processes that share the tests runs the demo anew")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("demo"))
@@ -84,6 +87,7 @@ def test_our_side_loses_duplicates_and_shows_nothing(whole: Run) -> None:
     assert ours["notes"] == []
 
 
+@looked_into
 def test_the_same_faults_break_the_other_sides(whole: Run) -> None:
     sides = whole.numbers["sides"]
     assert sides["plain"]["errors"] > 0
@@ -92,6 +96,7 @@ def test_the_same_faults_break_the_other_sides(whole: Run) -> None:
     assert sides["plain"]["lost"] > 0, "pymongo 4.20.0 loses writes of a mixed bulk"
 
 
+@looked_into
 def test_all_sides_ran_the_same_operations(whole: Run) -> None:
     sides = whole.numbers["sides"]
     operations = {side["operations"] for side in sides.values()}
@@ -101,6 +106,7 @@ def test_all_sides_ran_the_same_operations(whole: Run) -> None:
         assert 0 < side["p50"] <= side["p99"]
 
 
+@looked_into
 def test_spans_are_counted_by_bounded_names(whole: Run) -> None:
     spans = whole.numbers["spans"]
     orders = "demo_ours.orders"
@@ -110,11 +116,13 @@ def test_spans_are_counted_by_bounded_names(whole: Run) -> None:
     assert sum(spans[name] for name in operations) == ours["operations"]
 
 
+@looked_into
 def test_spans_and_metrics_reach_the_collector(whole: Run) -> None:
     assert ("insert demo_ours.orders", "insert") in whole.collector.spans()
     assert "db.client.operation.duration" in whole.collector.metrics
 
 
+@looked_into
 def test_a_pipe_gets_plain_lines_a_table_a_tree_and_a_verdict(whole: Run) -> None:
     output = whole.done.stdout
     assert "\x1b" not in output
