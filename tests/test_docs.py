@@ -138,8 +138,9 @@ def quicker(code: str) -> str:
     return code
 
 
+further = pytest.mark.thorough("a process for each; the first of each document runs in make test")
 BLOCKS = [
-    pytest.param(code, id=f"{document.stem}{n}")
+    pytest.param(code, id=f"{document.stem}{n}", marks=further if n else ())
     for document in DOCUMENTS
     for n, code in enumerate(code_blocks(document))
     if "import pytest" not in code  # a suite: examples/testing is it in full

@@ -142,6 +142,7 @@ def group_exists(group: int) -> bool:
     return True
 
 
+@pytest.mark.thorough("starts the demo once more")
 def test_ctrl_c_ends_everything_quietly(tmp_path: Path) -> None:
     program = subprocess.Popen(
         [*PROGRAM, "demo", "--seconds", "30"],

@@ -226,7 +226,17 @@ async def _driven(coroutine: Any, count: int) -> bool:
 
 
 @pytest.mark.oldest
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["default", "everything"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="default"),
+        pytest.param(
+            EVERYTHING,
+            id="everything",
+            marks=pytest.mark.thorough("collects at each await of each scenario once more"),
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
     name: str,
