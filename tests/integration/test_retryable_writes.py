@@ -105,8 +105,11 @@ MIXED_RESULT = [{"_id": "first", "n": 1}, {"_id": "last"}]
 
 
 def _cut_before_the_bulk_is_begun(side: Side, proxy: ReplicaSet) -> Any:
-    """A client whose monitor is connected and whose first application handshake will be cut."""
-    client = side.client(proxy.uri)
+    """A client whose monitor is connected and whose first application handshake will be cut.
+
+    It polls: the second connection of a streaming monitor would be cut like the application's.
+    """
+    client = side.client(proxy.uri, serverMonitoringMode="poll")
     side.do(client.admin.command, "ping")
     proxy.inject(CutBefore("ping"))
     with pytest.raises(pymongo.errors.AutoReconnect):
