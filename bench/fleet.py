@@ -23,16 +23,22 @@ from typing import Any
 from overload_runs import QUEUE_S, REJECTION, TIMEOUT_MS, arrivals
 from overload_server import Capacity
 
-from pymongo_resilience import backoff
-from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
 from pymongo_resilience.clock import Clock
-from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
-from pymongo_resilience.load_shedding import LoadShedders
-from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.operation_deadline import Deadline
 from pymongo_resilience.option_types import HIGH, LOW, NORMAL
-from pymongo_resilience.retry_rules import NeedsStrategy, Retry, RetryRules
-from pymongo_resilience.strategy import FastFailOnTerminalError
+from pymongo_resilience.retries import backoff
+from pymongo_resilience.retries.budget import RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.retries.failure import (
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    Failure,
+    RetryReason,
+    Stage,
+)
+from pymongo_resilience.retries.load_shedding import LoadShedders
+from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retry_rules import NeedsStrategy, Retry, RetryRules
+from pymongo_resilience.retries.strategy import FastFailOnTerminalError
 
 RATE = 100.0
 """Requests per second that the server can do."""

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
-from pymongo_resilience.binding import bind
-from pymongo_resilience.config import Config
 from pymongo_resilience.errors import (
     CircuitBreakerOpenError,
     ConfigurationError,
     OperationTimeoutError,
     OverloadShedError,
 )
-from pymongo_resilience.events import (
+from pymongo_resilience.options.config import Config
+from pymongo_resilience.policies.binding import bind
+from pymongo_resilience.policies.overrides import override
+from pymongo_resilience.policies.policy import Policy
+from pymongo_resilience.retries.events import (
     BreakerClosed,
     BreakerOpened,
     Event,
@@ -27,11 +29,9 @@ from pymongo_resilience.events import (
     RetryDeclined,
     RetryScheduled,
 )
-from pymongo_resilience.failure import Failure, RetryReason, Stage
-from pymongo_resilience.operation import Operation
-from pymongo_resilience.overrides import override
-from pymongo_resilience.policy import Policy
-from pymongo_resilience.strategy import (
+from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
+from pymongo_resilience.retries.operation import Operation
+from pymongo_resilience.retries.strategy import (
     BestEffort,
     FastFailOnTerminalError,
     MongoDBSpecification,
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
     from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
-    from pymongo_resilience.eligibility import SelectionRule
-    from pymongo_resilience.explanation import ServerVerdict
-    from pymongo_resilience.transaction_rules import Attempts
+    from pymongo_resilience.retries.transaction_rules import Attempts
+    from pymongo_resilience.selection.eligibility import SelectionRule
+    from pymongo_resilience.selection.explanation import ServerVerdict
 
 __all__ = [
     "BestEffort",
@@ -92,9 +92,9 @@ __all__ = [
 _ANSWERS = {
     "ClientStatus": "client_status",
     "HedgeCounts": "client_status",
-    "SelectionRule": "eligibility",
+    "SelectionRule": "selection.eligibility",
     "ServerStatus": "client_status",
-    "ServerVerdict": "explanation",
+    "ServerVerdict": "selection.explanation",
 }
 """The types of what status() and explain_selection() return: imported on first use."""
 

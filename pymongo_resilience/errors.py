@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience.failure import RetryReason, Stage
-    from pymongo_resilience.policy import Priority
-    from pymongo_resilience.retry_rules import Rule
+    from pymongo_resilience.policies.policy import Priority
+    from pymongo_resilience.retries.failure import RetryReason, Stage
+    from pymongo_resilience.retries.retry_rules import Rule
     from pymongo_resilience.timeline import Phase
 
 

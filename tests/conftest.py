@@ -22,7 +22,7 @@ from support.fixtures import (
 from support.gathered import Gathering, gather
 from support.parts import Parts
 
-from pymongo_resilience.first_use import HEDGED_READS, POLICIES
+from pymongo_resilience.policies.first_use import HEDGED_READS, POLICIES
 
 LONGEST = 22
 """Characters of a parameter in the name of a test."""

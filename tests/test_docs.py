@@ -26,11 +26,11 @@ from support.deadline_rows import document_tables
 from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 
-from pymongo_resilience.config import FILE_VARIABLE, OPTIONS
-from pymongo_resilience.retry_rules import Rule
+from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS
+from pymongo_resilience.retries.retry_rules import Rule
 
 if TYPE_CHECKING:
-    from pymongo_resilience.config import Option
+    from pymongo_resilience.options.config import Option
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -17,9 +17,10 @@ from pymongo_resilience_instrumentation.failures.reasons import ROWS
 from pymongo_resilience_instrumentation.operations.read_commands import ALLOWED
 from support.operations_table import documented, rows, section
 
-from pymongo_resilience import Config, RetryReason, backoff, budget
-from pymongo_resilience.config import STRATEGIES
-from pymongo_resilience.retry_rules import Rule
+from pymongo_resilience import Config, RetryReason
+from pymongo_resilience.options.config import STRATEGIES
+from pymongo_resilience.retries import backoff, budget
+from pymongo_resilience.retries.retry_rules import Rule
 
 ROOT = Path(__file__).parent.parent
 RETRIES = "docs/retries.md"

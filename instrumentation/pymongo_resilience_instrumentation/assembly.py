@@ -9,13 +9,13 @@ from opentelemetry import metrics, trace
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import OFF, PEAK_EWMA, TOKENS
-from pymongo_resilience.events import BreakerLog, Broadcast, DecisionLog
-from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.namespaces import NamespaceRules
-from pymongo_resilience.retry_rules import RetryRules
-from pymongo_resilience.strategy import NAMED
+from pymongo_resilience.options.config import OFF, PEAK_EWMA, TOKENS
+from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.retries.events import BreakerLog, Broadcast, DecisionLog
+from pymongo_resilience.retries.executor import AsyncExecutor, Executor
+from pymongo_resilience.retries.retry_rules import RetryRules
+from pymongo_resilience.retries.strategy import NAMED
 from pymongo_resilience_instrumentation.clients.budgets import Budgets
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Set
 
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.config import Config
-    from pymongo_resilience.events import Listener
-    from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.options.config import Config
+    from pymongo_resilience.retries.events import Listener
+    from pymongo_resilience.retries.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.selector import Selectors
     from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
@@ -159,7 +159,7 @@ def _breakers(
 ) -> BreakerRegistry | None:
     if config.circuit_breaker == "off":
         return None
-    from pymongo_resilience.breaker import BreakerSettings  # noqa: PLC0415 - off by default
+    from pymongo_resilience.breakers.breaker import BreakerSettings  # noqa: PLC0415 - off by default
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry  # noqa: PLC0415 - the same
 
     settings = BreakerSettings(
@@ -195,7 +195,7 @@ def _selectors(
 
     latencies = None
     if counting and config.server_selection == PEAK_EWMA:
-        from pymongo_resilience.peak_ewma import PeakEwma  # noqa: PLC0415 - as the selector
+        from pymongo_resilience.selection.peak_ewma import PeakEwma  # noqa: PLC0415 - as the selector
 
         latencies = partial(PeakEwma, clock)
     return Selectors(ours, breakers, latencies, counting=counting)

@@ -11,9 +11,9 @@ from opentelemetry import context
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
 
-from pymongo_resilience import blocks
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.policy import NOTHING
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
 
-    from pymongo_resilience.failure import RetryReason
-    from pymongo_resilience.namespaces import NamespaceRules
-    from pymongo_resilience.policy import Policy
-    from pymongo_resilience.retry_rules import Rule
+    from pymongo_resilience.policies.namespaces import NamespaceRules
+    from pymongo_resilience.policies.policy import Policy
+    from pymongo_resilience.retries.failure import RetryReason
+    from pymongo_resilience.retries.retry_rules import Rule
     from pymongo_resilience.timeline import Run
     from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import pymongo_resilience
-from pymongo_resilience.config import OPTIONS, load
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.strategy import NAMED
+from pymongo_resilience.options.config import OPTIONS, load
+from pymongo_resilience.retries.strategy import NAMED
 
 from . import dashboards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pymongo_resilience.config import Option
-    from pymongo_resilience.policy import Policy
+    from pymongo_resilience.options.config import Option
+    from pymongo_resilience.policies.policy import Policy
 
 T = TypeVar("T")
 PROGRAM: Final = "pymongo-resilience"

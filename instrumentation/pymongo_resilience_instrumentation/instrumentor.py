@@ -13,10 +13,10 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
-from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.options.config import load
+from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation.assembly import assemble, meter_of
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pymongo_resilience.client_status import ClientStatus
-    from pymongo_resilience.explanation import ServerVerdict
+    from pymongo_resilience.selection.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.transactions.retry_transaction import Transactions
 

@@ -14,8 +14,8 @@ from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
-from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import (

@@ -26,11 +26,11 @@ from . import calls, driver
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pymongo_resilience.breaker import Snapshot
-    from pymongo_resilience.config import Config
+    from pymongo_resilience.breakers.breaker import Snapshot
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.executor import AsyncExecutor, Executor
-    from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience.options.config import Config
+    from pymongo_resilience.policies.namespaces import NamespaceRules
+    from pymongo_resilience.retries.executor import AsyncExecutor, Executor
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients.budgets import Budgets

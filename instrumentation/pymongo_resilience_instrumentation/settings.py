@@ -10,9 +10,9 @@ from pymongo_resilience.option_types import PREFIX, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pymongo_resilience.config import Config, Loaded
-    from pymongo_resilience.events import Listener
-    from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.options.config import Config, Loaded
+    from pymongo_resilience.retries.events import Listener
+    from pymongo_resilience.retries.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import Hook
 
 OBJECTS = (

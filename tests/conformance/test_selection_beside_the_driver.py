@@ -23,9 +23,13 @@ from pymongo_resilience_instrumentation.retries import deprioritized
 from support.engine.topologies import ALONE, any_criteria, topologies
 from support.hostile_input import examples
 
-from pymongo_resilience.eligibility import Criteria, decide
-from pymongo_resilience.read_preference import Mode
-from pymongo_resilience.server_description import ServerDescription, ServerType, TopologyDescription
+from pymongo_resilience.selection.eligibility import Criteria, decide
+from pymongo_resilience.selection.read_preference import Mode
+from pymongo_resilience.selection.server_description import (
+    ServerDescription,
+    ServerType,
+    TopologyDescription,
+)
 
 IN_A_SET = {"ok": 1, "setName": "rs"}
 HELLOS: dict[ServerType, dict[str, Any]] = {

@@ -40,7 +40,7 @@ from pymongo_resilience import (
     bind,
     override,
 )
-from pymongo_resilience.retry_rules import Rule
+from pymongo_resilience.retries.retry_rules import Rule
 from pymongo_resilience.testing import set_active
 
 __all__ = ["drivers_time"]

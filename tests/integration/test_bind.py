@@ -17,7 +17,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.binding import policy_of
+from pymongo_resilience.policies.binding import policy_of
 
 pytestmark = pytest.mark.oldest
 BOUND = Policy(timeout_ms=150)

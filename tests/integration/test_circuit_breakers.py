@@ -40,9 +40,9 @@ from pymongo_resilience import (
     explain_selection,
     status,
 )
-from pymongo_resilience.breaker import Breakers, CircuitBreaker
-from pymongo_resilience.failure import Stage
-from pymongo_resilience.retry_rules import Rule
+from pymongo_resilience.breakers.breaker import Breakers, CircuitBreaker
+from pymongo_resilience.retries.failure import Stage
+from pymongo_resilience.retries.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

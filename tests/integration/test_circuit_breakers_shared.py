@@ -18,7 +18,7 @@ from support.clients import SentCommands, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import BreakerClosed, BreakerOpened, CircuitBreakerOpenError, status
-from pymongo_resilience.breaker import PROBES
+from pymongo_resilience.breakers.breaker import PROBES
 from pymongo_resilience.clock import MonotonicClock
 
 OPEN_S = 600.0

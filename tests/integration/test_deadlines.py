@@ -23,7 +23,7 @@ from pymongo_resilience import (
     RetryScheduled,
     Stage,
 )
-from pymongo_resilience.retry_rules import LAST_ATTEMPT, Rule
+from pymongo_resilience.retries.retry_rules import LAST_ATTEMPT, Rule
 
 pytestmark = pytest.mark.oldest
 

@@ -26,10 +26,10 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import RetryReason
-from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.namespaces import NamespaceRules
-from pymongo_resilience.retry_rules import RetryRules, Rule
-from pymongo_resilience.strategy import FastFailOnTerminalError
+from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.retries.executor import AsyncExecutor, Executor
+from pymongo_resilience.retries.retry_rules import RetryRules, Rule
+from pymongo_resilience.retries.strategy import FastFailOnTerminalError
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 __all__ = ["no_jitter"]

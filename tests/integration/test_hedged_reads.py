@@ -39,12 +39,12 @@ from pymongo_resilience import (
     RetryReason,
     RetryScheduled,
     bind,
-    hedging,
     override,
     status,
     uninstrument,
 )
 from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.selection import hedging
 
 pytestmark = pytest.mark.oldest
 

@@ -24,7 +24,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.first_use import POLICIES
+from pymongo_resilience.policies.first_use import POLICIES
 
 pytestmark = pytest.mark.oldest
 UNWATCHED = {"traces": False, "metrics": False, "base_backoff_ms": 1}

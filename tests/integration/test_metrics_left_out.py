@@ -15,7 +15,7 @@ from support.clients import Side, fail_command
 from support.metrics_table import metrics_table
 from support.telemetry import Instrument, Telemetry
 
-from pymongo_resilience.metric_names import METRICS, OF_EACH_OPERATION
+from pymongo_resilience.options.metric_names import METRICS, OF_EACH_OPERATION
 
 COUNT = "db.client.connection.count"
 DURATION = "db.client.operation.duration"

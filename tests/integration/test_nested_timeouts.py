@@ -21,8 +21,9 @@ from support.examples import scaled
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, limits
 
-from pymongo_resilience import OperationTimeoutError, blocks, override, uninstrument
-from pymongo_resilience.policy import NOTHING as NO_POLICY
+from pymongo_resilience import OperationTimeoutError, override, uninstrument
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.policy import NOTHING as NO_POLICY
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

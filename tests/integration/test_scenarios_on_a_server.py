@@ -44,11 +44,11 @@ from pymongo_resilience import (
     Stage,
     override,
 )
-from pymongo_resilience.breaker import CircuitBreaker
-from pymongo_resilience.breaker_states import Permit, Refusal
-from pymongo_resilience.budget import CAPACITY
-from pymongo_resilience.operation import Kind
-from pymongo_resilience.retry_rules import RetryRules, Rule
+from pymongo_resilience.breakers.breaker import CircuitBreaker
+from pymongo_resilience.breakers.breaker_states import Permit, Refusal
+from pymongo_resilience.retries.budget import CAPACITY
+from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import FakeClock
 
 BOUND = "a transaction is refused at its beginning alone; test_circuit_breakers.py has its end"

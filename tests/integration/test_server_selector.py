@@ -26,7 +26,8 @@ from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience import peak_ewma, status
+from pymongo_resilience import status
+from pymongo_resilience.selection import peak_ewma
 
 pytestmark = pytest.mark.oldest
 

@@ -17,7 +17,7 @@ from support.striking import Line, SoftTimeLimitExceeded, moments, run
 from support.telemetry import Instrument
 
 from pymongo_resilience import Policy, RetryAction, bind, override
-from pymongo_resilience.breaker_states import HalfOpen
+from pymongo_resilience.breakers.breaker_states import HalfOpen
 
 pytestmark = [pytest.mark.oldest, pytest.mark.thorough("each line of a call is struck")]
 NO_CHANGE: Callable[[], Any] = nullcontext

@@ -27,7 +27,8 @@ from support.examples import scaled
 from support.telemetry import Instrument
 from support.wait_helpers import half_of, wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, Policy, bind, blocks, override
+from pymongo_resilience import OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.policies import blocks
 from pymongo_resilience.testing import FakeClock
 
 pytestmark = pytest.mark.oldest

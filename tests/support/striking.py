@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.retries import deprioritized
 from support.clients import Side
 
 import pymongo_resilience
-from pymongo_resilience import blocks
+from pymongo_resilience.policies import blocks
 
 OURS = tuple(
     str(Path(package.__file__).parent)

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from pymongo_resilience import blocks
-from pymongo_resilience.blocks import current, innermost, timed
-from pymongo_resilience.overrides import override
-from pymongo_resilience.policy import NOTHING
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.blocks import current, innermost, timed
+from pymongo_resilience.policies.overrides import override
+from pymongo_resilience.policies.policy import NOTHING
 
 
 def declared() -> bool | None:

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pymongo_resilience.breaker import Breakers, BreakerSettings, CircuitBreaker, Snapshot
-from pymongo_resilience.breaker_states import RECHECK, Permit, Refusal, State
-from pymongo_resilience.health import Evidence
+from pymongo_resilience.breakers.breaker import Breakers, BreakerSettings, CircuitBreaker, Snapshot
+from pymongo_resilience.breakers.breaker_states import RECHECK, Permit, Refusal, State
+from pymongo_resilience.breakers.health import Evidence
 from pymongo_resilience.testing import FakeClock
 
 PROMPT = 1e-6

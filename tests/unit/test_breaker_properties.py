@@ -20,9 +20,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pymongo_resilience.breaker import BreakerSettings, CircuitBreaker, Snapshot
-from pymongo_resilience.breaker_states import RECHECK, Permit, Refusal, State
-from pymongo_resilience.health import Evidence
+from pymongo_resilience.breakers.breaker import BreakerSettings, CircuitBreaker, Snapshot
+from pymongo_resilience.breakers.breaker_states import RECHECK, Permit, Refusal, State
+from pymongo_resilience.breakers.health import Evidence
 from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:

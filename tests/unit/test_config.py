@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from pymongo_resilience.breaker import BreakerSettings
-from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, RECOVERIES, Config, Option
+from pymongo_resilience.breakers.breaker import BreakerSettings
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.metric_names import METRICS
-from pymongo_resilience.policy import Policy
-from pymongo_resilience.strategy import NAMED
+from pymongo_resilience.options.config import (
+    FILE_VARIABLE,
+    OPTIONS,
+    PREFIX,
+    RECOVERIES,
+    Config,
+    Option,
+)
+from pymongo_resilience.options.metric_names import METRICS
+from pymongo_resilience.policies.policy import Policy
+from pymongo_resilience.retries.strategy import NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

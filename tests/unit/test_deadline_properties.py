@@ -22,10 +22,10 @@ from support.engine.override_plans import Block, Plan, Ran, Slowness, Step, in_t
 from support.engine.retry_strategies import AT_ONCE, waiting
 from support.examples import scaled
 
-from pymongo_resilience import blocks, policy
-from pymongo_resilience.failure import RetryReason, Stage
-from pymongo_resilience.operation import Kind
-from pymongo_resilience.retry_rules import LAST_ATTEMPT, RetryRules, Rule
+from pymongo_resilience.policies import blocks, policy
+from pymongo_resilience.retries.failure import RetryReason, Stage
+from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retry_rules import LAST_ATTEMPT, RetryRules, Rule
 
 run = pytest.mark.parametrize(
     "run", [in_thread, lambda plan: asyncio.run(in_task(plan))], ids=["thread", "task"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(pymongo_resilience.__file__).parent
-MODULES = sorted(each for each in PACKAGE.glob("*.py") if each.name != "__main__.py")
+MODULES = sorted(each for each in PACKAGE.rglob("*.py") if each.name != "__main__.py")
 """But for the command, which nobody imports."""
 IMPORT_AND_TELL = """
 import json, sys
@@ -61,7 +61,8 @@ def test_importing_the_package_loads_nothing_of_others() -> None:
 
 
 def test_importing_every_module_loads_the_standard_library_alone() -> None:
-    names = [f"pymongo_resilience.{module.stem}" for module in MODULES]
+    paths = [module.relative_to(PACKAGE.parent).with_suffix("") for module in MODULES]
+    names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
     loaded = newly_imported(*names)
     assert loaded - set(sys.stdlib_module_names) == {"pymongo_resilience"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pymongo_resilience import Policy, override
-from pymongo_resilience.first_use import HEDGED_READS, FirstUse
+from pymongo_resilience.policies.first_use import HEDGED_READS, FirstUse
 
 
 @pytest.fixture

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
-from pymongo_resilience.health import Evidence, evidence
+from pymongo_resilience.breakers.health import Evidence, evidence
+from pymongo_resilience.retries.failure import (
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    Failure,
+    RetryReason,
+    Stage,
+)
 
 R = RetryReason
 NOT_SENT, IN_FLIGHT, ANSWERED = Stage.NOT_SENT, Stage.IN_FLIGHT, Stage.ANSWERED

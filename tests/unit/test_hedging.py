@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pymongo_resilience.hedging import (
+from pymongo_resilience.selection.hedging import (
     GROWTH,
     LEAST_READS,
     MOST_HEDGES,

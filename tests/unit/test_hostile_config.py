@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from support.hostile_input import examples
 
-from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, RECOVERIES, Config
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.metric_names import METRICS
-from pymongo_resilience.namespaces import problems_of
+from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS, PREFIX, RECOVERIES, Config
+from pymongo_resilience.options.metric_names import METRICS
+from pymongo_resilience.policies.namespaces import problems_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -41,13 +41,13 @@ from support.hostile_input import (
     strange_floats,
 )
 
-from pymongo_resilience.breaker import Snapshot
-from pymongo_resilience.breaker_states import State
+from pymongo_resilience.breakers.breaker import Snapshot
+from pymongo_resilience.breakers.breaker_states import State
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.failure import Failure, RetryReason, Stage
-from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.retry_rules import GiveUp, RetryRules
-from pymongo_resilience.strategy import BestEffort
+from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
+from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.retry_rules import GiveUp, RetryRules
+from pymongo_resilience.retries.strategy import BestEffort
 
 pytestmark = pytest.mark.oldest
 

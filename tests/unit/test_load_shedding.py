@@ -7,12 +7,18 @@ from typing import Literal
 
 import pytest
 
-from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
-from pymongo_resilience.load_shedding import WINDOW_S, LoadShedder, LoadShedders
-from pymongo_resilience.operation import Kind, Operation
 from pymongo_resilience.option_types import PRIORITIES
-from pymongo_resilience.retry_rules import GiveUp, RetryRules, Rule
-from pymongo_resilience.strategy import BestEffort
+from pymongo_resilience.retries.failure import (
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    Failure,
+    RetryReason,
+    Stage,
+)
+from pymongo_resilience.retries.load_shedding import WINDOW_S, LoadShedder, LoadShedders
+from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.retry_rules import GiveUp, RetryRules, Rule
+from pymongo_resilience.retries.strategy import BestEffort
 from pymongo_resilience.testing import FakeClock
 
 Priority = Literal["high", "normal", "low"]

@@ -10,9 +10,9 @@ import random
 import pytest
 from support.engine.topologies import secondary
 
-from pymongo_resilience.peak_ewma import DECAY, PeakEwma
+from pymongo_resilience.selection.peak_ewma import DECAY, PeakEwma
+from pymongo_resilience.selection.two_choices import choose
 from pymongo_resilience.testing import FakeClock
-from pymongo_resilience.two_choices import choose
 
 
 @pytest.fixture

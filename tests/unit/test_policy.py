@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, strategies as st
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 
-from pymongo_resilience.blocks import current
-from pymongo_resilience.first_use import ATOMIC_WRITES
-from pymongo_resilience.namespaces import NamespaceRules
-from pymongo_resilience.overrides import override
-from pymongo_resilience.policy import NOTHING, Policy
-from pymongo_resilience.strategy import BestEffort, FastFailOnTerminalError
+from pymongo_resilience.policies.blocks import current
+from pymongo_resilience.policies.first_use import ATOMIC_WRITES
+from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.policies.overrides import override
+from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.retries.strategy import BestEffort, FastFailOnTerminalError
 
 if TYPE_CHECKING:
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
+    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.retries.operation import Operation
 
 
 class SaysNothing:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.engine.retry_strategies import BEST_EFFORT, MONGODB, half
 
-from pymongo_resilience.budget import (
+from pymongo_resilience.retries.budget import (
     DEBT,
     FORGOTTEN_S,
     RATIO,
@@ -20,11 +20,17 @@ from pymongo_resilience.budget import (
     RetryBudget,
     TokenBucket,
 )
-from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
-from pymongo_resilience.operation import DISTRESS, Kind, Operation
-from pymongo_resilience.operation_deadline import Deadline
-from pymongo_resilience.retry_rules import GiveUp, Retry, RetryRules, Rule
-from pymongo_resilience.strategy import RetryAction
+from pymongo_resilience.retries.failure import (
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    Failure,
+    RetryReason,
+    Stage,
+)
+from pymongo_resilience.retries.operation import DISTRESS, Kind, Operation
+from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retry_rules import GiveUp, Retry, RetryRules, Rule
+from pymongo_resilience.retries.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock
 
 OVERLOAD = Failure(

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from pymongo_resilience import resumption
-from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, Failure, RetryReason, Stage
-from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.resumption import Find
-from pymongo_resilience.strategy import BestEffort
+from pymongo_resilience.retries import resumption
+from pymongo_resilience.retries.failure import (
+    RETRYABLE,
+    SYSTEM_OVERLOADED,
+    Failure,
+    RetryReason,
+    Stage,
+)
+from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.resumption import Find
+from pymongo_resilience.retries.strategy import BestEffort
 
 PLAIN = Find({"a": 1})
 MOST = 3

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
-from pymongo_resilience.failure import Failure, RetryReason, Stage
-from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.operation_deadline import Deadline
-from pymongo_resilience.retry_rules import Rule
-from pymongo_resilience.rule_texts import why_not_repeated
+from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
+from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.retries.rule_texts import why_not_repeated
 from pymongo_resilience.testing import FakeClock
 
 SECRET = "a value of a document"

@@ -41,16 +41,16 @@ from support.engine.failing_work import (
 )
 from support.engine.retry_strategies import AT_ONCE, MONGODB
 
-from pymongo_resilience.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.failure import RetryReason
-from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.operation_deadline import Deadline
-from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule
-from pymongo_resilience.strategy import RetryAction
+from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.retries.failure import RetryReason
+from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule
+from pymongo_resilience.retries.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
-    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.retries.failure import Failure
 
 
 def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[Operation, Failure]:

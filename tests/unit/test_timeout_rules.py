@@ -21,9 +21,10 @@ from pymongo_resilience_instrumentation.driver.deadline import Timeout
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
-from pymongo_resilience import Config, Policy, blocks, override
-from pymongo_resilience.namespaces import NamespaceRules
-from pymongo_resilience.strategy import BestEffort
+from pymongo_resilience import Config, Policy, override
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.namespaces import NamespaceRules
+from pymongo_resilience.retries.strategy import BestEffort
 
 pytestmark = pytest.mark.oldest
 NOW = 1_000.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DeleteMany, UpdateMany
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.first_use import ATOMIC_WRITES
+from pymongo_resilience.policies.first_use import ATOMIC_WRITES
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.clients.collection_kinds import Collections

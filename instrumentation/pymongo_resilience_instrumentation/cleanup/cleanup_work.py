@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ServerSelectionTimeoutError
 
-from pymongo_resilience.operation import NO_DATA, Kind, Operation
-from pymongo_resilience.policy import NOTHING, Policy
+from pymongo_resilience.policies.policy import NOTHING, Policy
+from pymongo_resilience.retries.operation import NO_DATA, Kind, Operation
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import BEGINNING, Call
@@ -23,10 +23,10 @@ from pymongo_resilience_instrumentation.interception.interceptor import Intercep
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.budget import RetryBudget
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.namespaces import NamespaceRules
-    from pymongo_resilience.retry_rules import Rule
+    from pymongo_resilience.policies.namespaces import NamespaceRules
+    from pymongo_resilience.retries.budget import RetryBudget
+    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.retries.retry_rules import Rule
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.operation_deadline import SHORTEST, Deadline
+from pymongo_resilience.retries.operation_deadline import SHORTEST, Deadline
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
@@ -18,7 +18,7 @@ from .cleanup_work import Cleanup, CleanupCall, CleanupInterceptor
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience.operation import Operation
+    from pymongo_resilience.retries.operation import Operation
     from pymongo_resilience_instrumentation.interception.methods import Function
 
 WINDOW = 0.5

@@ -14,12 +14,12 @@ from opentelemetry import context
 from opentelemetry.context import Context
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience import blocks
 from pymongo_resilience.clock import Postponed
-from pymongo_resilience.executor import AsyncExecutor, Executor
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.operation_deadline import Deadline
-from pymongo_resilience.retry_rules import RetryRules, Rule
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.retries.executor import AsyncExecutor, Executor
+from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retry_rules import RetryRules, Rule
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
+    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.retries.operation import Operation
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.budget import RatioBudget, RetryBudget, TokenBucket
-from pymongo_resilience.config import OFF, TOKENS
+from pymongo_resilience.options.config import OFF, TOKENS
+from pymongo_resilience.retries.budget import RatioBudget, RetryBudget, TokenBucket
 
 from .by_client import keep
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pymongo import MongoClient
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.namespaces import EVERYTHING
+from pymongo_resilience.policies.namespaces import EVERYTHING
 
 if TYPE_CHECKING:
-    from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience.policies.namespaces import NamespaceRules
 
 
 class CoroutineStrategies:

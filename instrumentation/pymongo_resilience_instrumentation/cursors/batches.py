@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 
-from pymongo_resilience import blocks
-from pymongo_resilience.binding import attach_policy, policy_of_cursor
-from pymongo_resilience.first_use import POLICIES, RESUMABLE_FINDS
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.policy import NOTHING, shorter
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
+from pymongo_resilience.policies.first_use import POLICIES, RESUMABLE_FINDS
+from pymongo_resilience.policies.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import blocks
-from pymongo_resilience.binding import ATTRIBUTE, attach_policy, policy_of, policy_of_cursor
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.policy import NOTHING
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.binding import (
+    ATTRIBUTE,
+    attach_policy,
+    policy_of,
+    policy_of_cursor,
+)
+from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.policy import Policy
+    from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime

@@ -1,7 +1,7 @@
 """A resumable find: its first command, what is noted of each batch, and the find that is sent in
 place of a getMore that failed.
 
-What can be resumed, how, and after which failure: ``pymongo_resilience/resumption.py``.
+What can be resumed, how, and after which failure: ``pymongo_resilience/retries/resumption.py``.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience import blocks, resumption
-from pymongo_resilience.binding import attach_policy, policy_of_cursor
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.failure import RetryReason
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.policy import Policy
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
+from pymongo_resilience.policies.policy import Policy
+from pymongo_resilience.retries import resumption
+from pymongo_resilience.retries.failure import RetryReason
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.namespaces import NamespaceRules
-    from pymongo_resilience.operation import Operation
+    from pymongo_resilience.policies.namespaces import NamespaceRules
+    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.retries.operation import Operation
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
 

@@ -32,7 +32,8 @@ from pymongo_resilience.errors import (
     OperationTimeoutError,
     OverloadShedError,
 )
-from pymongo_resilience.failure import (
+from pymongo_resilience.internal_errors import deliver, logger
+from pymongo_resilience.retries.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
     RETRYABLE_WRITE,
@@ -42,7 +43,6 @@ from pymongo_resilience.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.internal_errors import deliver, logger
 from pymongo_resilience_instrumentation import driver
 
 from . import reasons, terminal_causes

@@ -16,7 +16,12 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
-from pymongo_resilience.failure import RETRYABLE, RETRYABLE_WRITE, SYSTEM_OVERLOADED, RetryReason
+from pymongo_resilience.retries.failure import (
+    RETRYABLE,
+    RETRYABLE_WRITE,
+    SYSTEM_OVERLOADED,
+    RetryReason,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.binding import policy_of
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.policies.binding import policy_of
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.cursors import creation

@@ -10,7 +10,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
 
-from pymongo_resilience import blocks
+from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.cursors.batches import Batch
 from pymongo_resilience_instrumentation.interception.interceptor import Interceptor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.first_use import HEDGED_READS
 from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.policies.first_use import HEDGED_READS
 from pymongo_resilience_instrumentation.self_check import Feature
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry.trace import INVALID_SPAN
 
-from pymongo_resilience import blocks
 from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience.internal_errors import from_outside, logger, raise_alone
+from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import BEGINNING, NEVER, NO_DEADLINE
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import options as client_options
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import blocks
-from pymongo_resilience.binding import policy_of
 from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.binding import policy_of
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import creation as cursor_makers

@@ -12,8 +12,8 @@ from pymongo_resilience_instrumentation.telemetry.tracing import tracing_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pymongo_resilience.breaker import Snapshot
-    from pymongo_resilience.config import Config
+    from pymongo_resilience.breakers.breaker import Snapshot
+    from pymongo_resilience.options.config import Config
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 

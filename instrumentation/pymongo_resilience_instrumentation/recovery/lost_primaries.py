@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import AutoReconnect
 
-from pymongo_resilience.config import INTERRUPTIONS
-from pymongo_resilience.failure import Failure, RetryReason, Stage
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.operation_deadline import Deadline
-from pymongo_resilience.retry_rules import NeedsStrategy, Retry
-from pymongo_resilience.strategy import NAMED
+from pymongo_resilience.options.config import INTERRUPTIONS
+from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
+from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retry_rules import NeedsStrategy, Retry
+from pymongo_resilience.retries.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.connection_errors import InterruptedAttemptError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor

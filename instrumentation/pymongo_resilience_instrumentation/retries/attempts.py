@@ -20,16 +20,16 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
+from pymongo_resilience.breakers.health import Evidence, evidence
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
-from pymongo_resilience.failure import RetryReason, Stage
-from pymongo_resilience.health import Evidence, evidence
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.operation import NO_DATA, Kind, Operation
-from pymongo_resilience.operation_deadline import Deadline
-from pymongo_resilience.policy import shorter
-from pymongo_resilience.retry_rules import Rule
-from pymongo_resilience.rule_texts import why_not_repeated
-from pymongo_resilience.strategy import MongoDBSpecification
+from pymongo_resilience.policies.policy import shorter
+from pymongo_resilience.retries.failure import RetryReason, Stage
+from pymongo_resilience.retries.operation import NO_DATA, Kind, Operation
+from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.retries.rule_texts import why_not_repeated
+from pymongo_resilience.retries.strategy import MongoDBSpecification
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
@@ -50,9 +50,9 @@ from . import deprioritized
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.breaker_states import Permit
-    from pymongo_resilience.budget import RetryBudget
-    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.breakers.breaker_states import Permit
+    from pymongo_resilience.retries.budget import RetryBudget
+    from pymongo_resilience.retries.failure import Failure
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from sys import exception
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import blocks
-from pymongo_resilience.first_use import POLICIES
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, Call
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor

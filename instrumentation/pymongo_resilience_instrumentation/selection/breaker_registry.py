@@ -9,11 +9,11 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import breaker
-from pymongo_resilience.breaker_states import Permit, State
-from pymongo_resilience.events import BreakerClosed, BreakerOpened
-from pymongo_resilience.failure import TRANSIENT_TRANSACTION
+from pymongo_resilience.breakers import breaker
+from pymongo_resilience.breakers.breaker_states import Permit, State
 from pymongo_resilience.internal_errors import deliver
+from pymongo_resilience.retries.events import BreakerClosed, BreakerOpened
+from pymongo_resilience.retries.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep
@@ -23,11 +23,11 @@ from .breaker_errors import refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pymongo_resilience.breaker import BreakerSettings, Snapshot
-    from pymongo_resilience.breaker_states import Holder
+    from pymongo_resilience.breakers.breaker import BreakerSettings, Snapshot
+    from pymongo_resilience.breakers.breaker_states import Holder
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.events import Listener
+    from pymongo_resilience.retries.events import Listener
     from pymongo_resilience_instrumentation.addresses import Address
 
 ALONE = frozenset({"Single", "LoadBalanced"})

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.strategy import FastFailOnTerminalError
+from pymongo_resilience.retries.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 
 from pymongo.errors import AutoReconnect
 
-from pymongo_resilience import blocks, errors
-from pymongo_resilience.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
-from pymongo_resilience.load_shedding import LoadShedder, LoadShedders
+from pymongo_resilience import errors
 from pymongo_resilience.option_types import NORMAL
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.retries.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
+from pymongo_resilience.retries.load_shedding import LoadShedder, LoadShedders
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep
 
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.namespaces import NamespaceRules
+    from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience_instrumentation.calls import Call
 
 SWITCH = "PYMONGO_RESILIENCE_LOAD_SHEDDING=false"

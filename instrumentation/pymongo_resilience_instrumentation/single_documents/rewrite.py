@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import BulkWriteError, ClientBulkWriteException, OperationFailure
 
-from pymongo_resilience.first_use import ATOMIC_WRITES
 from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.policies.first_use import ATOMIC_WRITES
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.atomic_writes.atomic_methods import METHODS, AtomicWrites
 from pymongo_resilience_instrumentation.clients.by_client import keep

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.events import Broadcast, RetryEvent, RetryScheduled
 from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.retries.events import Broadcast, RetryEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls
 
 from .call_timelines import note
 
 if TYPE_CHECKING:
-    from pymongo_resilience.events import Event
+    from pymongo_resilience.retries.events import Event
 
 
 class CallLog:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import blocks
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.first_use import POLICIES
 from pymongo_resilience.option_types import CURSOR_LIFETIME, ITERATION
-from pymongo_resilience.policy import shorter
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.first_use import POLICIES
+from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience_instrumentation import driver
 
 if TYPE_CHECKING:

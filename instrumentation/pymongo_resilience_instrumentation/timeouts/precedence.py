@@ -26,18 +26,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pymongo_resilience import blocks
 from pymongo_resilience.option_types import CURSOR_LIFETIME
-from pymongo_resilience.policy import NOTHING, shorter
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience.config import Config
-    from pymongo_resilience.namespaces import NamespaceRules
-    from pymongo_resilience.policy import Policy
+    from pymongo_resilience.options.config import Config
+    from pymongo_resilience.policies.namespaces import NamespaceRules
+    from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience_instrumentation.operations.public import Target
 
 

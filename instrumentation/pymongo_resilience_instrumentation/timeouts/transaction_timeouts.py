@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo.errors import InvalidOperation
 
-from pymongo_resilience import blocks
-from pymongo_resilience.first_use import POLICIES
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation import calls, driver
 
 if TYPE_CHECKING:
-    from pymongo_resilience.blocks import Block
+    from pymongo_resilience.policies.blocks import Block
 
 # A private attribute of the session: changed by others, transactions would end too soon or late.
 _TRANSACTION = "_pymongo_resilience_transaction"

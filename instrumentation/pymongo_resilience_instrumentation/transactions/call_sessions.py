@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.option_types import TIMEOUT_MS, shown
-from pymongo_resilience.policy import NOTHING, Policy
+from pymongo_resilience.policies.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import driver
 
 if TYPE_CHECKING:

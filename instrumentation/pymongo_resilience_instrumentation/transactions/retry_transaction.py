@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pymongo import AsyncMongoClient
 
-from pymongo_resilience import blocks
-from pymongo_resilience.policy import NOTHING
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.timeouts import transaction_timeouts

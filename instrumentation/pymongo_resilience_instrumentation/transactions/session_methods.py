@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience import blocks
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.failures import classify

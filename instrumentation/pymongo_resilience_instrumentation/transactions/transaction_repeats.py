@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ClientBulkWriteException, PyMongoError
 
-from pymongo_resilience import transaction_rules
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.events import Broadcast, RetryDeclined, RetryScheduled
-from pymongo_resilience.failure import Stage
-from pymongo_resilience.operation import Kind, Operation
-from pymongo_resilience.operation_deadline import Deadline
-from pymongo_resilience.retry_rules import Retry, RetryRules, Rule
-from pymongo_resilience.rule_texts import why_not_repeated
-from pymongo_resilience.strategy import NAMED
-from pymongo_resilience.transaction_rules import Repeat
+from pymongo_resilience.retries import transaction_rules
+from pymongo_resilience.retries.events import Broadcast, RetryDeclined, RetryScheduled
+from pymongo_resilience.retries.failure import Stage
+from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retry_rules import Retry, RetryRules, Rule
+from pymongo_resilience.retries.rule_texts import why_not_repeated
+from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.retries.transaction_rules import Repeat
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.origins import state_origin
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.events import Listener
-    from pymongo_resilience.failure import Failure
+    from pymongo_resilience.retries.events import Listener
+    from pymongo_resilience.retries.failure import Failure
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from support.engine.engine_inputs import Whimsical
 from support.engine.failing_work import AwaitedWork, BlockingWork, FakeWork, Final
 
-from pymongo_resilience import blocks
-from pymongo_resilience.events import RetryDeclined
-from pymongo_resilience.executor import AsyncExecutor, Executor
-from pymongo_resilience.overrides import override
-from pymongo_resilience.policy import Policy
+from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.overrides import override
+from pymongo_resilience.policies.policy import Policy
+from pymongo_resilience.retries.events import RetryDeclined
+from pymongo_resilience.retries.executor import AsyncExecutor, Executor
 from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from support.engine.failing_work import Call, Fault
 
-    from pymongo_resilience.events import Event
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
-    from pymongo_resilience.retry_rules import RetryRules, Rule
-    from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.retries.events import Event
+    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retry_rules import RetryRules, Rule
+    from pymongo_resilience.retries.strategy import RetryStrategy
 
 
 @dataclass(frozen=True)

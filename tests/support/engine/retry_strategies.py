@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience import backoff
-from pymongo_resilience.strategy import (
+from pymongo_resilience.retries import backoff
+from pymongo_resilience.retries.strategy import (
     BestEffort,
     FastFailOnTerminalError,
     MongoDBSpecification,
@@ -15,8 +15,8 @@ from pymongo_resilience.strategy import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
+    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.retries.operation import Operation
 
 
 def quarter() -> float:

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.config import ALWAYS, NEVER, ON_RETRY
+from pymongo_resilience.options.config import ALWAYS, NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
 from pymongo_resilience_instrumentation.telemetry import semconv

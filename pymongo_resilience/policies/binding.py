@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pymongo_resilience.first_use import POLICIES
-from pymongo_resilience.policy import NOTHING, Policy
+from .first_use import POLICIES
+from .policy import NOTHING, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

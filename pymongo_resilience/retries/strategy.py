@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING, Protocol
 
-from pymongo_resilience import backoff
-from pymongo_resilience.failure import RETRYABLE_WRITE, RetryReason
-from pymongo_resilience.operation import Kind
+from . import backoff
+from .failure import RETRYABLE_WRITE, RetryReason
+from .operation import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
+    from .failure import Failure
+    from .operation import Operation
 
 TERMINAL = frozenset(
     {RetryReason.AUTHENTICATION_ERROR, RetryReason.TLS_ERROR, RetryReason.ACCESS_ERROR}

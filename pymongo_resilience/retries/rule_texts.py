@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.operation import Kind
-from pymongo_resilience.retry_rules import Rule
+from .operation import Kind
+from .retry_rules import Rule
 
 if TYPE_CHECKING:
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
+    from .failure import Failure
+    from .operation import Operation
 
 NEVER_REPEATED = "docs/retries.md#never-retried"
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.failure import RetryReason, Stage
+from .failure import RetryReason, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pymongo_resilience.budget import RetryBudget
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.load_shedding import LoadShedders
-    from pymongo_resilience.operation_deadline import Deadline
-    from pymongo_resilience.strategy import RetryStrategy
+    from .budget import RetryBudget
+    from .failure import Failure
+    from .load_shedding import LoadShedders
+    from .operation_deadline import Deadline
+    from .strategy import RetryStrategy
 
 DISTRESS = frozenset({
     RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.NOT_PRIMARY, RetryReason.OVERLOADED,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pymongo_resilience.failure_window import FailureWindow
-from pymongo_resilience.health import Evidence
+from .failure_window import FailureWindow
+from .health import Evidence
 
 if TYPE_CHECKING:
-    from pymongo_resilience.breaker import CircuitBreaker
+    from .breaker import CircuitBreaker
 
 RECHECK = 0.1
 """Seconds after which it is worth asking again while all probes are under way: they may end at any

@@ -11,18 +11,18 @@ import enum
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from pymongo_resilience import backoff
-from pymongo_resilience.failure import RetryReason, Stage
-from pymongo_resilience.operation import Kind
-from pymongo_resilience.operation_deadline import SHORTEST
-from pymongo_resilience.strategy import TERMINAL, MongoDBSpecification, RetryAction
+from . import backoff
+from .failure import RetryReason, Stage
+from .operation import Kind
+from .operation_deadline import SHORTEST
+from .strategy import TERMINAL, MongoDBSpecification, RetryAction
 
 if TYPE_CHECKING:
-    from pymongo_resilience.backoff import Random
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
-    from pymongo_resilience.operation_deadline import Deadline
-    from pymongo_resilience.strategy import Answer
+    from .backoff import Random
+    from .failure import Failure
+    from .operation import Operation
+    from .operation_deadline import Deadline
+    from .strategy import Answer
 
 NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
 

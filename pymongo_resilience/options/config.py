@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.metric_names import METRICS, OF_EACH_OPERATION
-from pymongo_resilience.namespaces import problems_of
 from pymongo_resilience.option_types import (
     BOOLEAN,
     LONGEST_MS,
@@ -33,12 +31,15 @@ from pymongo_resilience.option_types import (
     shown,
     warn_unknown,
 )
-from pymongo_resilience.strategy import NAMED
+from pymongo_resilience.policies.namespaces import problems_of
+from pymongo_resilience.retries.strategy import NAMED
+
+from .metric_names import METRICS, OF_EACH_OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pymongo_resilience.policy import Policy
+    from pymongo_resilience.policies.policy import Policy
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 RULES = "policies"
@@ -395,7 +396,7 @@ class _Values:
     def read_file(self, path: Path) -> None:
         import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
 
-        from pymongo_resilience.policy_file import policies_of  # noqa: PLC0415 - the same
+        from .policy_file import policies_of  # noqa: PLC0415 - the same
 
         try:
             document = tomllib.loads(_content(path))

@@ -9,23 +9,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience.eligibility import (
-    Criteria,
-    Decision,
-    SelectionRule,
-    decide,
-    latency_window_end,
-    matches,
-)
-from pymongo_resilience.read_preference import Mode
-from pymongo_resilience.server_description import (
+from .eligibility import Criteria, Decision, SelectionRule, decide, latency_window_end, matches
+from .read_preference import Mode
+from .server_description import (
     REPLICA_SETS,
     ServerDescription,
     ServerType,
     TopologyDescription,
     TopologyType,
 )
-from pymongo_resilience.staleness import estimate
+from .staleness import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,18 +9,18 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pymongo_resilience.failure import TRANSIENT_TRANSACTION
-from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, Rule
-from pymongo_resilience.strategy import RetryAction
+from .failure import TRANSIENT_TRANSACTION
+from .retry_rules import GiveUp, NeedsStrategy, Rule
+from .strategy import RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from types import TracebackType
 
-    from pymongo_resilience.backoff import Random
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
-    from pymongo_resilience.retry_rules import RetryRules, Verdict
+    from .backoff import Random
+    from .failure import Failure
+    from .operation import Operation
+    from .retry_rules import RetryRules, Verdict
 
 T = TypeVar("T")
 

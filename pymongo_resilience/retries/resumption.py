@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.failure import RetryReason
+from .failure import RetryReason
 
 if TYPE_CHECKING:
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
+    from .failure import Failure
+    from .operation import Operation
 
 ID = "_id"
 BY_ID: Mapping[str, int] = {ID: 1}

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.first_use import ATOMIC_WRITES, RESUMABLE_FINDS
 from pymongo_resilience.option_types import shown
-from pymongo_resilience.policy import NOTHING, Policy
-from pymongo_resilience.strategy import is_coroutine
+from pymongo_resilience.retries.strategy import is_coroutine
+
+from .first_use import ATOMIC_WRITES, RESUMABLE_FINDS
+from .policy import NOTHING, Policy
 
 if TYPE_CHECKING:
-    from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.retries.strategy import RetryStrategy
 
 REMEMBERED = 1024
 """Namespaces whose policy is kept; an application may name collections by the day."""

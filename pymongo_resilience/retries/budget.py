@@ -11,13 +11,14 @@ import threading
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.failure import Stage
+from .failure import Stage
 
 if TYPE_CHECKING:
     from collections.abc import MutableSet
 
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.failure import Failure
+
+    from .failure import Failure
 
 CAPACITY = 1000.0
 RETURN_RATE = 0.1

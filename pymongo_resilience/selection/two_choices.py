@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pymongo_resilience.backoff import Random
-    from pymongo_resilience.server_description import ServerDescription
+    from pymongo_resilience.retries.backoff import Random
+
+    from .server_description import ServerDescription
 
 
 def choose(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from pymongo_resilience.option_types import LOW, NORMAL, PRIORITIES
 
 if TYPE_CHECKING:
-    from pymongo_resilience.backoff import Random
     from pymongo_resilience.clock import Clock
+
+    from .backoff import Random
 
 WINDOW_S = 3.0
 """Seconds whose requests count. Shorter forgets an overload before it is over, longer refuses what

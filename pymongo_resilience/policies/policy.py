@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pymongo_resilience.first_use import ATOMIC_WRITES, HEDGED_READS, RESUMABLE_FINDS
 from pymongo_resilience.option_types import (
     ATTEMPT_TIMEOUT_MS,
     HEDGE,
@@ -16,10 +15,12 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MS,
     OptionType,
 )
-from pymongo_resilience.strategy import check_strategy
+from pymongo_resilience.retries.strategy import check_strategy
+
+from .first_use import ATOMIC_WRITES, HEDGED_READS, RESUMABLE_FINDS
 
 if TYPE_CHECKING:
-    from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.retries.strategy import RetryStrategy
 
 
 _Number = TypeVar("_Number", int, float)

@@ -7,15 +7,16 @@ import inspect
 from contextlib import ContextDecorator, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pymongo_resilience import blocks
-from pymongo_resilience.policy import Policy, Priority, TimeoutMode
+from . import blocks
+from .policy import Policy, Priority, TimeoutMode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Mapping
     from types import TracebackType
 
-    from pymongo_resilience.blocks import Block
-    from pymongo_resilience.strategy import RetryStrategy
+    from pymongo_resilience.retries.strategy import RetryStrategy
+
+    from .blocks import Block
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 

@@ -10,22 +10,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from pymongo_resilience.clock import Postponed
-from pymongo_resilience.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.internal_errors import deliver, logger, raise_alone
-from pymongo_resilience.retry_rules import GiveUp, NeedsStrategy, RetryRules
-from pymongo_resilience.rule_texts import why_not_repeated
-from pymongo_resilience.strategy import RetryAction
+
+from .events import RetryDeclined, RetryScheduled
+from .retry_rules import GiveUp, NeedsStrategy, RetryRules
+from .rule_texts import why_not_repeated
+from .strategy import RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from pymongo_resilience.budget import RetryBudget
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.events import Listener
-    from pymongo_resilience.failure import Failure
-    from pymongo_resilience.operation import Operation
-    from pymongo_resilience.retry_rules import Rule, Verdict
-    from pymongo_resilience.strategy import Answer
+
+    from .budget import RetryBudget
+    from .events import Listener
+    from .failure import Failure
+    from .operation import Operation
+    from .retry_rules import Rule, Verdict
+    from .strategy import Answer
 
 T_co = TypeVar("T_co", covariant=True)
 

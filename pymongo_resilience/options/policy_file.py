@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.namespaces import EXPECTED_PATTERN, is_pattern
 from pymongo_resilience.option_types import (
     ATTEMPT_TIMEOUT_MS,
     BOOLEAN,
@@ -17,8 +16,9 @@ from pymongo_resilience.option_types import (
     shown,
     warn_unknown,
 )
-from pymongo_resilience.policy import Policy
-from pymongo_resilience.strategy import NAMED
+from pymongo_resilience.policies.namespaces import EXPECTED_PATTERN, is_pattern
+from pymongo_resilience.policies.policy import Policy
+from pymongo_resilience.retries.strategy import NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

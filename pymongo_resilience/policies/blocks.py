@@ -11,9 +11,9 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.first_use import POLICIES
-from pymongo_resilience.generators import frame_at, generator_around, is_running
-from pymongo_resilience.policy import NOTHING, Policy
+from .first_use import POLICIES
+from .generators import frame_at, generator_around, is_running
+from .policy import NOTHING, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

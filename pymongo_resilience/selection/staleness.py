@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pymongo_resilience.server_description import (
-    ServerDescription,
-    ServerType,
-    TopologyDescription,
-    TopologyType,
-)
+from .server_description import ServerDescription, ServerType, TopologyDescription, TopologyType
 
 IDLE_WRITE_PERIOD = 10.0
 """How often an idle primary writes."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from pymongo_resilience.breaker_states import Closed, HalfOpen, Open, Permit, Refusal, State
+from .breaker_states import Closed, HalfOpen, Open, Permit, Refusal, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping
 
-    from pymongo_resilience.breaker_states import Holder
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.health import Evidence
+
+    from .breaker_states import Holder
+    from .health import Evidence
 
 PROBES = 3
 

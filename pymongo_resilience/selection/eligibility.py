@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from pymongo_resilience.read_preference import PRIMARY, Mode, ReadPreference, TagSet
-from pymongo_resilience.server_description import (
+from .read_preference import PRIMARY, Mode, ReadPreference, TagSet
+from .server_description import (
     REPLICA_SETS,
     UNAVAILABLE,
     ServerDescription,
@@ -21,7 +21,7 @@ from pymongo_resilience.server_description import (
     TopologyDescription,
     TopologyType,
 )
-from pymongo_resilience.staleness import check_maximum, estimate
+from .staleness import check_maximum, estimate
 
 Servers = list[ServerDescription]
 ServerSelector = Callable[[Servers], Iterable[ServerDescription]]

@@ -14,8 +14,8 @@ from pymongo_resilience.redaction import RedactionFilter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience.failure import RetryReason
-    from pymongo_resilience.retry_rules import Rule
+    from .failure import RetryReason
+    from .retry_rules import Rule
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
 breaker_logger = logging.getLogger("pymongo_resilience.circuit_breaker")

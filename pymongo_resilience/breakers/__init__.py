@@ -1,0 +1,1 @@
+"""Servers that keep failing are left alone for a time."""
