@@ -1,4 +1,4 @@
-"""What nobody pays for until somebody uses it: from then on, and until it is switched off again."""
+"""Features that cost nothing until they are used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class FirstUse:
-    """One for the process. Thread-safe: each step is one of a list."""
+    """One for the process. Thread-safe: each step is one of a list or of an attribute."""
 
     def __init__(self) -> None:
         self.used = False
@@ -17,32 +17,29 @@ class FirstUse:
         """At most one."""
 
     def use(self) -> None:
-        self.used = True
-        try:
-            prepare = self._waiting.pop()
-        except IndexError:
-            return
-        prepare()
+        """Threads that use it at once each prepare for it, and go on once that is done."""
+        if not self.used:
+            self._prepare()
+            self.used = True
+            # Again, for what began to wait meanwhile.
+            self._prepare()
 
     def prepare_with(self, prepare: Callable[[], object]) -> None:
-        """Call ``prepare`` once it is used; now, where it was already."""
+        """Call ``prepare`` once it is used; now, where it was already.
+
+        It may be called more than once, also by several threads at the same time.
+        """
         self._waiting[:] = [prepare]
         if self.used:
-            self.use()
+            prepare()
 
     def forget(self) -> None:
         """Prepare nothing any more."""
         self._waiting.clear()
 
-
-class FirstUseByAny(FirstUse):
-    """Of several threads that use it at once, each prepares for it, and goes on once that is done:
-    ``prepare`` may be called more than once."""
-
-    def use(self) -> None:
+    def _prepare(self) -> None:
         for prepare in tuple(self._waiting):
             prepare()
-        self.used = True
 
 
 HEDGED_READS = FirstUse()
@@ -51,6 +48,6 @@ ATOMIC_WRITES = FirstUse()
 """Used with the first policy that is atomic."""
 RESUMABLE_FINDS = FirstUse()
 """Used with the first policy that is resumable."""
-POLICIES = FirstUseByAny()
+POLICIES = FirstUse()
 """Used with the first block, binding, client, transaction or cursor that a policy or a timeout of
 ours holds for. Until then, no operation asks any of them."""

@@ -15,13 +15,15 @@ def prepared() -> list[str]:
     return []
 
 
-def test_it_is_prepared_with_the_first_use_and_once(prepared: list[str]) -> None:
+def test_it_is_prepared_with_the_first_use_alone(prepared: list[str]) -> None:
     feature = FirstUse()
     feature.prepare_with(lambda: prepared.append("now"))
     assert prepared == []
     feature.use()
+    once = list(prepared)
     feature.use()
-    assert prepared == ["now"]
+    assert once
+    assert prepared == once
 
 
 def test_it_is_prepared_at_once_where_it_was_used(prepared: list[str]) -> None:
@@ -29,6 +31,14 @@ def test_it_is_prepared_at_once_where_it_was_used(prepared: list[str]) -> None:
     feature.use()
     feature.prepare_with(lambda: prepared.append("now"))
     assert prepared == ["now"]
+
+
+def test_what_begins_to_wait_during_the_first_use_is_prepared(prepared: list[str]) -> None:
+    """As instrument() does in another thread."""
+    feature = FirstUse()
+    feature.prepare_with(lambda: feature.prepare_with(lambda: prepared.append("now")))
+    feature.use()
+    assert prepared
 
 
 def test_what_was_switched_off_is_not_prepared(prepared: list[str]) -> None:

@@ -23,8 +23,13 @@ def wrap_when_used(
     wrap: Callable[[Iterable[Wrapped]], None],
 ) -> None:
     """Now, where a policy asked for it already."""
+    once = [True]
 
     def prepare() -> None:
+        try:
+            once.pop()
+        except IndexError:  # done, or another thread is doing it
+            return
         with shielded("with hedged reads, so none is hedged"):
             if NEEDED & set(without):
                 logger.warning("no read is hedged: pymongo decides on its retries by itself")
