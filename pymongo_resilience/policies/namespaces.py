@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pymongo_resilience.option_types import shown
 from pymongo_resilience.retries.strategy import is_coroutine
 
-from .first_use import ATOMIC_WRITES, RESUMABLE_FINDS
 from .policy import NOTHING, Policy
 
 if TYPE_CHECKING:
@@ -84,11 +83,6 @@ class NamespaceRules:
         self.strategy = strategy
         self._policies = {pattern: policies[pattern] for pattern in sorted(policies, key=_breadth)}
         self._of = lru_cache(REMEMBERED)(self._combined)
-        # Those that come from another process were not made by their constructor.
-        if any(each.atomic for each in policies.values()):
-            ATOMIC_WRITES.use()
-        if any(each.resumable for each in policies.values()):
-            RESUMABLE_FINDS.use()
         self.any = bool(policies)
         """Whether there are any."""
         self.have_timeouts = any(

@@ -80,6 +80,10 @@ class Policy:
         if self.data is not None and not isinstance(self.data, Mapping):
             raise TypeError(f"data is of type {type(self.data).__name__}: expected a mapping")
 
+    def __reduce__(self) -> tuple[type[Policy], tuple[Any, ...]]:
+        """A policy from another process is made by its constructor as well: it is a first use."""
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))
+
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""
         mine = {f.name: getattr(self, f.name) for f in fields(self)}
