@@ -43,7 +43,7 @@ class Watching(SpanProcessor):
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How spans of commands are made: short, or by the public way."""
     if request.param == "live":
-        monkeypatch.setattr(sdk_spans.FinishedSpans, "suits", lambda *_: False)
+        monkeypatch.setattr(sdk_spans.DirectSpans, "suits", lambda *_: False)
     return str(request.param)
 
 
@@ -193,7 +193,7 @@ def test_both_ways_show_the_same(
     for direct in (True, False):
         with monkeypatch.context() as patch:
             if not direct:
-                patch.setattr(sdk_spans.FinishedSpans, "suits", lambda *_: False)
+                patch.setattr(sdk_spans.DirectSpans, "suits", lambda *_: False)
             telemetry.clear()
             proxy.inject(CutAfter("find"))
             side.do(coll.find_one)

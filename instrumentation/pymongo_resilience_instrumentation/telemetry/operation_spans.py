@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation.timeouts.wait_times import For
 from . import semconv
 from .listeners import publish_without_events
 from .sampling import Sampling
-from .sdk.spans import FinishedSpans, write
+from .sdk.spans import DirectSpans, write
 from .span_errors import end_span
 from .suppression import is_suppressed
 from .tracing import KEPT, tracing_of
@@ -65,9 +65,7 @@ class OperationSpans:
         """``leads_from_server``: commands carry the context of the span, recorded or not."""
         self._tracer = tracer
         self._sampling = Sampling(tracer)
-        self._finished = FinishedSpans(tracer)
-        self._starts_spans = False
-        """Whether there was any: without an SDK, nobody looks what it is like."""
+        self._direct = DirectSpans(tracer)
         self._leads_from_server = leads_from_server
 
     def start(self, call: Call, transaction: Span | None = None) -> None:
@@ -86,8 +84,8 @@ class OperationSpans:
             KEPT in vars(client) and not tracing_of(client).enabled
         ):
             return
+        parent = trace.get_current_span(outer) if transaction is None else transaction
         if sampling.never_below and not self._leads_from_server:
-            parent = trace.get_current_span(outer) if transaction is None else transaction
             above = parent.get_span_context()
             if above.is_valid and not above.is_remote and not above.trace_flags & 1:
                 # As above, of this trace.
@@ -96,18 +94,16 @@ class OperationSpans:
         database, collection = call.known_target or call.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
-        around = outer if transaction is None else trace.set_span_in_context(transaction, outer)
-        late = self._starts_spans and self._finished.starts_unseen()
-        span = calls.publish(
-            call,
-            self._tracer.start_span,
-            name,
-            around,
-            kind=SpanKind.CLIENT,
-            attributes=None if late else attributes,
-        )
-        if late:
-            write(span, attributes)
+        span = self._direct.start(name, attributes, parent)
+        if span is None:
+            span = calls.publish(
+                call,
+                self._tracer.start_span,
+                name,
+                outer if transaction is None else trace.set_span_in_context(transaction, outer),
+                kind=SpanKind.CLIENT,
+                attributes=attributes,
+            )
         call.span = span
         invalid = span is trace.INVALID_SPAN
         if not driver.publishing.want_commands(client, not invalid):
@@ -115,7 +111,6 @@ class OperationSpans:
         if invalid:
             # Of an API without an SDK, and outside of any trace: nothing has to find it.
             return
-        self._starts_spans = True
         call.outer_context = outer
         context.attach(trace.set_span_in_context(span, outer))
 

@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.sampling import Sampling
-from pymongo_resilience_instrumentation.telemetry.sdk.spans import UNSET, FinishedSpans
+from pymongo_resilience_instrumentation.telemetry.sdk.spans import UNSET, DirectSpans
 from pymongo_resilience_instrumentation.telemetry.span_errors import end_span, error_attributes
 from pymongo_resilience_instrumentation.telemetry.suppression import is_suppressed
 from pymongo_resilience_instrumentation.telemetry.tracing import DEFAULT
@@ -97,7 +97,7 @@ class CommandSpans:
         self.hooks = hooks
         self._mode = mode
         self._sampling = Sampling(tracer)
-        self._finished = FinishedSpans(tracer)
+        self._direct = DirectSpans(tracer)
         self.without_call: dict[tuple[str, int], InFlight] = {}
 
     def start(  # noqa: PLR0917 - what an event of the driver's says, without the event
@@ -157,7 +157,7 @@ class CommandSpans:
         if call is not None and around is not None:
             if self._keeps(sent, call, around):
                 return around
-            if not self.hooks.any and self._finished.suits(around):
+            if not self.hooks.any and self._direct.suits(around):
                 return None
         # A task started inside of a call that has ended still carries its span: not a parent.
         orphan = call is None and calls.inherited() is not None
@@ -310,8 +310,8 @@ class CommandSpans:
 
     def _record(self, sent: SentCommand, around: Span) -> None:
         """A span that begins and ends as the command did."""
-        if self._finished.suits(around):
-            self._finished.record(
+        if self._direct.suits(around):
+            self._direct.record(
                 sent.name,
                 around,
                 sent.attributes,

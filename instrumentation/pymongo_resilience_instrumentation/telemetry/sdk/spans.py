@@ -1,17 +1,30 @@
-"""Spans that are over when they are made, and attributes written without the SDK's validation.
+"""Spans of the SDK, made without its tracer, and attributes written without its validation.
 
-A live span costs its start, a lock and a validation for each attribute, and a second object at its
-end. The span of a command needs none of that where nobody looks at it before it has ended.
+The tracer asks the sampler, and makes anew and validates all that a span consists of. Where the
+sampler's answer is certain, a live span is a copy of one that the tracer made; and the span of a
+command is only made once it is over, where nobody looks at it before.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import sys
+import threading
+import time
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,15 +34,16 @@ if TYPE_CHECKING:
 SDK = "opentelemetry.sdk.trace"
 SAMPLERS = SDK + ".sampling"
 ALWAYS_ON = "AlwaysOnSampler"
-_PLAIN = r"(Always(On|Off)Sampler|TraceIdRatioBased\{[^{}]*\})"
-PLAIN = re.compile(rf"{_PLAIN}|ParentBased\{{(\w+:{_PLAIN},?)+\}}")
-"""How samplers describe themselves that look at nothing but the trace's id and its parent."""
 MOST_ATTRIBUTES = 40
 """More than a span of ours ever has."""
 UNSET = Status()
+CONTAINERS = ("_attributes", "_events", "_links")
+OWN = frozenset({"_context", "_dict", "_dq", "_lock", "_name", "_parent", "_start_time"})
+"""What else two live spans of a tracer do not share, nor do their containers."""
+SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
-class FinishedSpans:
+class DirectSpans:
     """Of one tracer. Thread- and task-safe: what two find out at once is the same."""
 
     def __init__(self, tracer: Tracer) -> None:
@@ -39,12 +53,44 @@ class FinishedSpans:
         self._sampler: Any = None
         self._processors: Any = None
         self._suits = False
-        self._starts_unseen = False
+        self._model: Any = None
+        """A live span of the tracer's; None where spans have to be started by it."""
+        self._root: Any = None
+        """The context of one without a parent; None where such may not be sampled."""
 
-    def starts_unseen(self) -> bool:
-        """Whether neither a sampler nor a processor reads the attributes that a span starts with:
-        then ``write`` adds them afterwards, for less."""
-        return self._known() is not None and self._starts_unseen
+    def start(self, name: str, attributes: Mapping[str, Any], parent: Any) -> Any:
+        """A span of the kind CLIENT that begins now; None where the tracer has to start it.
+
+        ``attributes`` as for ``record``. ``parent``: INVALID_SPAN where it has none.
+        """
+        sdk = self._known()
+        model = self._model
+        if sdk is None or model is None or not sdk._is_enabled():
+            return None
+        ids, lock = sdk.id_generator, threading.Lock
+        if parent is INVALID_SPAN and self._root is not None:
+            above = None
+            trace_id = ids.generate_trace_id()
+            _, _, remote, flags, state, valid = self._root
+        elif type(parent) is type(model) and parent._context.trace_flags & 1:
+            above = parent._context
+            trace_id, _, remote, flags, state, valid = above
+        else:
+            return None
+        return _like(
+            model,
+            _name=name,
+            _context=tuple.__new__(
+                SpanContext, (trace_id, ids.generate_span_id(), remote, flags, state, valid)
+            ),
+            _parent=above,
+            _resource=sdk.resource,
+            _lock=lock(),
+            _attributes=_like(model._attributes, _dict={**attributes}, _lock=lock()),
+            _events=_like(model._events, _dq=model._events._dq.copy(), _lock=lock()),
+            _links=_like(model._links, _dq=model._links._dq.copy(), _lock=lock()),
+            _start_time=time.time_ns(),
+        )
 
     def suits(self, parent: Any) -> bool:
         """Whether a span below ``parent``, one of the same tracer's, is certain to be recorded and
@@ -122,18 +168,24 @@ class FinishedSpans:
     def _look(self, sdk: Any) -> None:
         # Read anew: the application may add a processor or replace the sampler.
         sampler, processors = sdk.sampler, sdk.span_processor._span_processors
-        unseen = all(map(_waits_for_the_end, processors)) and _limits_nothing(sdk._span_limits)
-        self._starts_unseen = unseen and _ignores_attributes(sampler)
         self._suits = (
-            unseen
+            all(map(_waits_for_the_end, processors))
+            and _limits_nothing(sdk._span_limits)
             and _samples_below_sampled(sampler)
             and type(sdk._tracer_metrics).__name__ == "NoOpTracerMetrics"
         )
+        starts = (
+            self._suits
+            and _is_the_sdks(type(sdk).start_span)
+            and type(sdk.id_generator).__module__.startswith(SDK)
+        )
+        self._model = _live(sdk, NonRecordingSpan(SAMPLED)) if starts else None
+        self._root = _live(sdk)._context if starts and _samples_roots(sampler) else None
         self._sampler, self._processors = sampler, processors
 
 
 def write(span: Any, attributes: Mapping[str, Any]) -> None:
-    """As ``span.set_attributes``, with the attributes of ``FinishedSpans.record``."""
+    """As ``span.set_attributes``, with the attributes of ``DirectSpans.record``."""
     if type(span).__module__ == SDK and works() and _limits_nothing(span._limits):
         # One step, without the span's lock: a signal handler's exception would leave that locked.
         if span._end_time is None:
@@ -151,8 +203,10 @@ def _samples_below_sampled(sampler: Any) -> bool:
     return described == ALWAYS_ON
 
 
-def _ignores_attributes(sampler: Any) -> bool:
-    return type(sampler).__module__ == SAMPLERS and bool(PLAIN.fullmatch(sampler.get_description()))
+def _samples_roots(sampler: Any) -> bool:
+    """One that samples below sampled spans."""
+    described: str = sampler.get_description()
+    return described == ALWAYS_ON or described.startswith(f"ParentBased{{root:{ALWAYS_ON},")
 
 
 def _waits_for_the_end(processor: object) -> bool:
@@ -173,6 +227,22 @@ def _limits_nothing(limits: Any) -> bool:
     return (most is None or most >= MOST_ATTRIBUTES) and limits.max_span_attribute_length is None
 
 
+def _is_the_sdks(start_span: Any) -> bool:
+    """Not one that somebody has put in its place, and that wants to be called."""
+    return type(start_span) is FunctionType and start_span.__globals__["__name__"] == SDK
+
+
+def _live(sdk: Any, parent: Any = INVALID_SPAN) -> Any:
+    return sdk.start_span("", set_span_in_context(parent, Context()), kind=SpanKind.CLIENT)
+
+
+def _like(model: Any, **own: Any) -> Any:
+    """A copy of it that shares all but these attributes."""
+    made = object.__new__(type(model))
+    made.__dict__ = {**model.__dict__, **own}
+    return made
+
+
 @functools.lru_cache(maxsize=1)
 def _span_class() -> Any:
     return sys.modules[SDK]._Span
@@ -188,7 +258,6 @@ def works() -> bool:
     """Whether what is made here is the same to a processor as what the installed SDK makes."""
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - there need not be one
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider, sampling  # noqa: PLC0415 - the same
-    from opentelemetry.trace import set_span_in_context  # noqa: PLC0415 - once
 
     class Seen(SpanProcessor):
         def __init__(self) -> None:
@@ -202,29 +271,39 @@ def works() -> bool:
         provider = TracerProvider(sampling.DEFAULT_ON, Resource({}), shutdown_on_exit=False)
         provider.add_span_processor(seen)
         tracer = provider.get_tracer("self-check", "1")
-        parent: Any = tracer.start_span("parent", kind=SpanKind.CLIENT)
+        direct = DirectSpans(tracer)
+        direct._sdk = tracer
+        direct._look(tracer)
         attributes: dict[str, Any] = {"a": "b", "n": 1}
         status = Status(StatusCode.ERROR, "failed")
-        live = tracer.start_span(
-            "child",
-            set_span_in_context(parent),
-            kind=SpanKind.CLIENT,
-            attributes=attributes,
-            start_time=1,
-        )
-        live.set_status(status)
-        live.end(2)
-        finished = FinishedSpans(tracer)
-        finished._sdk = tracer
-        finished._look(tracer)
-        finished.record("child", parent, attributes, started_ns=1, ended_ns=2, status=status)
-        written = parent._end_time is None and not parent.attributes
-        parent._attributes._dict.update(attributes)
-        _limits_nothing(parent._limits)
-        first, second = map(_facts, seen.spans)
+        parent: Any = _live(tracer)
+        roots = parent, direct.start("", {}, INVALID_SPAN)
+        children = _live(tracer, parent), direct.start("", attributes, parent)
+        alike = _alike(*roots) and _alike(*children)
+        children[0].set_attributes(attributes)
+        for span in children:
+            span.set_status(status)
+            _limits_nothing(span._limits)
+            span._start_time = 1
+            span.end(2)
+        direct.record("", parent, attributes, started_ns=1, ended_ns=2, status=status)
+        first, second, third = map(_facts, seen.spans)
     except Exception:  # noqa: BLE001 - an SDK of another shape: the public way
         return False
-    return first == second and written and dict(parent.attributes) == attributes
+    return alike and first == second == third
+
+
+def _alike(live: Any, made: Any) -> bool:
+    """Whether ``made`` has all that ``live`` has, and shares what two live ones share."""
+    if type(made) is not type(live) or made.__dict__.keys() != live.__dict__.keys():
+        return False
+    pairs = {name: (each, made.__dict__[name]) for name, each in live.__dict__.items()}
+    return all(
+        _alike(one, other)
+        if name in CONTAINERS
+        else one is other or (name in OWN and type(one) is type(other))
+        for name, (one, other) in pairs.items()
+    )
 
 
 def _facts(span: Any) -> tuple[Any, ...]:
