@@ -52,11 +52,6 @@ UNKNOWN: dict[str, Any] = {"code": 112, "labels": ["UnknownTransactionCommitResu
 
 
 @pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
-@pytest.fixture
 def opened(side: Side, proxy: ReplicaSet, database: str, control: Any, sent: SentCommands) -> Any:
     """A collection with three documents, whose client was made after ``instrument()``."""
 

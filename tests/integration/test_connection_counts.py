@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
@@ -45,15 +44,11 @@ class Scene:
     def sockets(self) -> int:
         return len(inodes_to(self.port)) - MONITORS
 
-    def tick(self) -> None:
-        if self.side.runner is not None:
-            self.side.do(asyncio.sleep, 0)  # the driver closes sockets on its loop
-
     def settles(self, *, working: bool = False, **expected: int) -> None:
         """The gauge comes to say so, and there are as many sockets."""
 
         def agree() -> bool:
-            self.tick()
+            self.side.turn()  # the driver closes sockets on its loop
             if working:
                 self.side.do(self.coll.find_one)
             return self.counted() == expected and self.sockets() == sum(expected.values())
@@ -127,7 +122,7 @@ def test_after_a_while_in_which_the_library_was_switched_off(scene: Scene) -> No
 def test_of_a_closed_client_there_are_none(scene: Scene) -> None:
     scene.side.do(scene.client.close)
     assert scene.counted() == {}
-    wait_until(lambda: scene.tick() or not inodes_to(scene.port))
+    scene.side.wait_until(lambda: not inodes_to(scene.port))
 
 
 def test_each_use_of_a_connection_passed_on_before_the_driver_says_so_is_timed() -> None:

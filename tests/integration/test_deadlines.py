@@ -12,17 +12,11 @@ import pytest
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
+from support.engine.retry_strategies import waiting
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import (
-    Failure,
-    Operation,
-    OperationTimeoutError,
-    RetryAction,
-    RetryScheduled,
-    Stage,
-)
+from pymongo_resilience import OperationTimeoutError, RetryScheduled, Stage
 from pymongo_resilience.retries.retry_rules import LAST_ATTEMPT, Rule
 
 pytestmark = pytest.mark.oldest
@@ -63,17 +57,10 @@ def test_a_permanent_error_is_repeated_with_back_off_until_the_deadline(
     assert root.attributes["pymongo_resilience.deadline"] == 1.5
 
 
-class Patient:
-    """Asks for more time than there is."""
-
-    def retry_after(self, _operation: Operation, _failure: Failure) -> RetryAction:
-        return RetryAction(60)
-
-
 def test_a_shortened_delay_leaves_time_for_one_attempt(
     side: Side, server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:
-    telemetry = instrument(timeout_ms=1000, strategy=Patient())
+    telemetry = instrument(timeout_ms=1000, strategy=waiting(60.0))
     client = side.client(server.uri)
     wait_for_server(side, client)
     coll = client[database].coll
@@ -232,7 +219,7 @@ def test_the_default_timeout_does_not_leak_into_what_follows(
 def test_cancelling_while_it_waits_is_immediate(
     server: EmbeddedServer, database: str, control: Any, instrument: Instrument
 ) -> None:
-    telemetry = instrument(timeout_ms=60_000, strategy=Patient())
+    telemetry = instrument(timeout_ms=60_000, strategy=waiting(60.0))
 
     async def main() -> float:
         async with pymongo.AsyncMongoClient(server.uri, appname="under-test") as client:

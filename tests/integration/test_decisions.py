@@ -12,6 +12,7 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Fail, ReplicaSet
 from support.clients import Side
+from support.engine.retry_strategies import REFUSES
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import RetryScheduled, override
@@ -53,18 +54,14 @@ def _command(side: Side, proxy: ReplicaSet, coll: Any) -> None:
 
 
 def _refused_by_the_strategy(side: Side, proxy: ReplicaSet, coll: Any) -> None:
-    class Never:
-        def retry_after(self, operation: Any, failure: Any) -> None:
-            return None
-
     async def find() -> None:
-        with override(strategy=Never()):
+        with override(strategy=REFUSES):
             await coll.find_one()
 
     proxy.inject(CutBefore("find"))
     if side.name == "async":
         side.do(find)
-    with override(strategy=Never()):
+    with override(strategy=REFUSES):
         coll.find_one()
 
 

@@ -257,11 +257,9 @@ def test_heartbeats_that_succeed_and_fail(
 
     def failed() -> list[Any]:
         # By the monitor alone: after an error of the pool's it would begin with a new connection.
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0)
         return telemetry.points("pymongo_resilience.heartbeat.failures")
 
-    ((attributes, point),) = wait_until(failed)
+    ((attributes, point),) = side.wait_until(failed)
     proxy.clear()
     assert (attributes, point.value >= 1) == (polled, True)
 

@@ -16,11 +16,12 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, EmbeddedServer, Slow
 from support.clients import POLLING, Side, fail_command, wait_until
+from support.engine.retry_strategies import waiting
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
-from pymongo_resilience import Config, Failure, Operation, OperationTimeoutError, RetryAction
+from pymongo_resilience import Config, OperationTimeoutError
 
 
 def _complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -107,13 +108,6 @@ def test_a_loop_closed_over_an_open_client_and_a_running_operation_leaves_no_spa
     assert _complaints(caplog) == []
 
 
-class LongBackoff:
-    """A strategy whose delay no test waits for."""
-
-    def retry_after(self, operation: Operation, failure: Failure) -> RetryAction:
-        return RetryAction(60.0)
-
-
 @pytest.mark.oldest
 @pytest.mark.filterwarnings("ignore:.*AsyncMongoClient:ResourceWarning")  # that is the point
 # pymongo's own monitors end without a loop as well.
@@ -123,7 +117,7 @@ def test_a_task_left_behind_in_its_back_off_ends_quietly_where_it_is_collected(
 ) -> None:
     # With a timeout of ours in force in a context that is gone by then. What is raised in a
     # destructor fails the test: see the filters in pyproject.toml.
-    telemetry = instrument(strategy=LongBackoff(), timeout_ms=120_000)
+    telemetry = instrument(strategy=waiting(60.0), timeout_ms=120_000)
 
     async def main() -> None:
         # Left open: close() ends the back-offs of its client.
@@ -199,7 +193,7 @@ def test_on_uvloop_a_deadline_ends_an_operation_on_time(
 def test_on_uvloop_cancelling_is_immediate_and_ends_the_spans(
     where: str, on_uvloop: Side, proxy: Any, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(strategy=LongBackoff(), timeout_ms=120_000)
+    telemetry = instrument(strategy=waiting(60.0), timeout_ms=120_000)
     coll = on_uvloop.do(on_uvloop.client, proxy.uri)[database].coll
     fault: Any = Slow(60) if where == "in flight" else CutBefore("find")
 

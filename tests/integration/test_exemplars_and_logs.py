@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
-from support.clients import Side, wait_until
+from support.clients import Side
 from support.telemetry import Instrument, Telemetry
 
 
@@ -79,13 +78,11 @@ def test_measurements_of_a_monitor_lead_to_no_span(
     led_to: set[tuple[int, int]] = set()
 
     def heartbeats() -> bool:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0.01)
         led_to.update(exemplars(telemetry)["pymongo_resilience.heartbeat.duration"])
         points = telemetry.points("pymongo_resilience.heartbeat.duration")
         return sum(point.count for _, point in points) >= 2
 
-    wait_until(heartbeats)
+    side.wait_until(heartbeats)
     assert led_to == set()
 
 

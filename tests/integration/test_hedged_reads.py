@@ -130,12 +130,7 @@ def is_quiet(coll: Any) -> bool:
 
 
 def settle(side: Side, coll: Any, also: Callable[[], bool] = lambda: True) -> None:
-    def quiet() -> bool:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0.01)
-        return is_quiet(coll) and also()
-
-    wait_until(quiet)
+    side.wait_until(lambda: is_quiet(coll) and also())
 
 
 def read(side: Side, coll: Any, name: str) -> Any:

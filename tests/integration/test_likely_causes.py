@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,15 +88,13 @@ def test_sets_without_a_primary(
     replica_set.inject(Election(gap=60))
 
     def told(symptom: Symptom) -> bool:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0)
         try:
             return unselected(side, client.db.coll).endswith(str(Diagnosis(symptom)))
         except AutoReconnect:
             return False
 
-    wait_until(lambda: told(Symptom.ELECTION))
+    side.wait_until(lambda: told(Symptom.ELECTION))
     for index in (0, 1):
         replica_set.inject(Refuse(60), on=index)
         replica_set.inject(Reset(), on=index)
-    wait_until(lambda: told(Symptom.NO_MAJORITY))
+    side.wait_until(lambda: told(Symptom.NO_MAJORITY))

@@ -16,10 +16,11 @@ from pymongo.monitoring import ConnectionPoolListener
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.testbed import BlackHole, Election, ReplicaSet, Slow
 from support.clients import Side, wait_until
+from support.engine.retry_strategies import REFUSES
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience import RetryStrategy, override
+from pymongo_resilience import override
 
 pytestmark = pytest.mark.oldest
 PLENTY_MS = 30_000
@@ -132,12 +133,6 @@ def test_writes_in_flight_are_repeated_on_the_new_primary(
     replica_set.clear()
 
 
-class Refuses:
-    def retry_after(self, operation: Any, failure: Any) -> None:
-        return None
-
-
-REFUSES: RetryStrategy = Refuses()
 WAITING: dict[str, Callable[[Any], Any]] = {
     "a write to many documents": lambda coll: coll.update_many({}, {"$inc": {"n": 1}}),
     "a strategy of the application": lambda coll: coll.insert_one({}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 from typing import Any
@@ -180,11 +179,9 @@ def test_round_trip_times_are_known_while_heartbeats_stream(
     side.do(client.admin.command, "ping")
 
     def minimum() -> list[Any]:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0.01)  # the monitors run on its loop
         return telemetry.points("pymongo_resilience.server.rtt.min")
 
-    ((attributes, point),) = wait_until(minimum)
+    ((attributes, point),) = side.wait_until(minimum)
     assert attributes["server.port"] == proxy.address[1]
     assert 0 < point.value < 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from typing import Any
@@ -39,12 +38,6 @@ def insert(database: str) -> Document:
 @pytest.fixture
 def count(control: MongoClient[Any], database: str) -> Any:
     return lambda: control[database].coll.count_documents({})
-
-
-def turn(side: Side) -> None:
-    """Let the driver's own tasks of an async client run for a moment."""
-    if side.runner is not None:
-        side.do(asyncio.sleep, 0)
 
 
 def test_refuse_refuses_for_its_time_and_then_no_more(replica_set: ReplicaSet) -> None:
@@ -118,9 +111,9 @@ def test_a_storm_clears_the_pool_each_time(side: Side, replica_set: ReplicaSet) 
     fault = PoolClearingStorm(times=3, every=1.0)
     started = time.monotonic()
     done = replica_set.inject(fault, on="primary")
-    wait_until(lambda: (turn(side), done.done())[1])
+    side.wait_until(done.done)
     assert time.monotonic() - started >= 2 * 1.0
-    wait_until(lambda: (turn(side), len(cleared.addresses) == 3)[1])
+    side.wait_until(lambda: len(cleared.addresses) == 3)
     assert cleared.addresses == [replica_set.address] * 3
     assert fault.injected == 3
     side.do(client.admin.command, "ping")
@@ -172,7 +165,7 @@ def test_a_streaming_monitor_finds_a_black_hole_and_its_end(
     )
 
     def kinds() -> list[str]:
-        turn(side)
+        side.turn()
         servers = client.topology_description.server_descriptions()
         return [servers[each.address].server_type_name for each in replica_set.members]
 

@@ -58,11 +58,6 @@ SORTS = {"unsorted": None, "ascending": {"_id": 1}, "descending": {"_id": -1}}
 
 
 @pytest.fixture
-def sent() -> SentCommands:
-    return SentCommands()
-
-
-@pytest.fixture
 def client(side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument) -> Any:
     instrument()
     return side.client(proxy.uri, event_listeners=[sent])
@@ -477,12 +472,7 @@ def test_another_member_goes_on_where_the_cursors_is_gone(
     number = [each.address for each in replica_set.members].index(before)
     replica_set.inject(Refuse(SERVER_IS_GONE_S), on=number)
 
-    def is_unknown() -> bool:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0.02)
-        return before not in client.nodes
-
-    wait_until(is_unknown)
+    side.wait_until(lambda: before not in client.nodes)
     began = time.monotonic()
     assert keys(found + rest(side, cursor)) == order
     assert time.monotonic() - began < SERVER_IS_GONE_S / 2

@@ -276,8 +276,6 @@ def test_the_server_with_fewer_attempts_is_taken(
         return asyncio.create_task(read_on_async())
 
     def held() -> bool:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0.01)  # it runs on its loop
         return in_flight(client) == {busy.host_and_port: 1} and silent.injected == 1
 
     thread = threading.Thread(target=read_on)
@@ -286,7 +284,7 @@ def test_the_server_with_fewer_attempts_is_taken(
         thread.start()
     else:
         task = side.do(begin)
-    wait_until(held)
+    side.wait_until(held)
     watching.seen.clear()
     for _ in range(20):
         side.do(coll.find_one)
@@ -363,13 +361,11 @@ def test_a_server_outside_of_the_latency_window_is_not_chosen(
     replica_set.inject(Latency(1.0), on=2)
 
     def far_away() -> bool:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0.01)
         rtt = {each.address: each.round_trip_time for each in status(client).servers}
         others = [rtt[each.host_and_port] or 1.0 for each in replica_set.members[:2]]
         return (rtt[far.host_and_port] or 0.0) > min(others) + 0.15
 
-    wait_until(far_away)
+    side.wait_until(far_away)
     for _ in range(20):
         side.do(nearest(client, database).find_one)
     assert len(watching.where("find")) == 20

@@ -15,10 +15,9 @@ from pymongo import MongoClient, monitoring
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import POLLING, fail_command
+from support.engine.retry_strategies import AT_ONCE
 from support.striking import OURS, SoftTimeLimitExceeded
 from support.telemetry import Instrument
-
-from pymongo_resilience import RetryAction
 
 pytestmark = [
     pytest.mark.oldest,
@@ -31,11 +30,6 @@ LONG = 5.0
 
 timing: set[object] = set()
 """Empty while the timer is to be off: a signal on its way as that is stopped starts it no more."""
-
-
-class AtOnce:
-    def retry_after(self, operation: Any, failure: Any) -> RetryAction:
-        return RetryAction(0)
 
 
 def until_struck(act: Callable[[], Any], after: float) -> bool:
@@ -64,7 +58,7 @@ def test_it_always_arrives(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    instrument(timeout_ms=20_000, strategy=AtOnce())
+    instrument(timeout_ms=20_000, strategy=AT_ONCE)
     caplog.clear()  # an older pymongo lacks names, which is an ERROR
     dice = random.Random(7)  # noqa: S311 - the same moments each time
     kept: list[Any] = []

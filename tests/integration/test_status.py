@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import Any
 
 import pytest
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import Refuse
-from support.clients import SentCommands, Side, wait_until
+from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import ClientStatus, Config, ServerStatus, status, uninstrument
 
 pytestmark = pytest.mark.oldest
-
-
-def until(side: Side, condition: Any) -> None:
-    def holds() -> bool:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0.01)  # the monitors run on its loop
-        return bool(condition())
-
-    wait_until(holds)
 
 
 @pytest.mark.parametrize("instrumented", ["never", "later", "before"])
@@ -36,7 +26,7 @@ def test_every_server_with_its_state_and_round_trip_times(
     side.do(client.admin.command, "ping")
     if instrumented == "later":
         instrument(server_selection="least_loaded", retry_budget="tokens")
-    until(side, lambda: all(each.minimum_round_trip_time for each in status(client).servers))
+    side.wait_until(lambda: all(each.minimum_round_trip_time for each in status(client).servers))
     shown = status(client)
     assert shown.topology == "ReplicaSetWithPrimary"
     assert shown.retry_tokens == (None if instrumented == "never" else 1000.0)
@@ -69,7 +59,7 @@ def test_an_unknown_server_has_an_error_and_no_round_trip_time(
         (found,) = (each for each in status(client).servers if each.address == gone)
         return found if found.error == "Connection refused" else None
 
-    until(side, refused)
+    side.wait_until(refused)
     found = refused()
     assert found is not None
     assert found.type == "Unknown"

@@ -13,19 +13,15 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import Side, fail_command
+from support.engine.retry_strategies import AT_ONCE
 from support.striking import Line, SoftTimeLimitExceeded, moments, run
 from support.telemetry import Instrument
 
-from pymongo_resilience import Policy, RetryAction, bind, override
+from pymongo_resilience import Policy, bind, override
 from pymongo_resilience.breakers.breaker_states import HalfOpen
 
 pytestmark = [pytest.mark.oldest, pytest.mark.thorough("each line of a call is struck")]
 NO_CHANGE: Callable[[], Any] = nullcontext
-
-
-class AtOnce:
-    def retry_after(self, operation: Any, failure: Any) -> RetryAction:
-        return RetryAction(0)
 
 
 class Made:
@@ -183,7 +179,7 @@ def test_nothing_stays_in_force_of_a_retry(
     instrument: Instrument,
 ) -> None:
     options = {"timeout_ms": 20_000, "server_selection": "least_loaded"}
-    instrument(strategy=AtOnce(), **({} if mode == "plain" else options))
+    instrument(strategy=AT_ONCE, **({} if mode == "plain" else options))
     coll = side.client(proxy.uri)[database].coll
     side.do(coll.insert_one, {})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import logging
@@ -147,7 +146,7 @@ def test_an_operation_that_is_bound_to_a_server_says_so(
 
     def refused() -> bool:
         # At first, perhaps, a connection was reset, or closed.
-        _turn(side)
+        side.turn()
         servers = client.topology_description.server_descriptions()
         return f"[Errno {errno.ECONNREFUSED}]" in str(servers[cursor.address].error)
 
@@ -157,11 +156,6 @@ def test_an_operation_that_is_bound_to_a_server_says_so(
     bound = "excluded: the operation is bound to another server"
     assert sorted(said.values()) == [f"primary, {bound}", f"secondary, {bound}"]
     replica_set.clear()
-
-
-def _turn(side: Side) -> None:
-    if side.runner is not None:
-        side.do(asyncio.sleep, 0.01)
 
 
 def test_the_application_s_own_selector_is_not_asked_once_more(

@@ -65,18 +65,9 @@ def made(side: Side, uri: str, **options: Any) -> tuple[Any, Heartbeats]:
     client = side.do(side.client, uri, event_listeners=[beats], **{**STREAMING, **options})
     side.do(client.admin.command, "ping")
     if options.get("serverMonitoringMode") != "poll":
-        until(side, lambda: any(beats.begun))
-    until(side, lambda: all(waits(each) for each in monitors(client)))
+        side.wait_until(lambda: any(beats.begun))
+    side.wait_until(lambda: all(waits(each) for each in monitors(client)))
     return client, beats
-
-
-def until(side: Side, condition: Callable[[], Any]) -> None:
-    def holds() -> Any:
-        if side.runner is not None:
-            side.do(asyncio.sleep, 0.01)  # its monitors run on its loop
-        return condition()
-
-    wait_until(holds)
 
 
 def monitors(client: Any) -> list[Any]:
@@ -106,7 +97,7 @@ def test_after_a_cut_the_operation_goes_on_at_once(
     for number in range(3):
         proxy.inject(CutAfter("insert"))
         side.do(client[database].coll.insert_one, {"_id": number})
-        until(side, lambda: beats.begun[-1])
+        side.wait_until(lambda: beats.begun[-1])
     assert side.do(client[database].coll.count_documents, {}) == 3
     assert len(beats.begun) - closed == 3 * 2, "a new connection's hello, and one that awaits news"
     assert beats.failures == ["_OperationCancelled"] * 3, "as the driver's own"
@@ -161,7 +152,7 @@ def test_monitors_end_with_their_client(
     client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
     found = monitors(client)
     side.do(client.close)
-    until(side, lambda: all(ended(each) for each in found))
+    side.wait_until(lambda: all(ended(each) for each in found))
     for each in found:  # a second time, of what is closed
         each.cancel_check()
         each.request_check()
@@ -201,7 +192,7 @@ def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
     proxy.inject(fault)
     error = ended_by_close(side, client, lambda: coll.insert_one({}), fault)
     assert isinstance(error, pymongo.errors.InvalidOperation)
-    until(side, lambda: all(ended(each) for each in found))
+    side.wait_until(lambda: all(ended(each) for each in found))
     assert "internal error" not in caplog.text
 
 
@@ -218,7 +209,7 @@ def test_monitors_end_when_their_client_is_collected(
     collector = threading.Thread(target=gc.collect)
     collector.start()
     collector.join()
-    until(side, lambda: all(ended(each) for each in found))
+    side.wait_until(lambda: all(ended(each) for each in found))
 
 
 @pytest.fixture(scope="module")
@@ -251,11 +242,11 @@ def test_a_check_over_tls_is_woken_as_well(
     for number in range(2):
         proxy.inject(CutAfter("insert"))
         side.do(client[database].coll.insert_one, {"_id": number})
-        until(side, lambda: beats.begun[-1])
+        side.wait_until(lambda: beats.begun[-1])
     assert beats.failures == ["_OperationCancelled"] * 2
     found = monitors(client)
     side.do(client.close)
-    until(side, lambda: all(ended(each) for each in found))
+    side.wait_until(lambda: all(ended(each) for each in found))
 
 
 def test_pyopenssls_sockets_are_woken_by_their_own_method() -> None:
@@ -288,14 +279,14 @@ def test_a_monitor_that_connects_goes_on(
             side.do(client.aconnect)
         else:
             client._connect()
-        until(side, lambda: monitors(client))
+        side.wait_until(lambda: monitors(client))
         (monitor,) = monitors(client)
         monitor.cancel_check()
         port.open()
         side.do(client[database].coll.insert_one, {})
         port.shut()
         side.do(client.close)
-    until(side, lambda: ended(monitor))
+    side.wait_until(lambda: ended(monitor))
 
 
 def test_a_fork_leaves_the_parents_connections_alone(server: EmbeddedServer) -> None:
@@ -348,4 +339,4 @@ def test_monitors_that_wait_when_the_library_is_taken_off_go_on(
     assert side.do(client[database].coll.count_documents, {}) == 1
     found = monitors(client)
     side.do(client.close)
-    until(side, lambda: all(ended(each) for each in found))
+    side.wait_until(lambda: all(ended(each) for each in found))

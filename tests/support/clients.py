@@ -58,13 +58,21 @@ class Side:
     def wait_for_members(self, client: Any, count: int) -> None:
         """The driver's monitors find them one after the other; a retry avoids the one that failed
         only if another one is known."""
+        self.wait_until(lambda: len(client.nodes) == count)
 
-        def all_known() -> bool:
-            if self.runner is not None:
-                self.do(asyncio.sleep, 0)  # the monitors run on its loop
-            return len(client.nodes) == count
+    def turn(self) -> None:
+        """Let the tasks of async clients, as their monitors are, run for a moment."""
+        if self.runner is not None:
+            self.do(asyncio.sleep, 0.01)
 
-        wait_until(all_known)
+    def wait_until(self, condition: Callable[[], Any]) -> Any:
+        """As the function, while the tasks of async clients run."""
+
+        def after_a_turn() -> Any:
+            self.turn()
+            return condition()
+
+        return wait_until(after_a_turn)
 
     def close(self) -> None:
         for client in self.clients:

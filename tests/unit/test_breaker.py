@@ -21,11 +21,6 @@ SETTINGS = BreakerSettings(failure_rate=0.5, window=10.0, minimum_calls=4, open_
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(128.0)
-
-
-@pytest.fixture
 def breaker(clock: FakeClock) -> CircuitBreaker:
     return CircuitBreaker(SETTINGS, clock)
 

@@ -22,11 +22,6 @@ from pymongo_resilience.testing import FakeClock
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def budget(clock: FakeClock) -> HedgeBudget:
     return HedgeBudget(clock)
 

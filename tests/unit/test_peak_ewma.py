@@ -16,11 +16,6 @@ from pymongo_resilience.testing import FakeClock
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def latencies(clock: FakeClock) -> PeakEwma:
     return PeakEwma(clock)
 
