@@ -105,7 +105,7 @@ class Failure:
     """No server could be selected."""
     terminal: bool = False
     """Of a selection: it was given up, since no waiting would have mended what the servers had."""
-    in_texts: bool = True
+    listed_retryable: bool = True
     """MongoDB's specifications list the error as one to retry."""
     transaction_over: bool = False
     """The server's own reply has the label TransientTransactionError: it has aborted the
@@ -123,9 +123,17 @@ class Failure:
     @property
     def hopeless(self) -> bool:
         """The former name of ``terminal``."""
-        text = "hopeless is called terminal now; the former name ends with the next minor version"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return self.terminal
+        return self._renamed("hopeless", "terminal")
+
+    @property
+    def in_texts(self) -> bool:
+        """The former name of ``listed_retryable``."""
+        return self._renamed("in_texts", "listed_retryable")
+
+    def _renamed(self, former: str, name: str) -> bool:
+        text = f"{former} is called {name} now; the former name ends with the next minor version"
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+        return bool(getattr(self, name))
 
     @property
     def overloaded(self) -> bool:

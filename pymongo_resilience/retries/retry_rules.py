@@ -15,7 +15,7 @@ from . import backoff
 from .failure import RetryReason, Stage
 from .operation import Kind
 from .operation_deadline import SHORTEST
-from .strategy import TERMINAL, MongoDBSpecification, RetryAction
+from .strategy import TERMINAL, RetryAction, follows_specification
 
 if TYPE_CHECKING:
     from .backoff import Random
@@ -107,7 +107,7 @@ class RetryRules:
         declined = self._declined(operation, failure)
         if declined is not None:
             return GiveUp(declined)
-        if failure.reason.always_retry and not _follows_texts(operation):
+        if failure.reason.always_retry and not follows_specification(operation):
             controlled = RetryAction(backoff.controlled(operation.attempts))
             return self.apply_strategy(operation, failure, controlled)
         return NEEDS_STRATEGY
@@ -143,7 +143,7 @@ class RetryRules:
         must not become an error within a deadline, so none is declined; the first may go at once,
         as every driver's does."""
         budget = operation.budget
-        if budget is None or operation.attempts < 2 or _follows_texts(operation):  # noqa: PLR2004
+        if budget is None or operation.attempts < 2 or follows_specification(operation):  # noqa: PLR2004
             return False
         return budget.holds_back and not budget.allows(overloaded=False)
 
@@ -218,10 +218,6 @@ class RetryRules:
 LAST_ATTEMPT = 0.005
 """Seconds that a shortened delay leaves for the next attempt, in addition to the round trip: sleeps
 end late, and the command needs a time limit."""
-
-
-def _follows_texts(operation: Operation) -> bool:
-    return isinstance(operation.strategy, MongoDBSpecification)
 
 
 def _room(limit: Deadline, failure: Failure) -> float:

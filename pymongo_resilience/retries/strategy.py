@@ -108,19 +108,24 @@ class MongoDBSpecification(_Comparable):
 
     Sources: Retryable Reads ("When to allow retry"), which goes by the code, and Retryable Writes,
     which goes by the label, for writes with a transaction number alone. Writes that the caller
-    declares idempotent, which neither text knows, are decided as reads are.
+    declares idempotent, which neither specification knows, are decided as reads are.
     """
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:
-        if failure.retryable_overload or _in_texts(operation, failure):
+        if failure.retryable_overload or _listed_retryable(operation, failure):
             return RetryAction(0.0)
         return None
 
 
-def _in_texts(operation: Operation, failure: Failure) -> bool:
+def follows_specification(operation: Operation) -> bool:
+    return isinstance(operation.strategy, MongoDBSpecification)
+
+
+def _listed_retryable(operation: Operation, failure: Failure) -> bool:
     if failure.carried_txn_number or operation.kind is Kind.TRANSACTION_END:
         return RETRYABLE_WRITE in failure.labels
-    return failure.in_texts and (operation.kind is not Kind.WRITE or operation.declared_idempotent)
+    read_or_declared = operation.kind is not Kind.WRITE or operation.declared_idempotent
+    return failure.listed_retryable and read_or_declared
 
 
 NAMED: Mapping[str, RetryStrategy] = {

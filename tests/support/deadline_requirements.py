@@ -80,7 +80,7 @@ BEHAVIOUR = (
              "handshake_deadlines::test_the_operations_limit_is_made_when_its_connection_is_there"),
     )),
     Section("Operations", (
-        held("operations-1", "it holds for all operations of the texts that are listed, and for "
+        held("operations-1", "it holds for all operations that the specification lists, and for "
              "those of cursors that block",
              "time_limits::test_every_operation_has_what_is_left_and_no_older_limit",
              "cursor_timeouts::"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
 from support.engine.retry_strategies import FAST_FAIL
@@ -114,7 +115,12 @@ def test_operations_share_no_state() -> None:
         one.data["robot"] = True  # type: ignore[index]
 
 
-def test_the_former_name_of_terminal_still_holds() -> None:
-    failure = Failure(ValueError(), Stage.NOT_SENT, RetryReason.UNKNOWN, terminal=True)
-    with pytest.deprecated_call(match="terminal"):
-        assert failure.hopeless is True
+@pytest.mark.parametrize(
+    ("former", "name"), [("hopeless", "terminal"), ("in_texts", "listed_retryable")]
+)
+def test_a_former_name_still_holds(former: str, name: str) -> None:
+    for value in (False, True):
+        fields: dict[str, Any] = {name: value}
+        failure = Failure(ValueError(), Stage.NOT_SENT, RetryReason.UNKNOWN, **fields)
+        with pytest.deprecated_call(match=name):
+            assert getattr(failure, former) is value

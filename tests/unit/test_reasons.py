@@ -45,12 +45,12 @@ def test_no_code_has_two_reasons() -> None:
 def test_a_code_is_classified_as_the_table_has_it(row: reasons.Row, code: reasons.Code) -> None:
     error = OperationFailure("", code.number, {"ok": 0, "code": code.number})
     failure = classify.describe(error, SENT)
-    assert (failure.reason, failure.in_texts) == (row.reason, code.in_texts)
+    assert (failure.reason, failure.listed_retryable) == (row.reason, code.listed)
     assert not failure.reason.allows_non_idempotent_retry, "a code alone proves nothing"
 
 
 def test_the_codes_of_the_text_are_in_the_texts_and_no_others() -> None:
-    assert {code.number for _, code in CODES if code.in_texts} == OF_THE_TEXT
+    assert {code.number for _, code in CODES if code.listed} == OF_THE_TEXT
 
 
 @pytest.mark.parametrize("row", [row for row in reasons.ROWS if row.labels])

@@ -128,7 +128,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
         terminal=terminal_causes.terminal_cause(cause) is not None,
-        in_texts=refusal is None and _in_texts(labels, code),
+        listed_retryable=refusal is None and _listed_retryable(labels, code),
         transaction_over=_says(document, TRANSIENT_TRANSACTION),
         executed=executed,
         timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT
@@ -330,10 +330,10 @@ def _refused_by_tls(error: Exception) -> bool:
     )
 
 
-def _in_texts(labels: frozenset[str], code: int | None) -> bool:
-    """Of an error that has a reason. Where there is no code it is a network error, and in them."""
-    said = RETRYABLE_WRITE in labels or reasons.OVERLOADED.labels <= labels
-    return said or code not in reasons.NOT_IN_THE_TEXTS
+def _listed_retryable(labels: frozenset[str], code: int | None) -> bool:
+    """Of an error that has a reason. One without a code is a network error: those are listed."""
+    labelled = RETRYABLE_WRITE in labels or reasons.OVERLOADED.labels <= labels
+    return labelled or code not in reasons.NOT_LISTED
 
 
 def _base_backoff(document: Mapping[str, Any]) -> float | None:

@@ -32,7 +32,7 @@ class Code(NamedTuple):
 
     number: int
     name: str
-    in_texts: bool = True
+    listed: bool = True
     """Retryable Reads lists it."""
 
 
@@ -56,7 +56,7 @@ NOT_PRIMARY = Row(
     codes=(
         Code(91, "ShutdownInProgress"),
         Code(189, "PrimarySteppedDown"),
-        Code(10058, "LegacyNotPrimary", in_texts=False),
+        Code(10058, "LegacyNotPrimary", listed=False),
         Code(10107, "NotWritablePrimary"),
         Code(11600, "InterruptedAtShutdown"),
         Code(11602, "InterruptedDueToReplStateChange"),
@@ -73,7 +73,7 @@ TEMPORARILY_UNAVAILABLE = Row(
         Code(89, "NetworkTimeout"),
         Code(134, "ReadConcernMajorityNotAvailableYet"),
         Code(262, "ExceededTimeLimit"),
-        Code(365, "TemporarilyUnavailable", in_texts=False),
+        Code(365, "TemporarilyUnavailable", listed=False),
         Code(9001, "SocketException"),
     ),
     labels=frozenset({RETRYABLE_WRITE}),
@@ -88,10 +88,13 @@ ROWS = (
     NOT_PRIMARY,
     OVERLOADED,
     TEMPORARILY_UNAVAILABLE,
-    Row(RetryReason.WRITE_CONFLICT, codes=(Code(112, "WriteConflict", in_texts=False),)),
+    Row(RetryReason.WRITE_CONFLICT, codes=(Code(112, "WriteConflict", listed=False),)),
     Row(
         RetryReason.LOCK_TIMEOUT,
-        codes=(Code(24, "LockTimeout", in_texts=False), Code(46, "LockBusy", in_texts=False)),
+        codes=(
+            Code(24, "LockTimeout", listed=False),
+            Code(46, "LockBusy", listed=False),
+        ),
     ),
     Row(RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, errors=(ConnectionFailure,)),
     Row(RetryReason.DEAD_PEER, errors=(ConnectionFailure,)),
@@ -101,12 +104,13 @@ ROWS = (
     CIRCUIT_BREAKER_OPEN,
     LOAD_SHED,
     Row(
-        RetryReason.AUTHENTICATION_ERROR, codes=(Code(18, "AuthenticationFailed", in_texts=False),)
+        RetryReason.AUTHENTICATION_ERROR,
+        codes=(Code(18, "AuthenticationFailed", listed=False),),
     ),
     Row(RetryReason.TLS_ERROR, errors=(ConnectionFailure,)),
-    Row(RetryReason.ACCESS_ERROR, codes=(Code(13, "Unauthorized", in_texts=False),)),
+    Row(RetryReason.ACCESS_ERROR, codes=(Code(13, "Unauthorized", listed=False),)),
 )
 BY_CODE: Mapping[int, RetryReason] = {code.number: row.reason for row in ROWS for code in row.codes}
 """Every other code is the application's own concern."""
-NOT_IN_THE_TEXTS = frozenset(code.number for row in ROWS for code in row.codes if not code.in_texts)
+NOT_LISTED = frozenset(code.number for row in ROWS for code in row.codes if not code.listed)
 """Of those codes, the ones that MongoDB's specifications do not retry unless a label says so."""

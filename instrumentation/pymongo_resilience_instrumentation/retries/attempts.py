@@ -29,7 +29,7 @@ from pymongo_resilience.retries.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
 from pymongo_resilience.retries.retry_rules import Rule
 from pymongo_resilience.retries.rule_texts import why_not_repeated
-from pymongo_resilience.retries.strategy import MongoDBSpecification
+from pymongo_resilience.retries.strategy import follows_specification
 from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
@@ -345,10 +345,9 @@ class Attempts(driver.retry_loop.DriverLoop):
             attempt_timeouts.bound(self.call, self.runtime.executor.retry_rules, operation)
         if self.resumption is not None:
             self.resumption.prepare(self)
-        follows_texts = isinstance(operation.strategy, MongoDBSpecification)
         if not (failure.retryable_overload or operation.declared_idempotent) and (
             failure.stage is not Stage.NOT_SENT
-            or (follows_texts and self.bound_to_txn_number is None)
+            or (follows_specification(operation) and self.bound_to_txn_number is None)
         ):
             # Retryable Writes: where the server of the retry does not support it, the original
             # error is raised. By our own rules, what was never sent is sent without a number.

@@ -37,7 +37,7 @@ class Fault:
     min_rtt: float = 0.0
     selection: bool = False
     timed_out: bool = False
-    in_texts: bool = True
+    listed_retryable: bool = True
     next_probe_in: float | None = None
     elsewhere: bool = False
     takes: float = 0.0
@@ -190,7 +190,7 @@ def failure_of(
         min_rtt=fault.min_rtt,
         selection=fault.selection,
         timed_out=fault.timed_out,
-        in_texts=fault.in_texts,
+        listed_retryable=fault.listed_retryable,
         next_probe_in=fault.next_probe_in,
         elsewhere=fault.elsewhere,
         transaction_over=fault.stage is Stage.ANSWERED and TRANSIENT_TRANSACTION in fault.labels,

@@ -95,13 +95,13 @@ UNCONNECTED = Fault(reason=_R.SOCKET_NOT_AVAILABLE, stage=Stage.NOT_SENT)
 UNSENT_TXN = Fault(reason=_R.TEMPORARILY_UNAVAILABLE, stage=Stage.NOT_SENT)
 NOT_PRIMARY = Fault(reason=_R.NOT_PRIMARY)
 UNAVAILABLE = Fault(reason=_R.TEMPORARILY_UNAVAILABLE)
-CONFLICT = Fault(reason=_R.WRITE_CONFLICT, in_texts=False)
-LOCKED = Fault(reason=_R.LOCK_TIMEOUT, in_texts=False)
-BAD_PASSWORD = Fault(reason=_R.AUTHENTICATION_ERROR, in_texts=False)
+CONFLICT = Fault(reason=_R.WRITE_CONFLICT, listed_retryable=False)
+LOCKED = Fault(reason=_R.LOCK_TIMEOUT, listed_retryable=False)
+BAD_PASSWORD = Fault(reason=_R.AUTHENTICATION_ERROR, listed_retryable=False)
 FORBIDDEN = Fault(reason=_R.ACCESS_ERROR)
 UNTRUSTED = Fault(reason=_R.TLS_ERROR, stage=Stage.NOT_SENT)
 BREAKER_OPEN = Fault(reason=_R.CIRCUIT_BREAKER_OPEN, stage=Stage.NOT_SENT)
-REFUSED = BREAKER_OPEN(next_probe_in=2.0, in_texts=False)
+REFUSED = BREAKER_OPEN(next_probe_in=2.0, listed_retryable=False)
 REFUSED_HERE = REFUSED(elsewhere=True)
 SHED = Fault(reason=_R.LOAD_SHED, stage=Stage.NOT_SENT, labels=BOTH)
 UNKNOWN = Fault(reason=_R.UNKNOWN)
@@ -158,7 +158,7 @@ RULE_SELECTION = [
     S("no server on the retry", READ, [CUT, NO_SERVER], SELECTION, 2, [0]),
     S("no server, with time left", READ, [NO_SERVER], SELECTION, 1, [], timeout=10),
     S("no server within the window", READ, [NO_SERVER], SELECTION, 1, [], window=10),
-    S("no server as the texts have it", READ, [NO_SERVER], SELECTION, 1, [], strategy=MONGODB),
+    S("no server as MongoDB specifies", READ, [NO_SERVER], SELECTION, 1, [], strategy=MONGODB),
 ]
 RULE_0 = [
     S("a getMore", GET_MORE, [CUT], NEVER, 1, []),
@@ -207,7 +207,7 @@ RULE_0 = [
     S("a commit, aborted on the retry", COMMIT, [CUT, LOCKED(labels=TRANSIENT)], OVER, 2, [0]),
     S("a commit, aborted, retryable as well", COMMIT, [LABELLED(labels=LABEL | TRANSIENT)], OVER,
       1, []),
-    S("a commit, aborted, as the texts have it", COMMIT, [LABELLED(labels=LABEL | TRANSIENT)],
+    S("a commit, aborted, as MongoDB specifies", COMMIT, [LABELLED(labels=LABEL | TRANSIENT)],
       OVER, 1, [], strategy=MONGODB),
     S("rule 0 before rule 1", GET_MORE, [UNKNOWN], NEVER, 1, []),
     S("rule 0 before rule 3", COMMAND(retries_enabled=False), [CUT], NEVER, 1, []),
@@ -327,7 +327,7 @@ RULE_4 = [
       AFTER_OVERLOAD, timeout=1000),
     S("overload: five retries, without end", READ, [OVERLOAD] * 6, ATTEMPTS, 6, AFTER_OVERLOAD,
       window=1000),
-    S("overload: five retries as the texts have it", READ, [OVERLOAD] * 6, ATTEMPTS, 6,
+    S("overload: five retries as MongoDB specifies", READ, [OVERLOAD] * 6, ATTEMPTS, 6,
       AFTER_OVERLOAD, strategy=MONGODB),
     S("overload first: others share its five", READ, [OVERLOAD] + [CUT] * 5, ATTEMPTS, 6,
       [0.05, 0.00075, 0.0015, 0.003, 0.006]),
@@ -426,9 +426,9 @@ RULE_5 = [
       strategy=MONGODB),
     S("mongodb: one retry without a deadline", READ, [NOT_PRIMARY] * 2, ATTEMPTS, 2, [0],
       strategy=MONGODB),
-    S("mongodb: a write conflict is not in the texts", READ, [CONFLICT], STRATEGY, 1, [],
+    S("mongodb: a write conflict is not specified", READ, [CONFLICT], STRATEGY, 1, [],
       strategy=MONGODB),
-    S("mongodb: a lock timeout is not in the texts", INSERT_ONE, [LOCKED], STRATEGY, 1, [],
+    S("mongodb: a lock timeout is not specified", INSERT_ONE, [LOCKED], STRATEGY, 1, [],
       strategy=MONGODB),
     S("mongodb: a retryable write is told by its label", INSERT_ONE, [UNAVAILABLE], STRATEGY, 1,
       [], strategy=MONGODB),
@@ -586,7 +586,7 @@ RULE_8 = [
     S("no token for a write in a transaction", WRITE_IN_TXN, [OVERLOAD], BUDGET, 1, [],
       tokens=(0, 0)),
     S("no token with time left", READ, [OVERLOAD], BUDGET, 1, [], tokens=(0, 0), timeout=10),
-    S("no token as the texts have it", READ, [OVERLOAD], BUDGET, 1, [], tokens=(0, 0),
+    S("no token as MongoDB specifies", READ, [OVERLOAD], BUDGET, 1, [], tokens=(0, 0),
       strategy=MONGODB),
     S("one overload label costs a token too", READ, [BUSY], BUDGET, 1, [], tokens=(0, 0)),
     S("other retries cost none", READ, [CUT], OK, 2, [0], tokens=(0, 1.1)),
