@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from pymongo_resilience.options.config import Config
     from pymongo_resilience.retries.events import Listener
     from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience_instrumentation.instrument_arguments import Settings
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.selector import Selectors
     from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
-    from pymongo_resilience_instrumentation.settings import Settings
 
 SCOPE = "pymongo_resilience"
 ANY_STRATEGY = NAMED["fast_fail"]

@@ -18,10 +18,10 @@ from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.options.config import load
 from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation.assembly import assemble, meter_of
+from pymongo_resilience_instrumentation.instrument_arguments import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
 from pymongo_resilience_instrumentation.self_check import Feature
-from pymongo_resilience_instrumentation.settings import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.telemetry import semconv, tracing
 from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import (
     ServerGauges,
