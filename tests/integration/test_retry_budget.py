@@ -10,7 +10,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import ConfigurationError, OperationFailure
-from pymongo_resilience_instrumentation.clients import options as client_options
+from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.clients.budgets import Budgets
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload

@@ -17,7 +17,7 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import split_hosts, split_options
 
-from pymongo_resilience_instrumentation.clients.options import OPTION
+from pymongo_resilience_instrumentation.clients.client_options import OPTION
 
 from .findings import Finding, Level
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.clients import options as client_options
+from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.telemetry import listeners, tracing
