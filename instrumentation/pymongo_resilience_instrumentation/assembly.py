@@ -16,7 +16,7 @@ from pymongo_resilience.retries.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.retries.executor import AsyncExecutor, Executor
 from pymongo_resilience.retries.retry_rules import RetryRules
 from pymongo_resilience.retries.strategy import NAMED
-from pymongo_resilience_instrumentation.clients.budgets import Budgets
+from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
 from pymongo_resilience_instrumentation.clients.registry import Clients

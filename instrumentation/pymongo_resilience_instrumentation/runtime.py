@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.retries.executor import AsyncExecutor, Executor
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients.budgets import Budgets
+    from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
     from pymongo_resilience_instrumentation.clients.closings import Closings
     from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.clients.registry import Clients
