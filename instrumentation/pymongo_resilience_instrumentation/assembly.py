@@ -17,9 +17,9 @@ from pymongo_resilience.retries.executor import AsyncExecutor, Executor
 from pymongo_resilience.retries.retry_rules import RetryRules
 from pymongo_resilience.retries.strategy import NAMED
 from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
+from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
-from pymongo_resilience_instrumentation.clients.registry import Clients
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans

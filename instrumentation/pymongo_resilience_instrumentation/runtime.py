@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
+    from pymongo_resilience_instrumentation.clients.client_registry import Clients
     from pymongo_resilience_instrumentation.clients.closings import Closings
     from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
-    from pymongo_resilience_instrumentation.clients.registry import Clients
     from pymongo_resilience_instrumentation.interception.methods import Need
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import OperationCounts

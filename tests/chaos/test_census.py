@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from pymongo import message, monitoring
 from pymongo.collection import Collection
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.clients import registry
+from pymongo_resilience_instrumentation.clients import client_registry
 from pymongo_resilience_instrumentation.telemetry import listeners
 from pymongo_resilience_instrumentation.telemetry.commands import command_spans
 from support.chaos.residue import OpenSpans, ResidueError, no_residue, no_residue_async
@@ -111,7 +111,7 @@ def _call(undo: Undo, spans: OpenSpans) -> Any:
 
 
 def _registered_client(undo: Undo, spans: OpenSpans) -> Any:
-    known = registry.Clients()
+    known = client_registry.Clients()
     return known, known.add(known)
 
 
@@ -126,14 +126,14 @@ def _span_by_request_id(undo: Undo, spans: OpenSpans) -> Any:
 
 
 def _module_entry(undo: Undo, spans: OpenSpans) -> None:
-    registry.forgotten = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
-    undo.callback(delattr, registry, "forgotten")
+    client_registry.forgotten = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
+    undo.callback(delattr, client_registry, "forgotten")
 
 
 def _cache_without_bound(undo: Undo, spans: OpenSpans) -> None:
-    registry.remembered = functools.cache(str)  # type: ignore[attr-defined]  # as above
-    registry.remembered(1)
-    undo.callback(delattr, registry, "remembered")
+    client_registry.remembered = functools.cache(str)  # type: ignore[attr-defined]  # as above
+    client_registry.remembered(1)
+    undo.callback(delattr, client_registry, "remembered")
 
 
 OURS = "pymongo_resilience_instrumentation"
@@ -152,12 +152,12 @@ LEAKS: dict[str, Leak] = {
     "1 x context variable: current_context": _otel_context,
     "1 x context variable: TIMEOUT": _driver_timeout,
     "1 x call in progress: forgotten db.coll": _call,
-    f"1 x object: {OURS}.clients.registry.ClientState": _registered_client,
-    f"1 x entry: {OURS}.clients.registry.Clients._clients": _registered_client,
+    f"1 x object: {OURS}.clients.client_registry.ClientState": _registered_client,
+    f"1 x entry: {OURS}.clients.client_registry.Clients._clients": _registered_client,
     f"1 x object: {OURS}.telemetry.listeners.Commands": _listener_of_a_client,
     f"1 x entry: {COMMANDS}.command_spans.CommandSpans.without_call": _span_by_request_id,
-    f"1 x entry: {OURS}.clients.registry.forgotten": _module_entry,
-    f"1 x entry: {OURS}.clients.registry.remembered": _cache_without_bound,
+    f"1 x entry: {OURS}.clients.client_registry.forgotten": _module_entry,
+    f"1 x entry: {OURS}.clients.client_registry.remembered": _cache_without_bound,
 }
 
 

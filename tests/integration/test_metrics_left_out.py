@@ -8,7 +8,7 @@ import pymongo
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from pymongo_resilience_instrumentation.clients.registry import Clients
+from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import server_gauges
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command

@@ -16,7 +16,7 @@ from pymongo import monitoring
 from pymongo.client_options import ClientOptions
 from pymongo.topology_description import TopologyDescription
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.clients.registry import Clients
+from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.telemetry import listeners
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics

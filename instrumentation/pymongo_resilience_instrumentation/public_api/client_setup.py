@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.telemetry.tracing import keep, tracing_o
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pymongo_resilience_instrumentation.clients.registry import ClientState
+    from pymongo_resilience_instrumentation.clients.client_registry import ClientState
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.telemetry.tracing import Tracing
 

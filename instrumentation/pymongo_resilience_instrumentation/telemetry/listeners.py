@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.clients.registry import ClientState
+    from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 
     from .commands.command_spans import CommandSpans
     from .metrics.driver_metrics import DriverMetrics

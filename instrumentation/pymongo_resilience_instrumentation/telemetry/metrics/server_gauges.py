@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter
 
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.clients.registry import Clients, ClientState, Server
+    from pymongo_resilience_instrumentation.clients.client_registry import (
+        Clients,
+        ClientState,
+        Server,
+    )
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
 
 
