@@ -33,7 +33,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
 from pymongo_resilience_instrumentation.interception.methods import Need, is_async
 from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public as operations
-from pymongo_resilience_instrumentation.public_api import construction, public_methods
+from pymongo_resilience_instrumentation.public_api import client_constructor, public_methods
 from pymongo_resilience_instrumentation.recovery import (
     dead_peers,
     lost_connections,
@@ -107,12 +107,12 @@ class Patches:
         for owner, name, wrapper in _of_the_public_api(runtime, without):
             self._wrap(owner, name, wrapper)
         for owner in CLIENTS:
-            constructor = construction.constructor(
+            constructor = client_constructor.constructor(
                 runtime, hides_listeners=Feature.REPR not in without
             )
             self._wrap(owner, "__init__", constructor)
             if Feature.REPR not in without and driver.clients.RESOLVE in vars(owner):
-                self._wrap(owner, driver.clients.RESOLVE, construction.Resolved(runtime))
+                self._wrap(owner, driver.clients.RESOLVE, client_constructor.Resolved(runtime))
         for features, patches in _BY_FEATURES:
             if not any(feature in without for feature in features):
                 for owner, name, wrapper in patches(runtime):
