@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation.cursors import (
     creation as cursor_makers,
 )
 from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
-from pymongo_resilience_instrumentation.hedged_reads import late as late_hedging
+from pymongo_resilience_instrumentation.hedged_reads import on_first_use as late_hedging
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
     Owner,
