@@ -4,6 +4,6 @@
 lines; ``summary`` counts, ``chart`` draws, ``page`` puts them together.
 """
 
-from .recording import Recorder
+from .recorder import Recorder
 
 __all__ = ["Recorder"]
