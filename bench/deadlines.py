@@ -27,7 +27,7 @@ from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
 from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.interception import Hang
+from pymongo_resilience_instrumentation.testbed.traffic import Hang
 from rich.console import Console
 from rich.table import Table
 

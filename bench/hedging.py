@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from pymongo import ReadPreference
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.interception import Delay, Interception
+from pymongo_resilience_instrumentation.testbed.traffic import Delay, Interception
 from rich.console import Console
 from rich.table import Table
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pymongo.client_session import ClientSession
-    from pymongo_resilience_instrumentation.testbed.interception import Connection, Verdict
+    from pymongo_resilience_instrumentation.testbed.traffic import Connection, Verdict
     from pymongo_resilience_instrumentation.testbed.wire import Message
 
 RATE = 200

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pymongo
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Restart
-from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Interception
+from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS, Interception
 
 from pymongo_resilience import Config, instrument
 

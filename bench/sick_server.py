@@ -43,7 +43,7 @@ from pymongo_resilience import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience_instrumentation.testbed.interception import Interception
+    from pymongo_resilience_instrumentation.testbed.traffic import Interception
 
 THREADS = 8
 HEALTHY_S = 1.0

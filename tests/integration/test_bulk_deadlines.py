@@ -11,7 +11,7 @@ import pytest
 from pymongo import InsertOne
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.interception import Interception
+from pymongo_resilience_instrumentation.testbed.traffic import Interception
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, TakesTime, drivers_time, limits

@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Interception,
     ReplicaSet,
 )
-from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Cut, Delay
+from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS, Cut, Delay
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 

@@ -38,7 +38,7 @@ from pymongo_resilience_instrumentation.testbed import (
     fake_servers,
 )
 from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
-from pymongo_resilience_instrumentation.testbed.interception import Answer
+from pymongo_resilience_instrumentation.testbed.traffic import Answer
 from support.dns_server import resolving
 from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World
 from support.wait_helpers import NOBODY

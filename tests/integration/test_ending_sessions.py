@@ -12,7 +12,7 @@ from pymongo_resilience_instrumentation.cleanup.cleanup_work import CleanupCall
 from pymongo_resilience_instrumentation.cleanup.end_sessions import EndSessions
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
-from pymongo_resilience_instrumentation.testbed.interception import (
+from pymongo_resilience_instrumentation.testbed.traffic import (
     Answer,
     Connection,
     Hang,

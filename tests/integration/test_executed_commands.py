@@ -15,7 +15,7 @@ from pymongo import IndexModel, UpdateMany, WriteConcern
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.interception import Amend
+from pymongo_resilience_instrumentation.testbed.traffic import Amend
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 

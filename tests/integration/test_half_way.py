@@ -11,7 +11,7 @@ from pymongo import MongoClient, UpdateMany
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.interception import Answer, Cut, Verdict
+from pymongo_resilience_instrumentation.testbed.traffic import Answer, Cut, Verdict
 from support.clients import Side
 from support.telemetry import Instrument
 

@@ -7,7 +7,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS
+from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS
 from support.clients import Side
 from support.telemetry import Instrument
 

@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceIns
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import Overload
 from pymongo_resilience_instrumentation.testbed.faults.command_faults import DRIVER_COMMANDS
-from pymongo_resilience_instrumentation.testbed.interception import (
+from pymongo_resilience_instrumentation.testbed.traffic import (
     Answer,
     Connection,
     Cut,

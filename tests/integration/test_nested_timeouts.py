@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS, Interception
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS, Interception
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.examples import scaled
 from support.telemetry import Instrument

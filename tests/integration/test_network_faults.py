@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Reset,
     wire,
 )
-from pymongo_resilience_instrumentation.testbed.interception import Connection, Delay
+from pymongo_resilience_instrumentation.testbed.traffic import Connection, Delay
 from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask
 

@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Refuse,
     ReplicaSet,
 )
-from pymongo_resilience_instrumentation.testbed.interception import Answer, Cut
+from pymongo_resilience_instrumentation.testbed.traffic import Answer, Cut
 from support.busy_pools import Silent, Waiting, the_only_connection_taken
 from support.clients import Side, wait_until
 from support.supported_reads import READS, Read, fill, fill_files

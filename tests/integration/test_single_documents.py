@@ -26,8 +26,8 @@ from pymongo_resilience_instrumentation.testbed import (
     ShardedCluster,
     Standalone,
 )
-from pymongo_resilience_instrumentation.testbed.interception import Answer, Interception
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.testbed.traffic import Answer, Interception
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 

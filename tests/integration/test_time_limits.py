@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     Slow,
 )
-from pymongo_resilience_instrumentation.testbed.interception import HELLO_COMMANDS
+from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS
 from support.clients import Side, wait_until
 from support.command_listeners import OnCommands
 from support.every_operation import BY_CLASS, Scene

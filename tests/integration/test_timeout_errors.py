@@ -34,7 +34,7 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
 )
 from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.interception import Amend
+from pymongo_resilience_instrumentation.testbed.traffic import Amend
 from support.busy_pools import Silent, the_only_connection_taken
 from support.clients import Side
 from support.telemetry import Instrument

@@ -13,7 +13,7 @@ from bson import Int64
 from pymongo import _csot, monitoring
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Interception, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.interception import Answer
+from pymongo_resilience_instrumentation.testbed.traffic import Answer
 from support.clients import Side, fail_command
 from support.every_operation import BY_CLASS, Scene
 from support.telemetry import Instrument

@@ -12,7 +12,7 @@ from pymongo import monitoring
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.interception import Hang
+from pymongo_resilience_instrumentation.testbed.traffic import Hang
 from support.clients import Side, wait_until
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pymongo_resilience_instrumentation.testbed import Interception
-from pymongo_resilience_instrumentation.testbed.interception import (
+from pymongo_resilience_instrumentation.testbed.traffic import (
     HELLO_COMMANDS,
     Connection,
     Delay,

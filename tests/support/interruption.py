@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pymongo import monitoring
 from pymongo_resilience_instrumentation.testbed import Interception
-from pymongo_resilience_instrumentation.testbed.interception import Delay
+from pymongo_resilience_instrumentation.testbed.traffic import Delay
 from support.clients import Side, wait_until
 
 NAMES = {"sync": "KeyboardInterrupt", "async": "CancelledError"}

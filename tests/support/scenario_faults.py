@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pymongo_resilience_instrumentation.testbed import Fail, Interception, Overload
-from pymongo_resilience_instrumentation.testbed.interception import (
+from pymongo_resilience_instrumentation.testbed.traffic import (
     HELLO_COMMANDS,
     Answer,
     Connection,

@@ -37,9 +37,9 @@ from .faults import (
     SkewedClock,
     Slow,
 )
-from .interception import Interception
 from .scenario import Scenario
 from .server import EmbeddedServer, TestbedError
+from .traffic import Interception
 
 __all__ = [
     "BlackHole",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from .fault import not_negative, positive, refused, whole
-from .interception import Interception
+from .traffic import Interception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -15,7 +15,7 @@ import bson
 from bson import Int64
 from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.interception import Delay, Rewrite
+from pymongo_resilience_instrumentation.testbed.traffic import Delay, Rewrite
 from support.chaos.operations_under_attack import Operation
 from support.clients import Side
 from support.internal_errors import no_complaints

@@ -6,7 +6,8 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from pymongo_resilience_instrumentation.testbed.fault import refused, whole
-from pymongo_resilience_instrumentation.testbed.interception import (
+from pymongo_resilience_instrumentation.testbed.proxy.command_names import COMMANDS, hint
+from pymongo_resilience_instrumentation.testbed.traffic import (
     HELLO_COMMANDS,
     Amend,
     Answer,
@@ -17,7 +18,6 @@ from pymongo_resilience_instrumentation.testbed.interception import (
     Rewrite,
     Verdict,
 )
-from pymongo_resilience_instrumentation.testbed.proxy.command_names import COMMANDS, hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from pymongo_resilience_instrumentation.testbed.fault import positive, refused
-from pymongo_resilience_instrumentation.testbed.interception import (
+from pymongo_resilience_instrumentation.testbed.traffic import (
     Answer,
     Connection,
     Delay,

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING
 
 from pymongo_resilience_instrumentation.testbed.fault import Fault, not_negative, positive, whole
-from pymongo_resilience_instrumentation.testbed.interception import (
+from pymongo_resilience_instrumentation.testbed.traffic import (
     HELLO_COMMANDS,
     Connection,
     Cut,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from pymongo_resilience_instrumentation.testbed.deployments.replica_set import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.fault import Fault, number, positive, refused
-from pymongo_resilience_instrumentation.testbed.interception import Interception
+from pymongo_resilience_instrumentation.testbed.traffic import Interception
 
 from .network import BlackHole
 

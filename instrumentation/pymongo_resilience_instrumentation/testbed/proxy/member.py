@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from bson import Int64, ObjectId
 
 from pymongo_resilience_instrumentation.testbed import wire
-from pymongo_resilience_instrumentation.testbed.interception import Connection, Interception
 from pymongo_resilience_instrumentation.testbed.server import TestbedError
+from pymongo_resilience_instrumentation.testbed.traffic import Connection, Interception
 
 from .relay import Relay
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo_resilience_instrumentation.testbed import wire
-from pymongo_resilience_instrumentation.testbed.interception import (
+from pymongo_resilience_instrumentation.testbed.traffic import (
     HELLO_COMMANDS,
     Amend,
     Answer,
@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.testbed.interception import (
 )
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.testbed.interception import Connection, Verdict
+    from pymongo_resilience_instrumentation.testbed.traffic import Connection, Verdict
     from pymongo_resilience_instrumentation.testbed.wire import Document, Message
 
     from .backend import Upstream
