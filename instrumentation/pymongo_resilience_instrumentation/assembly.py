@@ -24,11 +24,15 @@ from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import SpanHooks
+from pymongo_resilience_instrumentation.telemetry.decision_listeners import (
+    CallLog,
+    Reported,
+    Unreported,
+)
 from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
-from pymongo_resilience_instrumentation.telemetry.reporting import CallLog, Reported, Unreported
 from pymongo_resilience_instrumentation.telemetry.sdk.absence import absence
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions

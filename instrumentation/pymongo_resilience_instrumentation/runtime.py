@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.selector import Selectors
     from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
     from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
+    from pymongo_resilience_instrumentation.telemetry.decision_listeners import Unreported
     from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
     from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
         OperationMetrics,
     )
     from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
     from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
-    from pymongo_resilience_instrumentation.telemetry.reporting import Unreported
     from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
         TransactionSpan,
         TransactionSpans,
