@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pymongo_resilience_instrumentation.operations import public as operations
+from pymongo_resilience_instrumentation.operations import public_operations as operations
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
 from support.operations_table import rows, section

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from pymongo_resilience.retries.failure import RetryReason
     from pymongo_resilience.retries.retry_rules import Rule
     from pymongo_resilience.timeline import Run
-    from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
+    from pymongo_resilience_instrumentation.operations.public_operations import (
+        PublicOperation,
+        Target,
+    )
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""

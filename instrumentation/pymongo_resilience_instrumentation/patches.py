@@ -32,7 +32,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
 )
 from pymongo_resilience_instrumentation.interception.methods import Need, is_async
 from pymongo_resilience_instrumentation.interception.within import Within
-from pymongo_resilience_instrumentation.operations import public as operations
+from pymongo_resilience_instrumentation.operations import public_operations as operations
 from pymongo_resilience_instrumentation.public_api import client_constructor, public_methods
 from pymongo_resilience_instrumentation.recovery import (
     dead_peers,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     )
 
     from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
-    from pymongo_resilience_instrumentation.operations.public import PublicOperation
+    from pymongo_resilience_instrumentation.operations.public_operations import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import gridfs
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.operations import public as operations
+from pymongo_resilience_instrumentation.operations import public_operations as operations
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.testbed.faults import CutBefore
 from support.clients import SentCommands, Side

@@ -17,7 +17,7 @@ from typing import Any
 import pymongo
 import pymongo_resilience_instrumentation
 import pytest
-from pymongo_resilience_instrumentation.operations import public as operations
+from pymongo_resilience_instrumentation.operations import public_operations as operations
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support import canary_failures, canary_operations, canary_retries
 from support.canaries import MARK, PASSWORD, USER, leaks, matching

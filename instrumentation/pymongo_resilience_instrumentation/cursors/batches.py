@@ -24,7 +24,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
 from pymongo_resilience_instrumentation.interception.late_calls import wrappers
 from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 from pymongo_resilience_instrumentation.interception.within import Within
-from pymongo_resilience_instrumentation.operations import public as operations
+from pymongo_resilience_instrumentation.operations import public_operations as operations
 from pymongo_resilience_instrumentation.operations.changes import WRITES
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts

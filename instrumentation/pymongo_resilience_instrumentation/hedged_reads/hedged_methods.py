@@ -16,7 +16,7 @@ from pymongo_resilience_instrumentation.cursors.batches import Batch
 from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
 from pymongo_resilience_instrumentation.interception.methods import is_async
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
-from pymongo_resilience_instrumentation.operations.public import COLLECTION
+from pymongo_resilience_instrumentation.operations.public_operations import COLLECTION
 from pymongo_resilience_instrumentation.public_api.public_methods import CursorMaker, PublicMethod
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
 from pymongo_resilience_instrumentation.transactions import call_sessions

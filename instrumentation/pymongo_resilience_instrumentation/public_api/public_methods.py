@@ -15,7 +15,10 @@ from pymongo_resilience_instrumentation.operations.changes import CHANGES, DEFIN
 from pymongo_resilience_instrumentation.transactions import call_sessions
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.operations.public import PublicOperation, Target
+    from pymongo_resilience_instrumentation.operations.public_operations import (
+        PublicOperation,
+        Target,
+    )
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 MOST_ARGUMENTS = 100

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.options.config import Config
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
-    from pymongo_resilience_instrumentation.operations.public import Target
+    from pymongo_resilience_instrumentation.operations.public_operations import Target
 
 
 class TimeoutRules:
