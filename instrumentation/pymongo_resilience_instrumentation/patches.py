@@ -45,7 +45,7 @@ from pymongo_resilience_instrumentation.selection import fast_fail, selection_er
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
 from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
-from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, bounded_waits, time_limits
+from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, bounded_waits, max_time_ms
 from pymongo_resilience_instrumentation.transactions import (
     call_sessions,
     session_methods as session_wrappers,
@@ -291,7 +291,7 @@ def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.commands.connections_with(driver.commands.LIMITED):
-        yield owner, driver.commands.LIMITED, time_limits.limit(runtime.enabled_flag)
+        yield owner, driver.commands.LIMITED, max_time_ms.limit(runtime.enabled_flag)
 
 
 def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
