@@ -26,7 +26,7 @@ from pymongo_resilience_instrumentation.testbed import (
     ShardedCluster,
     Standalone,
 )
-from pymongo_resilience_instrumentation.testbed.command import strikes
+from pymongo_resilience_instrumentation.testbed.testbed_command import strikes
 from support.free_ports import consecutive_free_ports
 
 import pymongo_resilience

@@ -259,10 +259,10 @@ def _testbed(options: argparse.Namespace) -> int:
     missing = _missing("testbed", _TESTBED_MODULES)
     if missing:
         return _complain(missing, USAGE)
-    from pymongo_resilience_instrumentation.testbed import TestbedError, command  # noqa: PLC0415 - an extra
+    from pymongo_resilience_instrumentation.testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
 
     try:
-        command.run(_taken(command.Options, options))
+        testbed_command.run(_taken(testbed_command.Options, options))
     except ValueError as exc:
         return _complain(str(exc), USAGE)
     except (TestbedError, OSError) as exc:
