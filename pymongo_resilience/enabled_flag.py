@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pymongo_resilience.unfinished import closes_a_coroutine
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 
 
 class Block:

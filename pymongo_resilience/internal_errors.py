@@ -16,7 +16,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pymongo_resilience.unfinished import closes_a_coroutine
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

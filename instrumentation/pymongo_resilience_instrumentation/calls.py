@@ -11,10 +11,10 @@ from opentelemetry import context
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
 
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT, WRITES

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context, trace
 from pymongo.errors import OperationFailure
 
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin

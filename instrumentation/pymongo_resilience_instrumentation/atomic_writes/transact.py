@@ -10,7 +10,7 @@ from pymongo import ReadPreference
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.read_concern import ReadConcern
 
-from pymongo_resilience.unfinished import closes_a_coroutine
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.transactions.transaction_repeats import Repetition
 

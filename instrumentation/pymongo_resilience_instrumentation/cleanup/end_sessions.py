@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.retries.operation_deadline import SHORTEST, Deadline
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor

@@ -15,12 +15,12 @@ from opentelemetry.context import Context
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.clock import Postponed
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.retries.executor import AsyncExecutor, Executor
 from pymongo_resilience.retries.operation_deadline import Deadline
 from pymongo_resilience.retries.retry_rules import RetryRules, Rule
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.retries.operation_deadline import SHORTEST
-from pymongo_resilience.unfinished import closes_a_coroutine
 
 if TYPE_CHECKING:
     from contextvars import Token

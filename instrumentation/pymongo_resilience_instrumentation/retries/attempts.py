@@ -21,6 +21,7 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.breakers.health import Evidence, evidence
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies.policy import shorter
@@ -30,7 +31,6 @@ from pymongo_resilience.retries.operation_deadline import Deadline
 from pymongo_resilience.retries.retry_rules import Rule
 from pymongo_resilience.retries.rule_texts import why_not_repeated
 from pymongo_resilience.retries.strategy import follows_specification
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer

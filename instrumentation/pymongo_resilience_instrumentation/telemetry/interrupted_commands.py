@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.interception.methods import Method

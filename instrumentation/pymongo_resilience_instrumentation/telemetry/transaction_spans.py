@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.trace import SpanKind
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.unfinished import closes_a_coroutine
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
