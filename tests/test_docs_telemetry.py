@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from pymongo_resilience_instrumentation.operations import public_operations as operations
 from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.telemetry.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
+from pymongo_resilience_instrumentation.telemetry.client_tracing import (
+    ENABLED_VARIABLE,
+    LENGTH_VARIABLE,
+)
 from support.operations_table import rows, section
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "telemetry.md").read_text()

@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.instrument_arguments import ARGUMENTS, S
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
 from pymongo_resilience_instrumentation.self_check import Feature
-from pymongo_resilience_instrumentation.telemetry import semconv, tracing
+from pymongo_resilience_instrumentation.telemetry import client_tracing, semconv
 from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import (
     ServerGauges,
     server_gauges,
@@ -318,7 +318,7 @@ def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
             POLICIES.use()
         runtime.coroutines.register(client)
         runtime.deprecated.register(client)
-        tracing.keep_for_existing(client)
+        client_tracing.keep_for_existing(client)
         count += not client_setup.carry_over(runtime, client)
     if count:
         logger.warning(

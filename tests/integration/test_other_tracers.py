@@ -11,7 +11,7 @@ from opentelemetry.instrumentation.pymongo import PymongoInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from pymongo import common
-from pymongo_resilience_instrumentation.telemetry.tracing import ENABLED_VARIABLE
+from pymongo_resilience_instrumentation.telemetry.client_tracing import ENABLED_VARIABLE
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.telemetry import Instrument, Telemetry

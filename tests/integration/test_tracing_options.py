@@ -10,7 +10,10 @@ import pytest
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.trace import StatusCode
 from pymongo.errors import ConfigurationError, DuplicateKeyError, OperationFailure
-from pymongo_resilience_instrumentation.telemetry.tracing import ENABLED_VARIABLE, LENGTH_VARIABLE
+from pymongo_resilience_instrumentation.telemetry.client_tracing import (
+    ENABLED_VARIABLE,
+    LENGTH_VARIABLE,
+)
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side

@@ -11,7 +11,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.telemetry import listeners, tracing
+from pymongo_resilience_instrumentation.telemetry import client_tracing, listeners
 
 from . import client_setup
 
@@ -29,7 +29,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Method:
         def construct(client: Any, *args: Any, **kwargs: Any) -> None:
             # Also while it is switched off: an application that gives the option has to start.
             (args, kwargs), adaptive = client_options.take(args, kwargs)
-            kwargs, tracing_option = tracing.take(kwargs)
+            kwargs, tracing_option = client_tracing.take(kwargs)
             given = kwargs.get("event_listeners")
             selector = client_options.server_selector(kwargs)
             # What is no sequence, None included, is the driver's to refuse.

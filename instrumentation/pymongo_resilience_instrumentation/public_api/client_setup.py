@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import deferred, driver, monkey_patching
+from pymongo_resilience_instrumentation.telemetry.client_tracing import keep, tracing_of
 from pymongo_resilience_instrumentation.telemetry.listeners import (
     OurListener,
     Pools,
@@ -14,14 +15,13 @@ from pymongo_resilience_instrumentation.telemetry.listeners import (
     publish_without_events,
 )
 from pymongo_resilience_instrumentation.telemetry.other_tracers import contrib_is_active
-from pymongo_resilience_instrumentation.telemetry.tracing import keep, tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pymongo_resilience_instrumentation.clients.client_registry import ClientState
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.telemetry.tracing import Tracing
+    from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 
 
 def configure(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.selection import conversions
-from pymongo_resilience_instrumentation.telemetry.tracing import tracing_of
+from pymongo_resilience_instrumentation.telemetry.client_tracing import tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

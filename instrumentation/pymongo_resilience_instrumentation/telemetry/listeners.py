@@ -16,7 +16,7 @@ from pymongo import monitoring
 from pymongo_resilience.internal_errors import deliver, from_outside, logger
 from pymongo_resilience_instrumentation import calls, driver
 
-from .tracing import DEFAULT
+from .client_tracing import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 
+    from .client_tracing import Tracing
     from .commands.command_spans import CommandSpans
     from .metrics.driver_metrics import DriverMetrics
-    from .tracing import Tracing
 
 
 _E = TypeVar("_E")

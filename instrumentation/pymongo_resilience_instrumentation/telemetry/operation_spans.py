@@ -15,12 +15,12 @@ from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv
+from .client_tracing import KEPT, tracing_of
 from .listeners import publish_without_events
 from .sampling import Sampling
 from .sdk.spans import DirectSpans, write
 from .span_errors import end_span
 from .suppression import is_suppressed
-from .tracing import KEPT, tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import driver
 
-from . import tracing
-from .tracing import Tracing
+from . import client_tracing
+from .client_tracing import Tracing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,11 +29,11 @@ class OtherTracers:
 
     def settle(self, said: Mapping[str, Any] | None) -> Tracing:
         """What holds for a client that is being made, which said this of itself."""
-        settled = tracing.settled(said)
+        settled = client_tracing.settled(said)
         if not driver.clients.knows_tracing():
             return settled
         asked = (said or {}).get("enabled")
-        if not (tracing.says_enabled() if asked is None else asked):
+        if not (client_tracing.says_enabled() if asked is None else asked):
             return settled
         self._warn(
             "the driver",

@@ -24,9 +24,9 @@ from pymongo_resilience_instrumentation.interception.interceptor import Entered,
 from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
 
 from . import semconv
+from .client_tracing import tracing_of
 from .span_errors import end_span
 from .suppression import is_suppressed
-from .tracing import tracing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,11 +21,11 @@ from pymongo_resilience.options.config import ALWAYS, NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
 from pymongo_resilience_instrumentation.telemetry import semconv
+from pymongo_resilience_instrumentation.telemetry.client_tracing import DEFAULT
 from pymongo_resilience_instrumentation.telemetry.sampling import Sampling
 from pymongo_resilience_instrumentation.telemetry.sdk.spans import UNSET, DirectSpans
 from pymongo_resilience_instrumentation.telemetry.span_errors import end_span, error_attributes
 from pymongo_resilience_instrumentation.telemetry.suppression import is_suppressed
-from pymongo_resilience_instrumentation.telemetry.tracing import DEFAULT
 
 from . import command_attributes as shown
 from .query_text import text_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.telemetry.tracing import Tracing
+    from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 
     from .span_hooks import SpanHooks
 
