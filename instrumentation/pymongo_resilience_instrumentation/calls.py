@@ -375,8 +375,8 @@ def clear_inherited() -> None:
     if call.outer_context is not None:
         context.attach(call.outer_context)
     ours = call.deadline is not NO_DEADLINE
-    if ours and driver.deadline.timeout_in_force() == call.timeout:
-        driver.deadline.forget_timeout()
+    if ours and driver.csot.timeout_in_force() == call.timeout:
+        driver.csot.forget_timeout()
     _current.set(None)
 
 

@@ -279,7 +279,7 @@ class Runtime:
         call.started = time.perf_counter()
         call.timeout, call.deadline = self.timeouts.of_call(call)
         if anew and self.timeouts.csot_available and call.timeout is not None:
-            call.deadline = driver.deadline.Timeout.anew(call.timeout).resume()
+            call.deadline = driver.csot.Timeout.anew(call.timeout).resume()
         if call.timeout is not None:
             self.need("timeout")
             call.policy_seconds = call.elapsed()

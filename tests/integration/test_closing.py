@@ -189,7 +189,7 @@ def test_every_source_of_a_timeout_gives_close_the_whole_of_it(
         if block:
             drivers_time.passed = TIMEOUT / 2
         side.do(cursor.close)
-        left = driver.deadline.remaining()
+        left = driver.csot.remaining()
     (command,) = sent.named("killCursors")
     assert TIMEOUT * 3 / 4 * 1000 < command["maxTimeMS"] <= TIMEOUT * 1000
     # And the caller has what he had.
@@ -216,7 +216,7 @@ def test_a_cursor_is_closed_although_the_time_is_up(
     with pymongo.timeout(1):
         cursor = half_read(side, client, documents)
         cursor_id = cursor.cursor_id
-        wait_until(lambda: driver.deadline.remaining() < 0)
+        wait_until(lambda: driver.csot.remaining() < 0)
         proxy.inject(Overload("killCursors"))
         side.do(cursor.close)
     assert not is_open(control, documents, cursor_id)
@@ -231,7 +231,7 @@ def test_no_wait_passes_the_refreshed_deadline(
     overload = Overload("killCursors", times=50)
     proxy.inject(overload)
     with pymongo.timeout(1.5):
-        wait_until(lambda: driver.deadline.remaining() < 0.8)
+        wait_until(lambda: driver.csot.remaining() < 0.8)
         side.do(cursor.close)
     # What was left had no room for the first wait; the second would end after 2.7 s.
     assert overload.injected == 2
@@ -253,7 +253,7 @@ def test_what_is_closed_inside_of_a_call_has_the_time_of_the_call_and_its_own_re
     proxy.inject(Overload("killCursors", times=2))
 
     def generated() -> Any:
-        wait_until(lambda: driver.deadline.remaining() < TIMEOUT - 0.1)
+        wait_until(lambda: driver.csot.remaining() < TIMEOUT - 0.1)
         cursor.close()
         yield {"_id": "new"}
 

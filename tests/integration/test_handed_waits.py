@@ -14,7 +14,7 @@ import pytest
 from pymongo import _csot
 from pymongo.errors import WaitQueueTimeoutError
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.driver import deadline
+from pymongo_resilience_instrumentation.driver import csot
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side
@@ -65,7 +65,7 @@ WAITS = [
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """For deadlines alone; asyncio's goes on."""
-    for module in (_csot, deadline):
+    for module in (_csot, csot):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: NOW))
 
 

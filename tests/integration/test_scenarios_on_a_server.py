@@ -152,7 +152,7 @@ def turn_time_by_hand(
     """
     patch.setattr(assembly, "ClientClock", lambda _: clock)
     patch.setattr(assembly, "RetryRules", functools.partial(RetryRules, random=quarter))
-    really_left, really_to_wait = driver.deadline.remaining, bounded_waits.time_to_wait
+    really_left, really_to_wait = driver.csot.remaining, bounded_waits.time_to_wait
     waiting = Waiting()
 
     def to_wait() -> float | None:
@@ -170,10 +170,10 @@ def turn_time_by_hand(
             return really_left()
         return START + row.timeout - clock.now()
 
-    patch.setattr(driver.deadline, "remaining", left)
+    patch.setattr(driver.csot, "remaining", left)
     patch.setattr(bounded_waits, "time_to_wait", to_wait)
     patch.setattr(driver.retry_loop, "server_selection_timeout", lambda loop: row.window)
-    patch.setattr(driver.deadline, "min_rtt", lambda: faults.min_rtt)
+    patch.setattr(driver.csot, "min_rtt", lambda: faults.min_rtt)
 
 
 def let_breakers_answer(patch: pytest.MonkeyPatch, faults: FaultsInOrder) -> None:

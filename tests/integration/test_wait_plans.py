@@ -178,7 +178,7 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
     for module in (
         "pymongo._csot",
         "pymongo.pool_shared",
-        "pymongo_resilience_instrumentation.driver.deadline",
+        "pymongo_resilience_instrumentation.driver.csot",
         f"pymongo.{half.name}.topology",
         f"pymongo.{half.name}.pool",
     ):

@@ -93,5 +93,5 @@ def drivers_time(monkeypatch: pytest.MonkeyPatch) -> DriversTime:
     made = DriversTime()
     clock = SimpleNamespace(monotonic=made.monotonic)
     monkeypatch.setattr("pymongo._csot.time", clock)
-    monkeypatch.setattr("pymongo_resilience_instrumentation.driver.deadline.time", clock)
+    monkeypatch.setattr("pymongo_resilience_instrumentation.driver.csot.time", clock)
     return made

@@ -17,7 +17,7 @@ from pymongo import _csot
 from pymongo.errors import InvalidOperation
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
-from pymongo_resilience_instrumentation.driver.deadline import Timeout
+from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
@@ -34,7 +34,7 @@ Block = Callable[[], contextlib.AbstractContextManager[Any]]
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: NOW)
-    monkeypatch.setattr(driver.deadline, "time", clock)
+    monkeypatch.setattr(driver.csot, "time", clock)
     monkeypatch.setattr(_csot, "time", clock)
 
 
@@ -125,12 +125,12 @@ def test_the_first_row_that_applies_holds(row: str) -> None:
         operation = call(**made)
         found, deadline = rules(**configured).of_call(operation)
         with deadline:
-            assert driver.deadline.DEADLINE.get() == ends
+            assert driver.csot.DEADLINE.get() == ends
             if row != "a pymongo without CSOT":
-                assert driver.deadline.timeout_in_force() == seconds
+                assert driver.csot.timeout_in_force() == seconds
     assert found == seconds
     assert operation.configured is by_iteration
-    assert driver.deadline.DEADLINE.get() == math.inf
+    assert driver.csot.DEADLINE.get() == math.inf
 
 
 @pytest.mark.parametrize("row", ["elsewhere", "a pymongo without CSOT"])
@@ -146,7 +146,7 @@ def test_in_a_transaction_what_is_left_of_it_is_all_there_is() -> None:
     seconds, deadline = rules(rule=1, default=1).of_call(operation)
     assert seconds == 9.0
     with deadline:
-        assert driver.deadline.remaining() == pytest.approx(3.0)
+        assert driver.csot.remaining() == pytest.approx(3.0)
     with override(timeout_ms=1), pytest.raises(InvalidOperation):
         rules().of_call(operation)
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.driver.deadline import Timeout
+from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.examples import scaled
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     made = FakeClock(1000.0)
     stand_in = SimpleNamespace(monotonic=made.now)
     monkeypatch.setattr("pymongo._csot.time", stand_in)
-    monkeypatch.setattr("pymongo_resilience_instrumentation.driver.deadline.time", stand_in)
+    monkeypatch.setattr("pymongo_resilience_instrumentation.driver.csot.time", stand_in)
     return made
 
 
@@ -123,7 +123,7 @@ def block_of(nested: Nested, model: Model, now: float) -> tuple[AbstractContextM
         sooner = replace(model, timeout=seconds, ends=end) if end <= model.ends else model
         return running.resume(), sooner
     if nested.kind == "within":
-        return driver.deadline.within(seconds), replace(model, ends=min(model.ends, now + seconds))
+        return driver.csot.within(seconds), replace(model, ends=min(model.ends, now + seconds))
     return in_a_call(), replace(model, selection=Selection())
 
 
@@ -178,7 +178,7 @@ class Walk:
             return  # the wrapper leaves that to the driver
         now = self.clock.now()
         topology = SimpleNamespace(_settings=SimpleNamespace(server_selection_timeout=own))
-        left = driver.deadline.remaining()
+        left = driver.csot.remaining()
         handed = bounded_waits.begin_selection(topology, own if left is None else left)
         ends = model.ends if model.timeout else NEVER
         assert handed == pytest.approx(min(own, ends - now), abs=ROUNDING)
@@ -218,7 +218,7 @@ class Walk:
         assert handed == pytest.approx(min(limit - now, own or NEVER), abs=ROUNDING)
         before = _csot.DEADLINE.get()
         with bounded_waits.within_wait(handed):
-            left = driver.deadline.remaining()
+            left = driver.csot.remaining()
             assert left is not None
             assert now + left <= max(limit, now + RESOLUTION) + ROUNDING
         assert _csot.DEADLINE.get() == before

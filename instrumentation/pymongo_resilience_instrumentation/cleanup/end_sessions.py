@@ -30,7 +30,7 @@ class EndSessions(Cleanup):
     _window: Deadline | None = None
 
     def operation(self) -> Operation:
-        left = driver.deadline.remaining()
+        left = driver.csot.remaining()
         length = WINDOW if left is None else min(WINDOW, left)
         self._window = Deadline.after(self.executor.clock, length)
         options = self.call.client.options
@@ -43,8 +43,8 @@ class EndSessions(Cleanup):
         a close() waits for servers that are gone until serverSelectionTimeoutMS. A repetition may
         not take longer than the window either."""
         if self._window is None:
-            return driver.deadline.timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
-        return driver.deadline.timeout(max(SHORTEST, self._window.remaining()))
+            return driver.csot.timeout(self.call.timeout) if self.call.timeout else NO_DEADLINE
+        return driver.csot.timeout(max(SHORTEST, self._window.remaining()))
 
 
 class _Attempt(Interceptor):

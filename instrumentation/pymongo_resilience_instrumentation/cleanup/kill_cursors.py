@@ -97,7 +97,7 @@ class KillWork(Cleanup):
             facts |= {"attempts": self._fewest, "max_retries": self._most}
         else:
             clock, facts["block"] = self.executor.clock, blocks.current()
-            timeout, left = driver.deadline.timeout_in_force(), driver.deadline.remaining()
+            timeout, left = driver.csot.timeout_in_force(), driver.csot.remaining()
             if timeout is not None and left is not None:
                 facts["deadline"] = Deadline(clock, clock.now() + left, timeout)
         self._judged = self._operation(**facts)
@@ -211,7 +211,7 @@ class KillCursors(CleanupInterceptor):
         # stream of GridFS, is within that one's own time; with the session of with_transaction, in
         # what is left of that.
         call.transaction = transaction_of(session)
-        refreshed = outer is call.transaction is None and not driver.deadline.runs_already()
+        refreshed = outer is call.transaction is None and not driver.csot.runs_already()
         runtime.enter(call, anew=refreshed)
         if not refreshed and call.transaction is None:
             call.deadline = NO_DEADLINE

@@ -147,7 +147,7 @@ def _late(interceptor: Batch, flag: EnabledFlag, original: Function, method: Fun
     """As ``method``, of a call that begins late, but that it takes what the driver gives it: to
     pass that on as it came takes 2,200 instructions more, as many as a seventh of a batch."""
     found, holds_nothing, no_sdk = calls.found, interceptor.holds_nothing, interceptor.no_sdk
-    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
 
     def late(client: Any, operation: Any, run_with_conn: Any, address: Any = None) -> Any:
         if (
@@ -254,7 +254,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
     def begin(cursor: Any) -> AbstractContextManager[None]:
         nothing_to_fetch = cursor.cursor_id == 0
         no_timeout = runtime.no_configured_timeout and not POLICIES.used
-        if nothing_to_fetch or no_timeout or driver.deadline.timeout_in_force() is not None:
+        if nothing_to_fetch or no_timeout or driver.csot.timeout_in_force() is not None:
             return NO_DEADLINE
         transaction = transaction_of(call_sessions.or_bound(cursor.session, asynchronous))
         if transaction is not None:
@@ -316,9 +316,9 @@ class Close(Interceptor):
             return None
         if blocks.current().timeout_ms is not None or not getattr(closed, "cursor_id", True):
             return None
-        if driver.deadline.timeout_in_force() is not None:
+        if driver.csot.timeout_in_force() is not None:
             return None
-        return Entered(closed, driver.deadline.Timeout.anew(kept.to_close).resume())
+        return Entered(closed, driver.csot.Timeout.anew(kept.to_close).resume())
 
 
 def next_of_stream(stream: Any) -> AbstractContextManager[None]:
@@ -327,13 +327,13 @@ def next_of_stream(stream: Any) -> AbstractContextManager[None]:
 
     Without one the driver does it, with the timeout that the stream was given.
     """
-    around, in_force = blocks.current().timeout_ms, driver.deadline.timeout_in_force()
+    around, in_force = blocks.current().timeout_ms, driver.csot.timeout_in_force()
     if around is None and in_force is None:
         return NO_DEADLINE
     own = driver.cursors.timeout_of_each_next(stream)
     seconds = shorter((around or 0) / 1000, own or 0)
     longer = in_force is not None and shorter(seconds, in_force) == in_force
-    return NO_DEADLINE if longer else driver.deadline.timeout(seconds)
+    return NO_DEADLINE if longer else driver.csot.timeout(seconds)
 
 
 class Resume(CallInterceptor):

@@ -66,7 +66,7 @@ def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Method | Intercepto
 class _Begun(Entered):
     __slots__ = ("kept",)
 
-    def __init__(self, instance: object, timeout: driver.deadline.Timeout | None, kept: object):
+    def __init__(self, instance: object, timeout: driver.csot.Timeout | None, kept: object):
         deadline = NO_DEADLINE if timeout is None else timeout.within_others().resume()
         super().__init__(instance, deadline)
         self.kept = kept
@@ -82,7 +82,7 @@ class _Method(Interceptor):
         seconds, by_iteration = self._runtime.timeouts.of_several(
             files.database.client, names, policy_of(files)
         )
-        timeout = None if seconds is None else driver.deadline.Timeout.begin(seconds)
+        timeout = None if seconds is None else driver.csot.Timeout.begin(seconds)
         return _Begun(instance, timeout, _ANEW if by_iteration else timeout)
 
     def failed(self, _entered: object, error: BaseException, *_: Any) -> BaseException:

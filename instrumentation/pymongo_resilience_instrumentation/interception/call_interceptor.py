@@ -111,12 +111,12 @@ def _begin_plain(runtime: Lifecycle) -> Callable[[Call, Any], bool]:
         return lambda _call, _transaction: False
     # On the way of every operation, so looked up once.
     found, around = calls.found, blocks.innermost
-    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
     own_timeouts = runtime.client_timeouts
     make_current, spans = calls.make_current, runtime.operation_spans
     # Of a variable that is not set, its default is looked for anew each time: as long as for three
     # that are set, and the driver asks for this one sixteen times.
-    set_timeout = driver.deadline.TIMEOUT.set
+    set_timeout = driver.csot.TIMEOUT.set
 
     def begin(call: Call, transaction: Any) -> bool:
         if not (

@@ -134,7 +134,7 @@ def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) ->
 
     if not interceptor.begins_late:
         return method
-    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
     holds_nothing, no_sdk = interceptor.holds_nothing, interceptor.no_sdk
 
     def late(*given: Any, **kwargs: Any) -> Any:
@@ -190,7 +190,7 @@ def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -
 
     if not interceptor.begins_late:
         return method
-    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
     holds_nothing, no_sdk = interceptor.holds_nothing, interceptor.no_sdk
 
     async def late(*given: Any, **kwargs: Any) -> Any:

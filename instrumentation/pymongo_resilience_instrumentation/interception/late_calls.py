@@ -28,8 +28,8 @@ def set_nothing() -> None:
     """The driver's timeout and deadline as they are where none is in force, set: of a variable that
     is not, the default is looked for anew each time, as long as for three that are set. The driver
     asks for the timeout sixteen times."""
-    driver.deadline.TIMEOUT.set(None)
-    driver.deadline.DEADLINE.set(calls.NEVER)
+    driver.csot.TIMEOUT.set(None)
+    driver.csot.DEADLINE.set(calls.NEVER)
 
 
 def begin_late() -> None:

@@ -281,10 +281,10 @@ class Attempts(driver.retry_loop.DriverLoop):
         )
 
     def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:
-        timeout, clock = driver.deadline.timeout_in_force(), self.runtime.executor.clock
+        timeout, clock = driver.csot.timeout_in_force(), self.runtime.executor.clock
         if timeout is None:
             return None, None
-        left = driver.deadline.remaining()
+        left = driver.csot.remaining()
         if left is None:
             window = driver.retry_loop.server_selection_timeout(self)
             return None, Deadline.after(clock, window)
@@ -319,7 +319,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                 carried_txn_number=driver.retry_loop.carries_txn_number(self),
                 # The loop still has that of the attempt before.
                 server=None if unselected else driver.retry_loop.server_address(self),
-                min_rtt=driver.deadline.min_rtt(),
+                min_rtt=driver.csot.min_rtt(),
             ),
         )
         if failure.timed_out and failure.code is not None and self.call.attempt_timeout is not None:

@@ -216,7 +216,7 @@ def _late_run(runtime: Runtime, begun: Run) -> Run:
     force: of any other, its wrapper has begun it."""
     enabled_flag, budgets = runtime.enabled_flag, runtime.budgets
     found = calls.found
-    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
 
     def run(self: Any) -> Any:
         timeout = timeout_in_force(NOT_SET)
@@ -258,7 +258,7 @@ def _late_async_run(runtime: Runtime, begun: Run) -> Run:
     force: of any other, its wrapper has begun it."""
     enabled_flag, budgets = runtime.enabled_flag, runtime.budgets
     found = calls.found
-    timeout_in_force, deadline = driver.deadline.TIMEOUT.get, driver.deadline.DEADLINE.get
+    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
 
     async def run(self: Any) -> Any:
         timeout = timeout_in_force(NOT_SET)

@@ -70,7 +70,7 @@ def server(described: Any) -> ServerDescription:
         average_rtt=described.round_trip_time,
         minimum_rtt=described.min_round_trip_time or None,
         error=None if error is None else error_text(error, described.address),
-        error_age=None if error is None else max(0.0, driver.deadline.now() - updated),
+        error_age=None if error is None else max(0.0, driver.csot.now() - updated),
     )
 
 

@@ -234,7 +234,7 @@ def _verdict(
     if not terminal_detector.applies:
         return None
     topology = client.topology_description
-    now = driver.deadline.now()
+    now = driver.csot.now()
     cause = terminal_detector.look(topology, now, functools.partial(logins.refusals, client))
     if cause is None:
         for address, found in terminal_detector.found.items():

@@ -73,7 +73,7 @@ class _Reply(Entered):
     __slots__ = ("seconds",)
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(None, driver.deadline.within(seconds))
+        super().__init__(None, driver.csot.within(seconds))
         self.seconds = seconds
 
 
@@ -90,7 +90,7 @@ class Received(Interceptor):
     def failed(self, reply: _Reply | None, error: BaseException, *_: Any) -> BaseException:
         if reply is None or not isinstance(error, TimeoutError):
             return error
-        left = driver.deadline.remaining()
+        left = driver.csot.remaining()
         # Once the operation's own deadline is over, it is that one's.
         return error if left is not None and left <= 0 else AttemptTimeoutError(reply.seconds)
 
@@ -101,7 +101,7 @@ class _Connecting(Entered):
     def __init__(self, pool: Any, seconds: float) -> None:
         super().__init__(pool, within_wait(seconds))
         self.seconds = seconds
-        self.ends = driver.deadline.now() + seconds
+        self.ends = driver.csot.now() + seconds
 
 
 class Connects(Interceptor):
@@ -119,8 +119,8 @@ class Connects(Interceptor):
     def failed(self, making: _Connecting | None, error: BaseException, *_: Any) -> BaseException:
         if making is None or not isinstance(error, NetworkTimeout):
             return error
-        left = driver.deadline.remaining()
-        if driver.deadline.now() >= making.ends and (left is None or left > 0):
+        left = driver.csot.remaining()
+        if driver.csot.now() >= making.ends and (left is None or left > 0):
             error.__cause__ = AttemptTimeoutError(making.seconds)
             # The driver's text names a timeoutMS that nobody has set.
             error.args = (f"{address_text(making.instance.address)}: {error.__cause__}",)

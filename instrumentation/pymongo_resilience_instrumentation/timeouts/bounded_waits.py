@@ -68,7 +68,7 @@ def begin_selection(topology: object, timeout: float) -> float:
     own, call = driver.waits.own_selection_timeout(topology), calls.current()
     if call is not None:
         # With 0 the servers are looked at once. A connection cannot be made in no time.
-        call.waits_until = driver.deadline.now() + (own or NEVER)
+        call.waits_until = driver.csot.now() + (own or NEVER)
     return min(timeout, own)
 
 
@@ -77,12 +77,12 @@ def time_to_wait() -> float | None:
 
     Under a timeout of 0 the selection's own limit is all there is.
     """
-    if driver.deadline.TIMEOUT.get() is None:
+    if driver.csot.TIMEOUT.get() is None:
         return None
-    left, call = driver.deadline.remaining(), calls.current()
+    left, call = driver.csot.remaining(), calls.current()
     if call is None:
         return left
-    own = call.waits_until - driver.deadline.now()
+    own = call.waits_until - driver.csot.now()
     if left is None:
         return None if own == NEVER else own
     return min(left, own)
@@ -98,15 +98,15 @@ def shortened(timeout: float | None, *, of_pool: bool) -> float | None:
     if left is None:
         return timeout
     left = max(left, RESOLUTION)
-    aside = of_pool and not driver.deadline.TIMEOUT.get()
+    aside = of_pool and not driver.csot.TIMEOUT.get()
     return left if timeout is None or aside else min(timeout, left)
 
 
 def within_wait(seconds: float) -> AbstractContextManager[None]:
     """What is in it ends within so many seconds, also where a timeout of 0 is in force."""
-    if driver.deadline.TIMEOUT.get():
-        return driver.deadline.within(seconds)
-    return driver.deadline.Timeout.anew(max(seconds, RESOLUTION)).resume()
+    if driver.csot.TIMEOUT.get():
+        return driver.csot.within(seconds)
+    return driver.csot.Timeout.anew(max(seconds, RESOLUTION)).resume()
 
 
 def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
@@ -126,7 +126,7 @@ def selections(enabled_flag: EnabledFlag) -> Iterator[Wrapped]:
 
 def selection_timeout(enabled_flag: EnabledFlag) -> Method:
     """``min(serverSelectionTimeoutMS, remaining)``; the attempt's waits begin here."""
-    timeout_in_force = driver.deadline.TIMEOUT.get
+    timeout_in_force = driver.csot.TIMEOUT.get
 
     def around(original: Function) -> Function:
         def method(topology: object) -> Any:

@@ -79,14 +79,14 @@ class CursorTimeout:
         around = blocks.current().timeout_ms
         own = self.seconds and self.seconds + self.wait
         seconds = shorter(own, (around or 0) / 1000)
-        in_force = driver.deadline.timeout_in_force()
-        if not seconds and (in_force is not None or driver.deadline.hidden_timeout() is not None):
+        in_force = driver.csot.timeout_in_force()
+        if not seconds and (in_force is not None or driver.csot.hidden_timeout() is not None):
             return None
         known = seconds if in_force is None else shorter(seconds, in_force)
         end = self.ends
         if end is None:
-            return None if known == in_force else (known, driver.deadline.timeout(seconds))
-        return known, driver.deadline.Timeout.begin(seconds).until(end).resume()
+            return None if known == in_force else (known, driver.csot.timeout(seconds))
+        return known, driver.csot.Timeout.begin(seconds).until(end).resume()
 
 
 def kept_by(cursor: object) -> CursorTimeout | None:
@@ -131,17 +131,17 @@ def timeout_of(
     if call.timeout is None:
         return None
     # What a method or a stream of GridFS reads is within the one deadline that it has.
-    within_another = driver.deadline.runs_already()
+    within_another = driver.csot.runs_already()
     if tailable:
         mode = ITERATION
     elif within_another or writes or (of_gridfs and not call.configured):
         mode = CURSOR_LIFETIME
-    blocked = driver.deadline.timeout_in_force() is not None and not blocks.current().timeout_ms
+    blocked = driver.csot.timeout_in_force() is not None and not blocks.current().timeout_ms
     default = ITERATION if call.configured else CURSOR_LIFETIME
     return CursorTimeout(
         seconds=None if blocked or within_another else rules.without_blocks(call)[0],
         mode=mode or rules.timeout_mode or default,
-        began=driver.deadline.now(),
+        began=driver.csot.now(),
         to_close=call.timeout,
         wait=wait_for_news(max_await_ms) if awaits_data and call.configured else 0.0,
     )
@@ -157,7 +157,7 @@ def of_stream(
     if call.timeout is None:
         return None
     wait = wait_for_news(max_await_ms)
-    return CursorTimeout(each_batch, ITERATION, driver.deadline.now(), call.timeout, wait=wait)
+    return CursorTimeout(each_batch, ITERATION, driver.csot.now(), call.timeout, wait=wait)
 
 
 def wait_for_news(max_await_ms: int | None) -> float:

@@ -66,13 +66,13 @@ class DeprecatedOptions:
     def of_batch(self, call: Call, batch: object) -> None:
         """What a cursor was given before."""
         with shielded(f"before {call.operation}"):
-            if driver.deadline.has_max_time(batch):
+            if driver.csot.has_max_time(batch):
                 self._warn(call.client, ["maxTimeMS"])
 
     def of_commit(self, call: Call, session: object) -> None:
         """What its transaction was given before."""
         with shielded(f"before {call.operation}"):
-            if driver.deadline.has_max_commit_time(session):
+            if driver.csot.has_max_commit_time(session):
                 self._warn(call.client, ["maxCommitTimeMS"])
 
     def _warn(self, client: object, options: Iterable[str]) -> None:

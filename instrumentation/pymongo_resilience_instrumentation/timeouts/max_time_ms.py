@@ -25,7 +25,7 @@ def limit(enabled_flag: EnabledFlag) -> Method:
     A cursor's first command has none by iteration.
     """
 
-    timeout_in_force = driver.deadline.TIMEOUT.get
+    timeout_in_force = driver.csot.TIMEOUT.get
 
     def around(original: Function) -> Function:
         def method(connection: Any, cmd: Any) -> Any:
@@ -60,7 +60,7 @@ def _limit(connection: object, command: object, own: int | None) -> None:
 
 
 def _lift_or_refuse(connection: Any, command: Any, own: int | None) -> None:
-    timeout = driver.deadline.TIMEOUT.get()
+    timeout = driver.csot.TIMEOUT.get()
     if timeout and command is None:
         return
     call = calls.current()
@@ -72,4 +72,4 @@ def _lift_or_refuse(connection: Any, command: Any, own: int | None) -> None:
     elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
         driver.commands.leave_limit_out(command, own if document else None)
     else:
-        driver.commands.refuse_without_end(command, driver.deadline.remaining() or 0.0)
+        driver.commands.refuse_without_end(command, driver.csot.remaining() or 0.0)

@@ -65,24 +65,24 @@ class TimeoutRules:
             return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         if not self.csot_available:
             return call.client.options.timeout, NO_DEADLINE
-        in_force, around = driver.deadline.timeout_in_force(), blocks.current()
+        in_force, around = driver.csot.timeout_in_force(), blocks.current()
         if around is not NOTHING:
             call.within = around
         attempt_ms = self._attempt_timeout(call, around)
         if attempt_ms is not None:
             call.attempt_timeout = attempt_ms / 1000
         own = around.timeout_ms
-        hidden = None if in_force else driver.deadline.hidden_timeout()
+        hidden = None if in_force else driver.csot.hidden_timeout()
         if hidden is not None and not own:
             return hidden.seconds, hidden.resume()
         if in_force is not None:
             if not own or shorter(in_force, own / 1000) == in_force:
                 return in_force, NO_DEADLINE
             # pymongo keeps the earlier of both ends.
-            return own / 1000, driver.deadline.timeout(own / 1000)
+            return own / 1000, driver.csot.timeout(own / 1000)
         seconds, call.configured = self.without_blocks(call)
         # Also where it is the client's own: pymongo's loop over several batches has none.
-        return seconds, NO_DEADLINE if seconds is None else driver.deadline.timeout(seconds)
+        return seconds, NO_DEADLINE if seconds is None else driver.csot.timeout(seconds)
 
     def _attempt_timeout(self, call: Call, around: Policy) -> int | None:
         """Milliseconds."""

@@ -93,10 +93,10 @@ def elapsed(call: Call) -> float:
         lasting = call.cursor
     if lasting is not None:
         began: float = lasting.began
-        return driver.deadline.now() - began
+        return driver.csot.now() - began
     own = call.elapsed()
-    if call.deadline is NO_DEADLINE and driver.deadline.timeout_in_force() == call.timeout:
-        left = driver.deadline.remaining()
+    if call.deadline is NO_DEADLINE and driver.csot.timeout_in_force() == call.timeout:
+        left = driver.csot.remaining()
         return own if left is None or call.timeout is None else max(own, call.timeout - left)
     return own
 

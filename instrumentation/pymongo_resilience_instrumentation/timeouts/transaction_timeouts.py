@@ -23,7 +23,7 @@ _TRANSACTION = "_pymongo_resilience_transaction"
 class TransactionDeadline(NamedTuple):
     """The one deadline of a with_transaction, for the operations with its session."""
 
-    timeout: driver.deadline.Timeout
+    timeout: driver.csot.Timeout
     timed: Block | None
     """The ``override`` with a timeout around with_transaction."""
     began: float
@@ -37,10 +37,7 @@ class TransactionDeadline(NamedTuple):
         timed = blocks.timed()
         inside = timed is not None and timed is not self.timed
         if not inside and calls.current() is None:
-            inside = (
-                driver.deadline.timeout_in_force() is not None
-                and not driver.deadline.runs_already()
-            )
+            inside = driver.csot.timeout_in_force() is not None and not driver.csot.runs_already()
         if inside:
             raise InvalidOperation(
                 "inside of with_transaction an operation with its session has what remains of the "

@@ -104,8 +104,8 @@ class Transactions:
         if runtime is not None:
             seconds, _ = runtime.timeouts.of_several(self._client, ("", None), NOTHING)
             if seconds is not None:
-                timeout = driver.deadline.Timeout.begin(seconds)
-                self._deadline = TransactionDeadline(timeout, blocks.timed(), driver.deadline.now())
+                timeout = driver.csot.Timeout.begin(seconds)
+                self._deadline = TransactionDeadline(timeout, blocks.timed(), driver.csot.now())
         self._repetition = Repetition(self._client, self._options, runtime, None)
         return self._repetition
 

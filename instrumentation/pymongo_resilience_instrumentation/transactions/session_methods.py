@@ -104,10 +104,10 @@ class _Transaction(Interceptor):
 
     def __init__(self, session: Any, seconds: float) -> None:
         self.session = session
-        self._outside = driver.deadline.Timeout.in_force()
-        self.timeout = driver.deadline.Timeout.begin(seconds)
+        self._outside = driver.csot.Timeout.in_force()
+        self.timeout = driver.csot.Timeout.begin(seconds)
         self.deadline = self.timeout.resume()
-        self._of_session = TransactionDeadline(self.timeout, blocks.timed(), driver.deadline.now())
+        self._of_session = TransactionDeadline(self.timeout, blocks.timed(), driver.csot.now())
         self._runs = 0
         self._raised: BaseException | None = None
 
@@ -139,7 +139,7 @@ class _Transaction(Interceptor):
         return timed_out(
             error,
             timeout_s=seconds,
-            elapsed_s=driver.deadline.now() - self._of_session.began,
+            elapsed_s=driver.csot.now() - self._of_session.began,
             attempts=self._runs,
             name="with_transaction",
             reasons=getattr(last, "retry_reasons", ()),
@@ -193,7 +193,7 @@ def within_time_limit(runtime: Runtime) -> Method:
 
     def around(original: Function) -> Function:
         def function(*args: Any, **kwargs: Any) -> Any:
-            left = driver.deadline.remaining() if runtime.enabled_flag.on else None
+            left = driver.csot.remaining() if runtime.enabled_flag.on else None
             if left is None:
                 return original(*args, **kwargs)
             pause: float = args[1] if len(args) > 1 else kwargs.get("backoff", 0)

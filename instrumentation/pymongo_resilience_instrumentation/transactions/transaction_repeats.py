@@ -67,7 +67,7 @@ class Repetition:
             max_retries=None if runtime is None else driver.clients.max_retries(client),
         )
         self._window = Deadline.after(self.clock, transaction_rules.TIME_LIMIT)
-        self._began = driver.deadline.now()
+        self._began = driver.csot.now()
         self._scheduled: RetryScheduled | None = None
         self._final: BaseException | None = None
         self.part: Failure | None = None
@@ -113,10 +113,10 @@ class Repetition:
 
     def _for_the_abort(self, what: Repeat) -> AbstractContextManager[None]:
         """The last one has the whole timeout again: not sent, it leaves the transaction open."""
-        seconds = driver.deadline.Timeout.in_force().seconds
+        seconds = driver.csot.Timeout.in_force().seconds
         if what is Repeat.TRANSACTION or not seconds:
             return nullcontext()
-        return driver.deadline.Timeout.anew(seconds).resume()
+        return driver.csot.Timeout.anew(seconds).resume()
 
     def _judge(self, error: BaseException, *, committing: bool) -> Repeat:
         """What is repeated, after ``delay`` seconds."""
@@ -161,15 +161,15 @@ class Repetition:
             reached_connection=classify.stage_of(error) is not Stage.NOT_SENT,
             carried_txn_number=False,
             server=server,
-            min_rtt=driver.deadline.min_rtt(),
+            min_rtt=driver.csot.min_rtt(),
         )
         return classify.describe(error, attempt)
 
     def _limits(self) -> tuple[Deadline | None, Deadline | None]:
-        timeout = driver.deadline.Timeout.in_force()
+        timeout = driver.csot.Timeout.in_force()
         if timeout.ends == math.inf:
             return None, self._window
-        left = timeout.ends - driver.deadline.now()
+        left = timeout.ends - driver.csot.now()
         return Deadline(self.clock, self.clock.now() + left, timeout.seconds or 0.0), None
 
     def _ends_with(
@@ -184,7 +184,7 @@ class Repetition:
                 error,
                 timeout_s=deadline.timeout,
                 elapsed_s=max(
-                    driver.deadline.now() - self._began, deadline.timeout - deadline.remaining()
+                    driver.csot.now() - self._began, deadline.timeout - deadline.remaining()
                 ),
                 attempts=attempts,
                 name=self._method,

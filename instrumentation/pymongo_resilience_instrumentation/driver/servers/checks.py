@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pymongo_resilience_instrumentation.driver.deadline import now
+from pymongo_resilience_instrumentation.driver.csot import now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import _OperationCancelled
 
-from pymongo_resilience_instrumentation.driver.deadline import now
+from pymongo_resilience_instrumentation.driver.csot import now
 
 from .connections import shut_down
 
