@@ -65,11 +65,11 @@ class Find:
 def problem_of(find: Find) -> str | None:
     """Why the find cannot be resumed; None where it can."""
     if find.in_transaction:
-        return "a find in a transaction cannot be resumed, but the whole transaction be repeated"
+        return "in a transaction nothing is resumed: repeat the whole transaction"
     if find.at_snapshot:
-        return "a find at a snapshot cannot be resumed, since another one would be at another"
+        return "a find at a snapshot cannot be resumed: another one would read at another"
     if find.load_balanced:
-        return "a find through a load balancer cannot be resumed"
+        return "a load balancer pins a cursor to its connection, and both are lost"
     if _names_natural(find.sort) or _names_natural(find.hint):
         return "$natural is no order that a find can be resumed in"
     if find.tailable or find.exhaust:

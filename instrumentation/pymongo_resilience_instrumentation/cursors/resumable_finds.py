@@ -36,6 +36,7 @@ ATTRIBUTE = "_pymongo_resilience_position"
 KILLED_AT_ONCE = 10
 """Cursors that were left on their servers, before the scan is over."""
 RESUMABLE = Policy(resumable=True)
+OTHERWISE = "override(resumable=False) sends it as it is"
 
 
 def begin(call: Call, operation: Any, cursor: Any, rules: NamespaceRules) -> None:
@@ -62,7 +63,8 @@ def _first(call: Call, query: Any, cursor: Any, rules: NamespaceRules) -> Positi
         return None
     problem = resumption.problem_of(find)
     if problem is not None:
-        raise ConfigurationError([f"resumable=True: {problem}"])
+        refused = f"find on {call.namespace} with resumable=True was not sent"
+        raise ConfigurationError([f"{refused}: {problem} ({OTHERWISE})"])
     hides_id, find = find.hides_id, resumption.begun(find)
     if hides_id:
         driver.finds.hide_ids(cursor)
