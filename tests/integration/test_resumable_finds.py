@@ -37,6 +37,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.selection.hedging import READS_PER_HEDGE
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest
@@ -233,9 +234,11 @@ def test_what_the_find_was_given_is_kept(
     assert first["maxTimeMS"] == 5000
 
 
-def refused(side: Side, make: Callable[[], Any]) -> str:
-    with override(resumable=True), pytest.raises(ConfigurationError, match="resumable") as raised:
-        side.do(make().to_list)
+def refused(side: Side, coll: Any, **given: Any) -> str:
+    """The error's text, by which the same find can be sent."""
+    said = rf"find on {coll.full_name} with resumable=True .* \(override\(resumable=False\)"
+    with override(resumable=True), pytest.raises(ConfigurationError, match=said) as raised:
+        side.do(coll.find(**given).to_list)
     return str(raised.value)
 
 
@@ -260,7 +263,7 @@ def refused(side: Side, make: Callable[[], Any]) -> str:
 def test_what_cannot_be_resumed_is_refused_before_it_is_sent(
     given: dict[str, Any], named: str, side: Side, coll: Any, sent: SentCommands
 ) -> None:
-    assert named in refused(side, lambda: coll.find(**given))
+    assert named in refused(side, coll, **given)
     assert not sent.named("find")
 
 
@@ -275,7 +278,7 @@ def test_what_reads_at_one_time_is_refused(
         session = client.start_session(snapshot=kind == "snapshot")
     if kind == "transaction":
         side.do(session.start_transaction)
-    assert kind.partition(" ")[0] in refused(side, lambda: coll.find(session=session))
+    assert kind.partition(" ")[0] in refused(side, coll, session=session)
     assert not sent.named("find")
     if session is not None:
         side.do(session.end_session)
@@ -442,20 +445,25 @@ def test_a_resumable_find_is_not_hedged(
     side: Side, replica_set: ReplicaSet, database: str, order: list[bytes], instrument: Instrument,
     sent: SentCommands,
 ) -> None:  # fmt: skip
-    """Two finds would each begin a scan; the first batch is repeated like any read."""
+    """Two finds would each begin a scan. Beside it, what has no cursor is hedged."""
     instrument()
-    client = side.client(replica_set.uri, event_listeners=[sent])
+    client = side.client(replica_set.uri, event_listeners=[sent], localThresholdMS=60_000)
     side.do(client.admin.command, "ping")
     side.wait_for_members(client, 3)
     coll = client[database].get_collection("coll", read_preference=pymongo.ReadPreference.NEAREST)
-    slow = Slow(0.2)
-    replica_set.inject(slow)
+    with override(hedge=PLENTY_MS):
+        for _ in range(READS_PER_HEDGE):
+            side.do(coll.find_one)
+    saved = len(sent.named("find"))
+    replica_set.inject(Slow(0.3))
     with override(resumable=True, hedge=5):
         cursor = coll.find(batch_size=BATCH)
         found = [side.do(cursor.next)]
+        assert len(sent.named("find")) == saved + 1
+        side.do(coll.find_one)
+        assert len(sent.named("find")) == saved + 3
     replica_set.clear()
     assert keys(found + rest(side, cursor)) == order
-    assert len(sent.named("find")) == 1
 
 
 def test_another_member_goes_on_where_the_cursors_is_gone(
