@@ -1,4 +1,4 @@
-"""The child process of :class:`~.server.EmbeddedServer`; run by its path, never imported.
+"""The child process of :class:`~.server.EmbeddedServer`; run by its path.
 
 The first line of its standard input is the user and the password of a server with access control,
 as JSON, or null for one without. It prints the port it listens on, then waits for the end of its
