@@ -164,8 +164,10 @@ def test_a_tracer_that_somebody_has_changed_is_asked(monkeypatch: pytest.MonkeyP
     _, spans = _spans(id_generator=Ids())
     assert spans.start("root", {}, trace.INVALID_SPAN) is None
     tracer, spans = _spans()
-    monkeypatch.setattr(tracer, "_is_enabled", lambda: False)
-    assert spans.start("root", {}, trace.INVALID_SPAN) is None
+    with monkeypatch.context() as switched_off:
+        switched_off.setattr(tracer, "_is_enabled", lambda: False)
+        assert spans.start("root", {}, trace.INVALID_SPAN) is None
+    assert spans.start("root", {}, trace.INVALID_SPAN) is not None
     asked = type(tracer).start_span
 
     def start_span(*args: Any, **more: Any) -> Any:

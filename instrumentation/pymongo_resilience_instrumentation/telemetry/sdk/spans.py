@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
-import time
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +24,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from .span_copies import SpanCopies, alike
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -37,9 +37,6 @@ ALWAYS_ON = "AlwaysOnSampler"
 MOST_ATTRIBUTES = 40
 """More than a span of ours ever has."""
 UNSET = Status()
-CONTAINERS = ("_attributes", "_events", "_links")
-OWN = frozenset({"_context", "_dict", "_dq", "_lock", "_name", "_parent", "_start_time"})
-"""What else two live spans of a tracer do not share, nor do their containers."""
 SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
@@ -53,8 +50,8 @@ class DirectSpans:
         self._sampler: Any = None
         self._processors: Any = None
         self._suits = False
-        self._model: Any = None
-        """A live span of the tracer's; None where spans have to be started by it."""
+        self._live: SpanCopies | None = None
+        """None where spans have to be started by the tracer."""
         self._root: Any = None
         """The context of one without a parent; None where such may not be sampled."""
 
@@ -64,33 +61,21 @@ class DirectSpans:
         ``attributes`` as for ``record``. ``parent``: INVALID_SPAN where it has none.
         """
         sdk = self._known()
-        model = self._model
-        if sdk is None or model is None or not sdk._is_enabled():
+        live = self._live
+        if sdk is None or live is None:
             return None
-        ids, lock = sdk.id_generator, threading.Lock
+        ids = sdk.id_generator
         if parent is INVALID_SPAN and self._root is not None:
             above = None
             trace_id = ids.generate_trace_id()
             _, _, remote, flags, state, valid = self._root
-        elif type(parent) is type(model) and parent._context.trace_flags & 1:
+        elif type(parent) is _span_class() and parent._context.trace_flags & 1:
             above = parent._context
             trace_id, _, remote, flags, state, valid = above
         else:
             return None
-        return _like(
-            model,
-            _name=name,
-            _context=tuple.__new__(
-                SpanContext, (trace_id, ids.generate_span_id(), remote, flags, state, valid)
-            ),
-            _parent=above,
-            _resource=sdk.resource,
-            _lock=lock(),
-            _attributes=_like(model._attributes, _dict={**attributes}, _lock=lock()),
-            _events=_like(model._events, _dq=model._events._dq.copy(), _lock=lock()),
-            _links=_like(model._links, _dq=model._links._dq.copy(), _lock=lock()),
-            _start_time=time.time_ns(),
-        )
+        found = (trace_id, ids.generate_span_id(), remote, flags, state, valid)
+        return live.start(name, tuple.__new__(SpanContext, found), above, sdk.resource, attributes)
 
     def suits(self, parent: Any) -> bool:
         """Whether a span below ``parent``, one of the same tracer's, is certain to be recorded and
@@ -101,7 +86,6 @@ class DirectSpans:
             and self._suits
             and type(parent) is _span_class()
             and parent._context.trace_flags & 1 == 1
-            and sdk._is_enabled()
         )
 
     def record(
@@ -147,11 +131,13 @@ class DirectSpans:
         )
 
     def _known(self) -> Any:
-        """The SDK's tracer, examined; None where there is none of the known shape."""
+        """The SDK's tracer, examined; None where there is none of the known shape, or it is off."""
         sdk = self._sdk
         if sdk is None:
             sdk = self._find()
-        if sdk is not None and (
+        if sdk is None or not sdk._is_enabled():
+            return None
+        if (
             sdk.sampler is not self._sampler
             or sdk.span_processor._span_processors is not self._processors
         ):
@@ -179,7 +165,7 @@ class DirectSpans:
             and _is_the_sdks(type(sdk).start_span)
             and type(sdk.id_generator).__module__.startswith(SDK)
         )
-        self._model = _live(sdk, NonRecordingSpan(SAMPLED)) if starts else None
+        self._live = SpanCopies(_live(sdk, NonRecordingSpan(SAMPLED))) if starts else None
         self._root = _live(sdk)._context if starts and _samples_roots(sampler) else None
         self._sampler, self._processors = sampler, processors
 
@@ -236,13 +222,6 @@ def _live(sdk: Any, parent: Any = INVALID_SPAN) -> Any:
     return sdk.start_span("", set_span_in_context(parent, Context()), kind=SpanKind.CLIENT)
 
 
-def _like(model: Any, **own: Any) -> Any:
-    """A copy of it that shares all but these attributes."""
-    made = object.__new__(type(model))
-    made.__dict__ = {**model.__dict__, **own}
-    return made
-
-
 @functools.lru_cache(maxsize=1)
 def _span_class() -> Any:
     return sys.modules[SDK]._Span
@@ -279,7 +258,7 @@ def works() -> bool:
         parent: Any = _live(tracer)
         roots = parent, direct.start("", {}, INVALID_SPAN)
         children = _live(tracer, parent), direct.start("", attributes, parent)
-        alike = _alike(*roots) and _alike(*children)
+        same = alike(*roots) and alike(*children)
         children[0].set_attributes(attributes)
         for span in children:
             span.set_status(status)
@@ -290,20 +269,7 @@ def works() -> bool:
         first, second, third = map(_facts, seen.spans)
     except Exception:  # noqa: BLE001 - an SDK of another shape: the public way
         return False
-    return alike and first == second == third
-
-
-def _alike(live: Any, made: Any) -> bool:
-    """Whether ``made`` has all that ``live`` has, and shares what two live ones share."""
-    if type(made) is not type(live) or made.__dict__.keys() != live.__dict__.keys():
-        return False
-    pairs = {name: (each, made.__dict__[name]) for name, each in live.__dict__.items()}
-    return all(
-        _alike(one, other)
-        if name in CONTAINERS
-        else one is other or (name in OWN and type(one) is type(other))
-        for name, (one, other) in pairs.items()
-    )
+    return same and first == second == third
 
 
 def _facts(span: Any) -> tuple[Any, ...]:
