@@ -56,7 +56,7 @@ def show_listeners(client: Any, given: Any, hidden: type) -> None:
     those of the process: what is ``hidden`` is a class of ours."""
     shown = [each for each in listeners_of(client) if not isinstance(each, hidden)]
     if client._event_listeners is not None:
-        vars(client._event_listeners)["event_listeners"] = lambda: list(shown)
+        client._event_listeners.event_listeners = lambda: list(shown)
     options = client._options._options
     if given is None:
         options.pop("event_listeners", None)

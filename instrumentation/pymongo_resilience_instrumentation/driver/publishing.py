@@ -8,6 +8,7 @@ kind, it gets the arguments that the event would be made of.
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +56,14 @@ def want_commands(client: Any, wanted: bool) -> bool:
     False once the client has made its listeners anew, as one of an SRV record does when it connects
     (pymongo 4.20): those make events until that is switched off.
     """
-    events: CommandEvents | None = vars(client).get(_KEPT)
+    events: CommandEvents | None = getattr(client, _KEPT, None)
     if events is None:
         return True
     if client._event_listeners is not events.publisher:
         return False
     if events.wanted is not wanted:
-        events.wanted = vars(events.publisher)[ENABLED] = wanted
+        events.wanted = wanted
+        setattr(events.publisher, ENABLED, wanted)
     return True
 
 
@@ -90,18 +92,21 @@ def publish_directly(
         return
     kind = next(each for each in _KINDS if isinstance(listener, each))
     if [each for each in listeners_of(client) if isinstance(each, kind)] == [listener]:
-        vars(publisher).update(instead)
-        if dispensable and ENABLED in vars(publisher):
-            vars(client)[_KEPT] = CommandEvents(publisher)
+        for name, publish in instead.items():
+            setattr(publisher, name, publish)
+        if dispensable and hasattr(publisher, ENABLED):
+            setattr(client, _KEPT, CommandEvents(publisher))
 
 
 def publish_events(client: Any) -> None:
     """Take back what ``publish_directly`` did."""
-    publisher = vars(client._event_listeners)
+    publisher = client._event_listeners
     for name in ARGUMENTS:
-        publisher.pop(name, None)
-    if vars(client).pop(_KEPT, None) is not None:
-        publisher[ENABLED] = True
+        with suppress(AttributeError):
+            delattr(publisher, name)
+    if getattr(client, _KEPT, None) is not None:
+        setattr(client, _KEPT, None)
+        setattr(publisher, ENABLED, True)
 
 
 @lru_cache(maxsize=len(ARGUMENTS))

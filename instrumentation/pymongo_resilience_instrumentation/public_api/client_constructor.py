@@ -50,7 +50,7 @@ def constructor(runtime: Runtime, *, hides_listeners: bool) -> Method:
                 runtime.deprecated.register(client)
                 client_setup.publish_little(runtime, client)
                 if hides_listeners:
-                    vars(client)[_GIVEN] = given, selector
+                    setattr(client, _GIVEN, (given, selector))
                     _show_given(client)
 
         return construct
@@ -82,7 +82,8 @@ def _note_timeout(client: Any) -> None:
 
 def _show_given(client: Any) -> None:
     """Among the client's options, what the application gave in place of what is ours."""
-    if _GIVEN in vars(client):
-        given, selector = vars(client)[_GIVEN]
+    hidden = getattr(client, _GIVEN, None)
+    if hidden is not None:
+        given, selector = hidden
         driver.clients.show_listeners(client, given, listeners.OurListener)
         driver.selection.show_selector(client, *selector)

@@ -15,6 +15,7 @@ from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import BOOLEAN, integer, shown
+from pymongo_resilience.policies.first_use import FirstUse
 from pymongo_resilience_instrumentation import driver
 
 OPTION = "tracing"
@@ -28,8 +29,8 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 }
 _TRUE = frozenset({"1", "true", "yes"})
 _FALSE = frozenset({"0", "false", "no"})
-KEPT = "_pymongo_resilience_tracing"
-"""Among a client's attributes, where it is not the default."""
+_KEPT = "_pymongo_resilience_tracing"
+"""A client's attribute, where it is not the default."""
 
 
 class Tracing(NamedTuple):
@@ -46,21 +47,24 @@ class Tracing(NamedTuple):
 
 
 DEFAULT = Tracing()
+DIFFERENT = FirstUse()
+"""Used with the first client of the process that has not the default."""
 
 
 def tracing_of(client: object) -> Tracing:
-    found: Tracing = getattr(client, "__dict__", {}).get(KEPT, DEFAULT)
+    found: Tracing = getattr(client, _KEPT, DEFAULT) if DIFFERENT.used else DEFAULT
     return found
 
 
 def keep(client: object, tracing: Tracing) -> None:
     if tracing != DEFAULT:
-        vars(client)[KEPT] = tracing
+        setattr(client, _KEPT, tracing)
+        DIFFERENT.use()
 
 
 def keep_for_existing(client: object) -> None:
     """One that was made without the instrumentation goes by the variables as they are now."""
-    if KEPT not in vars(client):
+    if getattr(client, _KEPT, None) is None:
         keep(client, settled(None))
 
 

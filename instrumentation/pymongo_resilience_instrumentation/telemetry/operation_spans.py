@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv
-from .client_tracing import KEPT, tracing_of
+from .client_tracing import DIFFERENT, tracing_of
 from .listeners import publish_without_events
 from .sampling import Sampling
 from .sdk.spans import DirectSpans, write
@@ -80,9 +80,7 @@ class OperationSpans:
                 publish_without_events(client, dispensable=True)
             return
         outer = context.get_current()
-        if (outer and is_suppressed(outer)) or (
-            KEPT in vars(client) and not tracing_of(client).enabled
-        ):
+        if (outer and is_suppressed(outer)) or (DIFFERENT.used and not tracing_of(client).enabled):
             return
         parent = trace.get_current_span(outer) if transaction is None else transaction
         if sampling.never_below and not self._leads_from_server:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class TransactionSpan:
         self._unknown = False
         self._open = still_open
         still_open.add(self)
-        vars(session)[_SPAN] = self
+        setattr(session, _SPAN, self)
 
     def end(
         self,
@@ -85,7 +86,8 @@ class TransactionSpan:
         # Without its reference, nothing is left for later once the session is collected.
         self._session = _no_session
         if session is not None:
-            vars(session).pop(_SPAN, None)
+            with suppress(AttributeError):
+                delattr(session, _SPAN)
         quotes = self._quotes and not withholds
         self.span.set_attribute(semconv.OUTCOME, self._outcome(operation, error))
         calls.reported(end_span, self.span, error, quotes=quotes, ended_ns=ended_ns)
@@ -155,7 +157,7 @@ class TransactionSpans:
 
 def span_of(session: object) -> TransactionSpan | None:
     """That of the transaction which the session is in, or whose commit is called again."""
-    found: TransactionSpan | None = getattr(session, "__dict__", {}).get(_SPAN)
+    found: TransactionSpan | None = getattr(session, _SPAN, None)
     return found
 
 

@@ -5,6 +5,7 @@ Source: Client Side Operations Timeout, "Convenient Transactions API".
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo.errors import InvalidOperation
@@ -50,13 +51,14 @@ def enter_transaction(session: object, deadline: TransactionDeadline) -> None:
     """The session is in the callback from now on."""
     if not POLICIES.used:
         POLICIES.use()
-    vars(session)[_TRANSACTION] = deadline
+    setattr(session, _TRANSACTION, deadline)
 
 
 def leave_transaction(session: object) -> None:
-    vars(session).pop(_TRANSACTION, None)
+    with suppress(AttributeError):
+        delattr(session, _TRANSACTION)
 
 
 def transaction_of(session: object) -> TransactionDeadline | None:
     """The deadline of the with_transaction in whose callback a session is."""
-    return getattr(session, "__dict__", {}).get(_TRANSACTION)
+    return getattr(session, _TRANSACTION, None)

@@ -39,12 +39,12 @@ def take_default(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Policy]:
 
 
 def set_default(session: Any, default: Policy) -> None:
-    vars(session)[_DEFAULT] = default
+    setattr(session, _DEFAULT, default)
 
 
 def default_of(session: Any) -> Policy:
     """What commit_transaction, abort_transaction, with_transaction and end_session have."""
-    default: Policy = vars(session).get(_DEFAULT, NOTHING)
+    default: Policy = getattr(session, _DEFAULT, NOTHING)
     return default
 
 

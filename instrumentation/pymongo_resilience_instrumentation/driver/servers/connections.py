@@ -128,13 +128,13 @@ def count_lost(connection: Any, reason: str) -> None:
     """Of a pool of operations."""
     pool = connection.pool_ref()
     if pool is not None and not pool.is_sdam:
-        counts = vars(pool).setdefault(_LOST, {})
-        counts[reason] = counts.get(reason, 0) + 1
+        counts = lost(pool)
+        setattr(pool, _LOST, counts | {reason: counts.get(reason, 0) + 1})
 
 
 def lost(pool: Any) -> dict[str, int]:
     """How many of a pool's connections were ended for which reason."""
-    return dict(vars(pool).get(_LOST, ()))
+    return dict(getattr(pool, _LOST, ()))
 
 
 def shut_down(connection: Any) -> None:

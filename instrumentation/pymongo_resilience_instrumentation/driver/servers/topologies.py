@@ -25,14 +25,14 @@ def dethroned(topology: Any) -> Address | None:
     """After a change: the address of the member that was the primary until then, where another one
     is now, or where its own reply is that of no primary. Each is reported once."""
     described = topology._description.server_descriptions()
-    before: Address | None = vars(topology).get(_PRIMARY)
+    before: Address | None = getattr(topology, _PRIMARY, None)
     now = next((at for at, each in described.items() if each.server_type_name == "RSPrimary"), None)
     if now is not None:
-        vars(topology)[_PRIMARY] = now
+        setattr(topology, _PRIMARY, now)
         return None if before == now else before
     if before is None or before not in described or not described[before].is_server_type_known:
         return None
-    vars(topology)[_PRIMARY] = None
+    setattr(topology, _PRIMARY, None)
     return before
 
 
