@@ -20,9 +20,10 @@ ID = "_id"
 BY_ID: Mapping[str, int] = {ID: 1}
 CURSOR_LOST = {43: "CursorNotFound", 175: "QueryPlanKilled", 237: "CursorKilled"}
 """Codes: the server has no such cursor any more."""
-NO_BOUNDS = frozenset({9, 72, 115, 167, 238, 303, 323, 40415})
+NO_BOUNDS = frozenset({9, 72, 115, 167, 238, 303, 323, 40415, 51174})
 """Codes of a server that takes no bounds: it cannot parse or does not know them, or not on a view
-(167, OptionNotSupportedOnView) or under the strict Stable API (323, APIStrictError)."""
+(167, OptionNotSupportedOnView), under the strict Stable API (323, APIStrictError), or for an index
+with another collation than the find's (51174)."""
 _GEO_AND_TEXT = frozenset({
     "$text", "$near", "$nearSphere", "$geoNear", "$geoWithin", "$geoIntersects", "$within",
 })  # fmt: skip

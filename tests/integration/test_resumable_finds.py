@@ -488,7 +488,7 @@ def test_another_member_goes_on_where_the_cursors_is_gone(
 
 
 @pytest.mark.parametrize("sort", SORTS)
-@pytest.mark.parametrize("code", [167, 323])
+@pytest.mark.parametrize("code", [167, 323, 51174])
 def test_a_server_that_takes_no_bounds_is_asked_by_an_expression(
     code: int, sort: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
     sent: SentCommands,
