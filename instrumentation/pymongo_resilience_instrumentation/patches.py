@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursor
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import (
     batches as cursor_wrappers,
-    creation as cursor_makers,
+    cursor_creation as cursor_makers,
 )
 from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
 from pymongo_resilience_instrumentation.hedged_reads import on_first_use as late_hedging

@@ -12,7 +12,7 @@ from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cursors import (
     batches as cursor_wrappers,
-    creation as cursor_makers,
+    cursor_creation as cursor_makers,
 )
 from pymongo_resilience_instrumentation.gridfs import (
     stream_deadlines as gridfs_wrappers,

@@ -15,7 +15,7 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.binding import policy_of
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
-from pymongo_resilience_instrumentation.cursors import creation
+from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.driver import gridfs
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
@@ -53,7 +53,7 @@ OF_A_STREAM = (
 def of_gridfs(runtime: Runtime) -> Iterator[tuple[type, str, Method | Interceptor]]:
     """What to wrap, and with what. A method that a class does not have itself is left out."""
     for owner in gridfs.gridfs_buckets():
-        yield owner, "find", creation.find(runtime, gridfs.files_of_bucket)
+        yield owner, "find", cursor_creation.find(runtime, gridfs.files_of_bucket)
         for name in (*OPENING, *WHOLE):
             if name in vars(owner):
                 yield owner, name, BucketMethod(runtime, opens=name in OPENING)

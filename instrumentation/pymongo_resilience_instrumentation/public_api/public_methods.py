@@ -9,7 +9,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import policy_of
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.cursors import creation as cursor_makers
+from pymongo_resilience_instrumentation.cursors import cursor_creation as cursor_makers
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.operations.changes import CHANGES, DEFINITIONS, WRITES
 from pymongo_resilience_instrumentation.transactions import call_sessions
