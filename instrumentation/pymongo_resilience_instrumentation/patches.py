@@ -18,12 +18,9 @@ from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
-from pymongo_resilience_instrumentation.cursors import (
-    batches as cursor_wrappers,
-    cursor_creation as cursor_makers,
-)
-from pymongo_resilience_instrumentation.gridfs import import_hook as late_gridfs
-from pymongo_resilience_instrumentation.hedged_reads import on_first_use as late_hedging
+from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
+from pymongo_resilience_instrumentation.gridfs import import_hook
+from pymongo_resilience_instrumentation.hedged_reads import on_first_use
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
     Owner,
@@ -32,7 +29,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
 )
 from pymongo_resilience_instrumentation.interception.methods import Need, is_async
 from pymongo_resilience_instrumentation.interception.within import Within
-from pymongo_resilience_instrumentation.operations import public_operations as operations
+from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.public_api import client_constructor, public_methods
 from pymongo_resilience_instrumentation.recovery import (
     dead_peers,
@@ -43,13 +40,10 @@ from pymongo_resilience_instrumentation.recovery import (
 from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
-from pymongo_resilience_instrumentation.single_documents import rewrite as single_documents
+from pymongo_resilience_instrumentation.single_documents import rewrite
 from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
 from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, bounded_waits, max_time_ms
-from pymongo_resilience_instrumentation.transactions import (
-    call_sessions,
-    session_methods as session_wrappers,
-)
+from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods
 
 from . import driver
 
@@ -69,12 +63,12 @@ if TYPE_CHECKING:
 
 
 PUBLIC: tuple[tuple[type, Mapping[str, PublicOperation]], ...] = (
-    (Collection, operations.COLLECTION),
-    (AsyncCollection, operations.COLLECTION),
-    (Database, operations.DATABASE),
-    (AsyncDatabase, operations.DATABASE),
-    (MongoClient, operations.CLIENT),
-    (AsyncMongoClient, operations.CLIENT),
+    (Collection, public_operations.COLLECTION),
+    (AsyncCollection, public_operations.COLLECTION),
+    (Database, public_operations.DATABASE),
+    (AsyncDatabase, public_operations.DATABASE),
+    (MongoClient, public_operations.CLIENT),
+    (AsyncMongoClient, public_operations.CLIENT),
 )
 CLIENTS: tuple[type, ...] = (MongoClient, AsyncMongoClient)
 
@@ -123,10 +117,10 @@ class Patches:
                 self._late[need] = (*self._late.get(need, ()), *filter(None, made))
         if not runtime.no_configured_timeout:
             self.need("timeout")
-        late_hedging.wrap_when_used(runtime, without, self._add)
+        on_first_use.wrap_when_used(runtime, without, self._add)
         POLICIES.prepare_with(partial(self.need, "policy"))
         if Feature.TIMEOUT not in without:
-            late_gridfs.wrap_when_imported(runtime, self._add)
+            import_hook.wrap_when_imported(runtime, self._add)
 
     def need(self, need: Need) -> None:
         """Put on patches that were not needed until now. Idempotent; several threads may call it at
@@ -155,8 +149,8 @@ class Patches:
         Where somebody else wrapped ours, theirs stays: one warning, and ours passes through.
         """
         self._removed = True
-        late_gridfs.forget()
-        late_hedging.forget(self._runtime)
+        import_hook.forget()
+        on_first_use.forget(self._runtime)
         POLICIES.forget()
         self._take_off()
 
@@ -207,7 +201,7 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
             session_at, asynchronous = call_sessions.position(original), is_async(original)
             public = made(runtime, owner, operation, asynchronous, session_at)
             method = public.method(runtime.enabled_flag, asynchronous)
-            method = single_documents.around(
+            method = rewrite.around(
                 *(runtime, method, name),
                 originals=originals,
                 of_clients=collections,
@@ -215,36 +209,36 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
             )
             yield owner, name, method
     for owner in CLIENTS:
-        yield owner, "start_session", session_wrappers.start_session()
+        yield owner, "start_session", session_methods.start_session()
 
 
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
-        yield owner, driver.cursors.RUN_OPERATION, cursor_wrappers.Batch(runtime)
+        yield owner, driver.cursors.RUN_OPERATION, batches.Batch(runtime)
     for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
         asynchronous = is_async(vars(owner)["to_list"])
-        yield owner, "to_list", cursor_wrappers.to_list(runtime, asynchronous)
+        yield owner, "to_list", batches.to_list(runtime, asynchronous)
     for owner in _where_defined(driver.cursors.cursor_classes(), driver.cursors.CLONE):
-        yield owner, driver.cursors.CLONE, cursor_makers.clone(runtime)
+        yield owner, driver.cursors.CLONE, cursor_creation.clone(runtime)
 
 
 def _of_made_cursors(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in _where_defined((Cursor, AsyncCursor), "__init__"):
-        yield owner, "__init__", cursor_makers.made(runtime)
+        yield owner, "__init__", cursor_creation.made(runtime)
 
 
 def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in driver.cursors.stream_classes():
-        yield owner, driver.cursors.AGGREGATE, cursor_wrappers.Resume(runtime)
+        yield owner, driver.cursors.AGGREGATE, batches.Resume(runtime)
         step = "__anext__" if is_async(vars(owner)["next"]) else "__next__"
         for name in ("next", "try_next", step):
-            yield owner, name, Within(cursor_wrappers.next_of_stream)
+            yield owner, name, Within(batches.next_of_stream)
 
 
 def _of_closing(_: Runtime) -> Iterator[Wrapped]:
     cursors = (*driver.cursors.cursor_classes(), *driver.cursors.stream_classes())
     for owner in _where_defined(cursors, "close"):
-        yield owner, "close", cursor_wrappers.Close()
+        yield owner, "close", batches.Close()
 
 
 def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
@@ -313,10 +307,10 @@ def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
     for owner, asynchronous in driver.sessions.session_classes():
-        for name, wrapper in session_wrappers.of_a_session(runtime, asynchronous):
+        for name, wrapper in session_methods.of_a_session(runtime, asynchronous):
             yield owner, name, wrapper
     for module in driver.sessions.session_modules():
-        yield module, driver.sessions.WITHIN_TIME_LIMIT, session_wrappers.within_time_limit(runtime)
+        yield module, driver.sessions.WITHIN_TIME_LIMIT, session_methods.within_time_limit(runtime)
 
 
 def _of_ended_sessions(runtime: Runtime) -> Iterator[Wrapped]:

@@ -10,19 +10,10 @@ import pytest
 from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.cursors import (
-    batches as cursor_wrappers,
-    cursor_creation as cursor_makers,
-)
-from pymongo_resilience_instrumentation.gridfs import (
-    stream_deadlines as gridfs_wrappers,
-    upload_errors as gridfs_errors,
-)
+from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
+from pymongo_resilience_instrumentation.gridfs import stream_deadlines, upload_errors
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.transactions import (
-    call_sessions,
-    session_methods as session_wrappers,
-)
+from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods
 from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, run, session_of
@@ -87,10 +78,10 @@ def _file(side: Side, db: Any) -> None:
 
 
 FAULTS: dict[str, tuple[Any, str, Use]] = {
-    "a cursor is made": (cursor_makers, "_attach_policy", _list_under_a_policy),
-    "a cursor is copied": (cursor_makers, "policy_of_cursor", _copy),
-    "a batch": (cursor_wrappers, "_apply", _close),
-    "a list": (cursor_wrappers, "_for_all", _list),
+    "a cursor is made": (cursor_creation, "_attach_policy", _list_under_a_policy),
+    "a cursor is copied": (cursor_creation, "policy_of_cursor", _copy),
+    "a batch": (batches, "_apply", _close),
+    "a list": (batches, "_for_all", _list),
     "a cursor is closed": (driver.csot.Timeout, "anew", _close),
     "a limit": (driver.commands, "refuse_without_end", _find_one),
     "a limit that is left out": (driver.commands, "leave_limit_out", _list),
@@ -99,8 +90,8 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a session is started": (call_sessions, "set_default", _transaction),
     "a transaction is begun": (call_sessions, "default_of", _transaction),
     "a transaction is ended": (driver.csot.Timeout, "anew", _transaction),
-    "a file": (gridfs_wrappers._Method, "_begin", _file),
-    "a file is opened": (gridfs_wrappers, "_keep", _file),
+    "a file": (stream_deadlines._Method, "_begin", _file),
+    "a file is opened": (stream_deadlines, "_keep", _file),
 }
 
 
@@ -135,12 +126,12 @@ def test_the_error_of_a_transaction_is_the_drivers(
         drivers_time.passed = LOW
         raise OperationFailure("conflict", 112, {"errorLabels": ["TransientTransactionError"]})
 
-    monkeypatch.setattr(session_wrappers, "timed_out", fail)
+    monkeypatch.setattr(session_methods, "timed_out", fail)
     with session_of(side, side.client(proxy.uri), default_timeout_ms=LOW) as session:
         with pytest.raises(ExecutionTimeout, match="conflict"):
             run(side, session, conflict)
 
 
 def test_the_error_of_an_upload_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gridfs_errors, "_expiry_behind", fail)
-    assert gridfs_errors.expiry_behind(OperationFailure("")) is None
+    monkeypatch.setattr(upload_errors, "_expiry_behind", fail)
+    assert upload_errors.expiry_behind(OperationFailure("")) is None

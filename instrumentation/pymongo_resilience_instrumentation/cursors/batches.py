@@ -24,7 +24,7 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
 from pymongo_resilience_instrumentation.interception.late_calls import wrappers
 from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 from pymongo_resilience_instrumentation.interception.within import Within
-from pymongo_resilience_instrumentation.operations import public_operations as operations
+from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.operations.changes import WRITES
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
@@ -347,7 +347,7 @@ class Resume(CallInterceptor):
         client = driver.cursors.client_of_stream(stream)
         if self.runtime.nested(client):
             return None
-        target = operations.namespace_of(driver.cursors.target_of_stream(stream))
+        target = public_operations.namespace_of(driver.cursors.target_of_stream(stream))
         call = Call(client, "aggregate", target)
         call.bound = policy_of_cursor(stream)
         self.runtime.begin(call)

@@ -46,6 +46,6 @@ def _wrap(_: ModuleType) -> None:
     with shielded("with GridFS, which has no timeouts as a whole"):
         if self_check.log_missing(driver.private_names.parts_of_gridfs()):
             return
-        from . import stream_deadlines as gridfs_wrappers  # noqa: PLC0415 - it imports gridfs
+        from . import stream_deadlines  # noqa: PLC0415 - it imports gridfs
 
-        wrap(gridfs_wrappers.of_gridfs(runtime))
+        wrap(stream_deadlines.of_gridfs(runtime))

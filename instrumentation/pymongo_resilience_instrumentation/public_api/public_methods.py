@@ -9,7 +9,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import policy_of
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.cursors import cursor_creation as cursor_makers
+from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.operations.changes import CHANGES, DEFINITIONS, WRITES
 from pymongo_resilience_instrumentation.transactions import call_sessions
@@ -56,7 +56,7 @@ class PublicMethod(CallInterceptor):
         named = "Collection" in owner.__name__ and runtime.shows_calls
         self._names = driver.clients.names_of_collection if named else None
         """Of telemetry's: looked up here, it costs a call less."""
-        self._after = cursor_makers.after(runtime, operation.gives)
+        self._after = cursor_creation.after(runtime, operation.gives)
         self.begins_late = (
             runtime.begins_late
             and self._may_be_plain
@@ -107,7 +107,7 @@ class PublicMethod(CallInterceptor):
             runtime.deprecated.of_method(call, kwargs, getattr(instance, "write_concern", None))
         if self._after is not None:
             try:
-                cursor_makers.prepare(runtime, self._operation.gives, call, args, kwargs)
+                cursor_creation.prepare(runtime, self._operation.gives, call, args, kwargs)
             except BaseException as error:
                 runtime.end(call, error)
                 raise

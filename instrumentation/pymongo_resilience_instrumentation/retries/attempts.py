@@ -34,7 +34,7 @@ from pymongo_resilience.retries.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
-from pymongo_resilience_instrumentation.failures import classify as failures
+from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
 from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
@@ -312,9 +312,9 @@ class Attempts(driver.retry_loop.DriverLoop):
             name_servers_once(error, self.call.likely_cause)
         if terminal_cause(error) is not None:
             driver.waits.forget_transient(error)
-        failure = failures.describe(
+        failure = classify.describe(
             error,
-            failures.Attempt(
+            classify.Attempt(
                 reached_connection=self.reached_connection,
                 carried_txn_number=driver.retry_loop.carries_txn_number(self),
                 # The loop still has that of the attempt before.
