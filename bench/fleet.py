@@ -35,8 +35,8 @@ from pymongo_resilience.retries.failure import (
     Stage,
 )
 from pymongo_resilience.retries.load_shedding import LoadShedders
-from pymongo_resilience.retries.operation import Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.retry_rules import NeedsStrategy, Retry, RetryRules
 from pymongo_resilience.retries.strategy import FastFailOnTerminalError
 

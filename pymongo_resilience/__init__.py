@@ -30,7 +30,7 @@ from pymongo_resilience.retries.events import (
     RetryScheduled,
 )
 from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
-from pymongo_resilience.retries.operation import Operation
+from pymongo_resilience.retries.retried_operation import Operation
 from pymongo_resilience.retries.strategy import (
     BestEffort,
     FastFailOnTerminalError,

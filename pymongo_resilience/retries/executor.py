@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .budget import RetryBudget
     from .events import Listener
     from .failure import Failure
-    from .operation import Operation
+    from .retried_operation import Operation
     from .retry_rules import Rule, Verdict
     from .strategy import Answer
 

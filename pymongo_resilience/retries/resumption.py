@@ -14,7 +14,7 @@ from .failure import RetryReason
 
 if TYPE_CHECKING:
     from .failure import Failure
-    from .operation import Operation
+    from .retried_operation import Operation
 
 ID = "_id"
 BY_ID: Mapping[str, int] = {ID: 1}

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import backoff
 from .failure import RetryReason, Stage
-from .operation import Kind
 from .operation_deadline import SHORTEST
+from .retried_operation import Kind
 from .strategy import TERMINAL, RetryAction, follows_specification
 
 if TYPE_CHECKING:
     from .backoff import Random
     from .failure import Failure
-    from .operation import Operation
     from .operation_deadline import Deadline
+    from .retried_operation import Operation
     from .strategy import Answer
 
 NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .operation import Kind
+from .retried_operation import Kind
 from .retry_rules import Rule
 
 if TYPE_CHECKING:
     from .failure import Failure
-    from .operation import Operation
+    from .retried_operation import Operation
 
 NEVER_REPEATED = "docs/retries.md#never-retried"
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from . import backoff
 from .failure import RETRYABLE_WRITE, RetryReason
-from .operation import Kind
+from .retried_operation import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from .failure import Failure
-    from .operation import Operation
+    from .retried_operation import Operation
 
 TERMINAL = frozenset(
     {RetryReason.AUTHENTICATION_ERROR, RetryReason.TLS_ERROR, RetryReason.ACCESS_ERROR}

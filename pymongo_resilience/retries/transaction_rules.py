@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .backoff import Random
     from .failure import Failure
-    from .operation import Operation
+    from .retried_operation import Operation
     from .retry_rules import RetryRules, Verdict
 
 T = TypeVar("T")

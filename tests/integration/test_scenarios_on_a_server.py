@@ -47,7 +47,7 @@ from pymongo_resilience import (
 from pymongo_resilience.breakers.breaker import CircuitBreaker
 from pymongo_resilience.breakers.breaker_states import Permit, Refusal
 from pymongo_resilience.retries.budget import CAPACITY
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 from pymongo_resilience.retries.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import FakeClock
 

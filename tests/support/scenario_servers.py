@@ -15,7 +15,7 @@ from support.engine.scenarios import Scenario
 from support.scenario_faults import LOGIN, FaultsInOrder, is_refusal
 
 from pymongo_resilience.retries.failure import Stage
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 from pymongo_resilience.testing import FakeClock
 
 SHORT_MS = 1000

@@ -10,7 +10,7 @@ from support.engine.retry_strategies import half
 
 from pymongo_resilience.retries import backoff
 from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
-from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.strategy import BestEffort, FastFailOnTerminalError, RetryAction
 
 attempts = st.integers(1, 10**9)

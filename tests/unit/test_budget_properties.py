@@ -16,7 +16,7 @@ from support.engine.retry_strategies import AT_ONCE, half
 
 from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.retries.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 from pymongo_resilience.retries.retry_rules import RetryRules, Rule
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from support.examples import scaled
 
 from pymongo_resilience.policies import blocks, policy
 from pymongo_resilience.retries.failure import RetryReason, Stage
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 from pymongo_resilience.retries.retry_rules import LAST_ATTEMPT, RetryRules, Rule
 
 run = pytest.mark.parametrize(

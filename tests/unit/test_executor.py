@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retried_operation import Operation
 
 RETRY_RULES = RetryRules(random=half)
 

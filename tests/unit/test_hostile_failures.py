@@ -45,7 +45,7 @@ from pymongo_resilience.breakers.breaker import Snapshot
 from pymongo_resilience.breakers.breaker_states import State
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
-from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.retry_rules import GiveUp, RetryRules
 from pymongo_resilience.retries.strategy import BestEffort
 

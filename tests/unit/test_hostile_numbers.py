@@ -28,8 +28,8 @@ from pymongo_resilience.retries.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.operation import Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Verdict
 from pymongo_resilience.retries.strategy import RetryAction, RetryStrategy
 from pymongo_resilience.testing import FakeClock

@@ -29,7 +29,7 @@ from support.hostile_input import examples, strange_floats
 from pymongo_resilience.retries.events import Broadcast, RetryScheduled
 from pymongo_resilience.retries.executor import AsyncExecutor, Executor
 from pymongo_resilience.retries.failure import RetryReason
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 from pymongo_resilience.retries.retry_rules import RetryRules
 from pymongo_resilience.retries.strategy import RetryAction
 from pymongo_resilience.testing import RecordingListener

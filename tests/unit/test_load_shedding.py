@@ -16,7 +16,7 @@ from pymongo_resilience.retries.failure import (
     Stage,
 )
 from pymongo_resilience.retries.load_shedding import WINDOW_S, LoadShedder, LoadShedders
-from pymongo_resilience.retries.operation import Kind, Operation
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.retry_rules import GiveUp, RetryRules, Rule
 from pymongo_resilience.retries.strategy import BestEffort
 from pymongo_resilience.testing import FakeClock

@@ -27,7 +27,7 @@ from pymongo_resilience.retries.strategy import BestEffort, FastFailOnTerminalEr
 
 if TYPE_CHECKING:
     from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retried_operation import Operation
 
 
 class SaysNothing:

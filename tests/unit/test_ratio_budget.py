@@ -27,8 +27,8 @@ from pymongo_resilience.retries.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.operation import DISTRESS, Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retried_operation import DISTRESS, Kind, Operation
 from pymongo_resilience.retries.retry_rules import GiveUp, Retry, RetryRules, Rule
 from pymongo_resilience.retries.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock

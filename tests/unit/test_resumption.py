@@ -15,8 +15,8 @@ from pymongo_resilience.retries.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.operation import Kind, Operation
 from pymongo_resilience.retries.resumption import Find
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.strategy import BestEffort
 
 PLAIN = Find({"a": 1})

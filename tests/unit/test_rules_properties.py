@@ -43,8 +43,8 @@ from support.engine.retry_strategies import AT_ONCE, MONGODB
 
 from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.retries.failure import RetryReason
-from pymongo_resilience.retries.operation import Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule
 from pymongo_resilience.retries.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock

@@ -17,7 +17,7 @@ from support.engine.scenarios import SCENARIOS, Scenario
 
 from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.retries.failure import RetryReason, Stage
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 from pymongo_resilience.retries.retry_rules import Rule
 
 if TYPE_CHECKING:

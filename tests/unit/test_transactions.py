@@ -16,8 +16,8 @@ from pymongo_resilience.retries.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.operation import Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.retry_rules import GiveUp, Retry, RetryRules, Rule
 from pymongo_resilience.retries.transaction_rules import Repeat, pause, repeat, verdict
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ServerSelectionTimeoutError
 
 from pymongo_resilience.policies.policy import NOTHING, Policy
-from pymongo_resilience.retries.operation import NO_DATA, Kind, Operation
+from pymongo_resilience.retries.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import BEGINNING, Call

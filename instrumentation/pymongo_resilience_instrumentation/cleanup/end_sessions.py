@@ -18,7 +18,7 @@ from .cleanup_work import Cleanup, CleanupCall, CleanupInterceptor
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retried_operation import Operation
     from pymongo_resilience_instrumentation.interception.methods import Function
 
 WINDOW = 0.5

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retried_operation import Operation
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
 

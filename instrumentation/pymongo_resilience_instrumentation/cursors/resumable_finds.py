@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retried_operation import Operation
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
 

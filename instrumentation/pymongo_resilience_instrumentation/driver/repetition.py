@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ClientBulkWriteException
 
 from pymongo_resilience.retries.failure import RETRYABLE_WRITE, Stage
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 
 from .retry_loop import bulk_progress, in_transaction, kind
 

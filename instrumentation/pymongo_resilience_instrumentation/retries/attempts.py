@@ -26,8 +26,8 @@ from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.retries.failure import RetryReason, Stage
-from pymongo_resilience.retries.operation import NO_DATA, Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.retries.retry_rules import Rule
 from pymongo_resilience.retries.rule_texts import why_not_repeated
 from pymongo_resilience.retries.strategy import follows_specification

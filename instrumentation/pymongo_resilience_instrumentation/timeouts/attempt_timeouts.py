@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retried_operation import Operation
     from pymongo_resilience.retries.retry_rules import RetryRules
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped

@@ -14,8 +14,8 @@ from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.retries import transaction_rules
 from pymongo_resilience.retries.events import Broadcast, RetryDeclined, RetryScheduled
 from pymongo_resilience.retries.failure import Stage
-from pymongo_resilience.retries.operation import Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.retry_rules import Retry, RetryRules, Rule
 from pymongo_resilience.retries.rule_texts import why_not_repeated
 from pymongo_resilience.retries.strategy import NAMED

@@ -13,7 +13,7 @@ from support.engine.failing_work import BlockingWork, FakeWork, run_in_thread
 
 from pymongo_resilience.retries.events import RetryScheduled
 from pymongo_resilience.retries.failure import RetryReason, Stage
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.retries.executor import AsyncExecutor, Executor
 from pymongo_resilience.retries.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
-from pymongo_resilience.retries.operation import Kind, Operation
 from pymongo_resilience.retries.operation_deadline import Deadline
+from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.retries.events import Event
     from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retried_operation import Operation
     from pymongo_resilience.retries.retry_rules import RetryRules, Rule
     from pymongo_resilience.retries.strategy import RetryStrategy
 

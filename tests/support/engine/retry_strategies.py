@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.operation import Operation
+    from pymongo_resilience.retries.retried_operation import Operation
 
 
 def quarter() -> float:

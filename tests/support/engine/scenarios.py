@@ -32,7 +32,7 @@ from pymongo_resilience.retries.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.operation import Kind
+from pymongo_resilience.retries.retried_operation import Kind
 from pymongo_resilience.retries.retry_rules import RetryRules, Rule
 
 if TYPE_CHECKING:
