@@ -27,8 +27,8 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Replacement,
     Wrapped,
 )
+from pymongo_resilience_instrumentation.interception.method_in_context import Within
 from pymongo_resilience_instrumentation.interception.methods import Need, is_async
-from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.public_api import client_constructor, public_methods
 from pymongo_resilience_instrumentation.recovery import (

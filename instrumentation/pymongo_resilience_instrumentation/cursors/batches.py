@@ -22,8 +22,8 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     succeeded_late,
 )
 from pymongo_resilience_instrumentation.interception.late_calls import wrappers
+from pymongo_resilience_instrumentation.interception.method_in_context import Within
 from pymongo_resilience_instrumentation.interception.methods import Method, is_async
-from pymongo_resilience_instrumentation.interception.within import Within
 from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.operations.changes import WRITES
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of

@@ -14,8 +14,8 @@ from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.method_in_context import Within
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.interception.within import Within
 
 from .wait_times import For, TimedWait
 
