@@ -16,7 +16,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.doctor import examination, library
+from pymongo_resilience_instrumentation.doctor import examination, installation
 from pymongo_resilience_instrumentation.doctor.dns_records import resolved
 from pymongo_resilience_instrumentation.doctor.examination import Examination, examine
 from pymongo_resilience_instrumentation.doctor.findings import Level
@@ -511,7 +511,7 @@ def test_a_tls_version_or_cipher_that_is_refused_is_named(alert: str, world: Wor
 
 
 def test_names_that_pymongo_lacks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "missing", lambda _: {Feature.RETRIES: ["a name"]})
-    (lacking, _) = library.of_library()
+    monkeypatch.setattr(installation, "missing", lambda _: {Feature.RETRIES: ["a name"]})
+    (lacking, _) = installation.of_library()
     assert lacking.level is Level.WARNING
     assert Feature.RETRIES.value in lacking.text

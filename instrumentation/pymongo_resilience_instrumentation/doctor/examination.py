@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 
 from . import dns_records, idle, members, verdict
 from .findings import Finding, Level
-from .library import of_library
+from .installation import of_library
 from .login import Login
 from .probe import Probe, Prober, unanswered
 from .uri import read
