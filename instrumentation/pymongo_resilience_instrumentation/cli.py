@@ -241,8 +241,8 @@ def _demo(options: argparse.Namespace) -> int:
     missing = _missing("demo", _DEMO_MODULES)
     if missing:
         return _complain(missing, USAGE)
+    from pymongo_resilience_instrumentation.demo.demonstration import Options, run  # noqa: PLC0415 - an extra
     from pymongo_resilience_instrumentation.demo.process_pool import DemoError  # noqa: PLC0415 - an extra
-    from pymongo_resilience_instrumentation.demo.run import Options, run  # noqa: PLC0415 - an extra
     from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415 - an extra
 
     try:
