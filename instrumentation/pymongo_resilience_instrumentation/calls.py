@@ -17,7 +17,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT, WRITES
+from pymongo_resilience_instrumentation.operations.write_operations import ABORT, COMMIT, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from pymongo_resilience.retries.operation_deadline import SHORTEST, Deadline
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.operations.changes import END_SESSIONS
+from pymongo_resilience_instrumentation.operations.write_operations import END_SESSIONS
 
 from .cleanup_work import Cleanup, CleanupCall, CleanupInterceptor
 

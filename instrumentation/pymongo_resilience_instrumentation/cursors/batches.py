@@ -25,7 +25,7 @@ from pymongo_resilience_instrumentation.interception.late_calls import wrappers
 from pymongo_resilience_instrumentation.interception.method_in_context import Within
 from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 from pymongo_resilience_instrumentation.operations import public_operations
-from pymongo_resilience_instrumentation.operations.changes import WRITES
+from pymongo_resilience_instrumentation.operations.write_operations import WRITES
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by

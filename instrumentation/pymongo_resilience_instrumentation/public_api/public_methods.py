@@ -11,7 +11,11 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
-from pymongo_resilience_instrumentation.operations.changes import CHANGES, DEFINITIONS, WRITES
+from pymongo_resilience_instrumentation.operations.write_operations import (
+    CHANGES,
+    DEFINITIONS,
+    WRITES,
+)
 from pymongo_resilience_instrumentation.transactions import call_sessions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.operations.changes import WRITES
+from pymongo_resilience_instrumentation.operations.write_operations import WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -16,7 +16,7 @@ from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
-from pymongo_resilience_instrumentation.operations.changes import ABORT, COMMIT
+from pymongo_resilience_instrumentation.operations.write_operations import ABORT, COMMIT
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
