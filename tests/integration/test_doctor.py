@@ -17,10 +17,10 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation import cli
 from pymongo_resilience_instrumentation.doctor import examination, installation
+from pymongo_resilience_instrumentation.doctor.compared_members import of_probe
 from pymongo_resilience_instrumentation.doctor.dns_records import resolved
 from pymongo_resilience_instrumentation.doctor.examination import Examination, examine
 from pymongo_resilience_instrumentation.doctor.findings import Level
-from pymongo_resilience_instrumentation.doctor.members import of_probe
 from pymongo_resilience_instrumentation.doctor.output import as_json, as_text, has_colours
 from pymongo_resilience_instrumentation.doctor.probe import Probe
 from pymongo_resilience_instrumentation.doctor.uri import read

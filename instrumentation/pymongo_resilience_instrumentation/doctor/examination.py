@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 
-from . import dns_records, idle, members, verdict
+from . import compared_members, dns_records, idle, verdict
 from .findings import Finding, Level
 from .installation import of_library
 from .login import Login
@@ -63,8 +63,10 @@ def examine(
         probes = _probed(target, network_end)
         is_usable = verdict.usable(probes, target)
         failed = Level.WARNING if is_usable else Level.WRONG
-        found += [each for probe in probes for each in members.of_probe(probe, target, failed)]
-        found += members.of_set(probes, target)
+        found += [
+            each for probe in probes for each in compared_members.of_probe(probe, target, failed)
+        ]
+        found += compared_members.of_set(probes, target)
         findings += found
         if is_usable and not _is_wrong(found):
             end = began + TOTAL_S * (1.0 if idle_seconds else scale)
@@ -107,7 +109,9 @@ def _probed(target: Target, end: float) -> list[Probe]:
         pending -= 1
         addresses = []
         if hello is not None and not target.is_direct:
-            addresses = members.addresses(hello, members.LISTS + members.OWN)
+            addresses = compared_members.addresses(
+                hello, compared_members.LISTS + compared_members.OWN
+            )
     for probe in probes.values():
         if probe.symptom is None and probe.hello is None:
             probe.symptom, probe.said = unanswered(probe.stage), prober.waited
@@ -121,7 +125,7 @@ def _tried(prober: Prober, probe: Probe, done: queue.SimpleQueue[Probe]) -> None
 def _logged_in(
     uri: str, target: Target, probes: list[Probe], end: float, processes: int
 ) -> list[Finding]:
-    electing = members.without_primary(probes)
+    electing = compared_members.without_primary(probes)
     if electing is not None and electing.level is Level.WRONG:
         return [electing]
     seconds = max(0.5, end - time.monotonic())
