@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from opentelemetry import context
 from pymongo.asynchronous.cursor import AsyncCursor
@@ -28,13 +28,67 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
-    from pymongo_resilience.retries.failure import RetryReason
+    from pymongo_resilience.retries.failure import Failure, RetryReason
     from pymongo_resilience.retries.retry_rules import Rule
     from pymongo_resilience.timeline import Run
     from pymongo_resilience_instrumentation.operations.public_operations import (
         PublicOperation,
         Target,
     )
+
+    class CursorState(Protocol):
+        """timeouts/cursor_timeouts.py"""
+
+        seconds: float | None
+        began: float
+        in_list: bool
+
+        @property
+        def omits_max_time(self) -> bool: ...
+        @property
+        def ends(self) -> float | None: ...
+
+    class TransactionState(Protocol):
+        """timeouts/transaction_timeouts.py"""
+
+        @property
+        def timeout(self) -> driver.csot.Timeout: ...
+        @property
+        def began(self) -> float: ...
+        def refuse_others(self) -> None: ...
+
+    class TransactionSpanState(Protocol):
+        """telemetry/transaction_spans.py"""
+
+        span: Span
+
+        def end(
+            self,
+            error: BaseException | None,
+            *,
+            operation: str,
+            withholds: bool,
+            ended_ns: int | None,
+        ) -> None: ...
+
+    class AttemptCountState(Protocol):
+        """selection/operation_counts.py"""
+
+        def take(self, address: str) -> None: ...
+        def measure(self) -> None: ...
+
+    class RepetitionState(Protocol):
+        """transactions/transaction_repeats.py"""
+
+        part: Failure | None
+
+    class HedgeState(Protocol):
+        """hedged_reads/race.py"""
+
+        def began(self, loop: Any) -> None: ...
+        def ends(self, loop: Any, error: Exception) -> bool: ...
+        async def ends_async(self, loop: Any, error: Exception) -> bool: ...
+
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""
@@ -50,7 +104,8 @@ PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
 class Call:
     """Belongs to one thread or task. The outermost wrapper makes it; inner ones find it.
 
-    Plain facts. What has the type Any is the state of one folder above, which its docstring names.
+    Plain facts. What is the state of a folder above has a protocol for a type, or is Any where
+    that folder alone uses it; the docstring names the folder.
 
     What most calls never set is an attribute of the class until they do. What every call asks for
     is none, for an attribute that the class has as well takes five times as long (CPython 3.11).
@@ -72,18 +127,16 @@ class Call:
     """Seconds that what was sent may stay unanswered."""
     reply_within: float | None = None
     """The same, of the command that is being sent. A later batch of a cursor may wait for news."""
-    cursor: Any = None
-    """A CursorTimeout (timeouts/): what a cursor keeps of it, where this call makes one or
-    fetches a batch."""
-    stream: Any = None
-    """A CursorTimeout: what a change stream keeps of it, where this call resumes one."""
+    cursor: CursorState | None = None
+    """What a cursor keeps of it, where this call makes one or fetches a batch."""
+    stream: CursorState | None = None
+    """What a change stream keeps of it, where this call resumes one."""
     resumption: Any = None
     """A Fetch (cursors/), of a batch of a resumable find, until the driver's loop begins."""
-    transaction: Any = None
-    """A TransactionDeadline (timeouts/), of the with_transaction in whose callback the call's
-    session is."""
-    whole: Any = None
-    """A Repetition (transactions/), while the call is a transaction that the library repeats."""
+    transaction: TransactionState | None = None
+    """Of the with_transaction in whose callback the call's session is."""
+    whole: RepetitionState | None = None
+    """While the call is a transaction that the library repeats."""
     configured = False
     """The timeout comes from the library's configuration, a rule or the default, and not from the
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
@@ -95,14 +148,13 @@ class Call:
     """Of a later batch, the class of its cursor."""
     only_reads = False
     """A command runner was given a command that can only read; or it is a try of a hedged read."""
-    hedge: Any = None
-    """A Try (hedged_reads/): the one of two that this copy of a call is for."""
+    hedge: HedgeState | None = None
+    """The try of two that this copy of a call is for."""
     waits_until = NEVER
     """On the driver's clock: under a deadline, no wait of the last attempt for a server or a
     connection may pass it."""
-    selecting: Any = None
-    """An AttemptCount (selection/), of the attempt whose server the driver is selecting, where
-    operations are counted."""
+    selecting: AttemptCountState | None = None
+    """Of the attempt whose server the driver is selecting, where operations are counted."""
     has_command_spans = False
     """Each of its commands has a span; see the option ``command_spans``."""
     policy_seconds = 0.0
@@ -136,8 +188,8 @@ class Call:
         self.deadline = NO_DEADLINE
         """Puts the timeout in force, where that is ours to do."""
         self.span: Span | None = None
-        self.ends: Any = None
-        """A TransactionSpan (telemetry/), of the transaction which this commit or abort ends."""
+        self.ends: TransactionSpanState | None = None
+        """Of the transaction which this commit or abort ends."""
         self.command_spans: dict[int, Any] = {}
         """Each a SentCommand (telemetry/), in flight, by request id: ended with the call at the
         latest."""

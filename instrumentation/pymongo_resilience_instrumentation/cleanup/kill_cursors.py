@@ -211,7 +211,7 @@ class KillCursors(CleanupInterceptor):
         # stream of GridFS, is within that one's own time; with the session of with_transaction, in
         # what is left of that.
         call.transaction = transaction_of(session)
-        refreshed = outer is call.transaction is None and not driver.csot.runs_already()
+        refreshed = outer is None is call.transaction and not driver.csot.runs_already()
         runtime.enter(call, anew=refreshed)
         if not refreshed and call.transaction is None:
             call.deadline = NO_DEADLINE

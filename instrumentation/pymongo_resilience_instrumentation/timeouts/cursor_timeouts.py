@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.calls import Call, CursorState
 
     from .precedence import TimeoutRules
 
@@ -94,7 +94,7 @@ def kept_by(cursor: object) -> CursorTimeout | None:
     return kept
 
 
-def keep(cursor: object, timeout: CursorTimeout | None) -> None:
+def keep(cursor: object, timeout: CursorState | None) -> None:
     if timeout is not kept_by(cursor):
         if not POLICIES.used:
             POLICIES.use()
