@@ -44,7 +44,7 @@ _TESTBED_MODULES: Final = ("secantus",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 for a failure, 2 for a wrong usage, 141
+    """Run the command line; returns the exit status: 0, 1 for a failure, 2 for wrong arguments, 141
     where the output is not read to its end, as in ``pymongo-resilience config | head``."""
     try:
         options = _parser().parse_args(arguments)
@@ -77,27 +77,27 @@ def _parser() -> argparse.ArgumentParser:
     flag: dict[str, Any] = {"action": "store_true"}
     demo = command(
         _demo,
-        "run one workload through scripted faults: plain, in a naive loop, and with us",
+        "run one workload through scripted faults: plain, in a naive loop, and with the library",
         "Runs one workload on three sides through the same faults, on a real server on this "
-        "machine, and compares the databases with what was acknowledged. Exit status 0 only if our "
-        "side lost nothing, duplicated nothing and saw no error.",
+        "machine, and compares the databases with what was acknowledged. Exit status 0 only if the "
+        "library's side lost nothing, duplicated nothing and saw no error.",
     )
     demo(
         "--seconds",
         type=_number(float, 1, 3600),
         default=20.0,
         metavar="N",
-        text="how long, about (default: 20); every fault happens at least once, whatever N is",
+        text="about how long to run (default: 20); every fault happens at least once",
     )
     demo("--seed", type=int, default=1, text="random seed (default: 1)")
-    demo("--json", text="write the numbers here", **file)
-    demo("--svg", text="draw the report here", **file)
+    demo("--json", text="write the figures to this file, as JSON", **file)
+    demo("--svg", text="draw the report to this file", **file)
     demo("--record", text="write every operation, for `report`", **file)
     demo(
         "--otlp",
         type=_endpoint,
         metavar="ENDPOINT",
-        text="send our side's spans and metrics to this OTLP/HTTP collector, for example "
+        text="send the library's spans and metrics to this OTLP/HTTP collector, for example "
         "http://127.0.0.1:4318",
     )
     testbed = command(
@@ -105,13 +105,13 @@ def _parser() -> argparse.ArgumentParser:
         "start a deployment to try an application on, with faults if you like",
         "Starts a real server on this machine with a deployment in front of it, and prints the URI "
         "to connect to: one line on standard output, nothing else. Runs until Ctrl-C or SIGTERM, "
-        "then ends with exit status 0. The data is gone then.",
+        "then deletes the data and ends with exit status 0.",
     )
     testbed(
         "--topology",
         choices=("replica-set", "sharded", "standalone"),
         default="replica-set",
-        text="what it presents (default: replica-set)",
+        text="the kind of deployment (default: replica-set)",
     )
     testbed(
         "--members",
@@ -124,12 +124,11 @@ def _parser() -> argparse.ArgumentParser:
         "--port",
         type=int,
         metavar="P",
-        text="of the first member; the others take the ports after it (default: free ones)",
+        text="port of the first member; the others take the ports after it (default: free ones)",
     )
     testbed(
         "--chaos",
-        text="strike it with random faults for ever, about one in a second, each reported on "
-        "standard error",
+        text="inject random faults, about one a second, each reported on standard error",
         **flag,
     )
     testbed("--seed", type=int, metavar="N", text="random seed of --chaos (default: 1)")
@@ -137,8 +136,8 @@ def _parser() -> argparse.ArgumentParser:
         "--control",
         type=int,
         metavar="PORT",
-        text="serve an HTTP control on 127.0.0.1: POST a fault to /faults, GET what struck, DELETE "
-        "to clear; 0 for a free port",
+        text="serve an HTTP control on 127.0.0.1: POST a fault to /faults, GET those injected, "
+        "DELETE to clear; 0 for a free port",
     )
     testbed(
         "--drill",
@@ -152,52 +151,52 @@ def _parser() -> argparse.ArgumentParser:
         "connect as the application would, and say what to change",
         "Checks the URI, DNS, connections, TLS, the servers, the login and this installation, in "
         "five seconds at most, and ends in a verdict with what to change. Prints no credential. "
-        "Exit status 0 where all is well, 1 where something is wrong, 2 for a wrong usage.",
+        "Exit status 0 where all is well, 1 where something is wrong, 2 for wrong arguments.",
     )
     doctor(
         "uri",
         nargs="?",
         metavar="URI",
-        text=f"{URI_VARIABLE} by default, which other users do not see",
+        text=f"default: {URI_VARIABLE}, which other users cannot see",
     )
     doctor("--json", text="all findings as JSON", **flag)
-    doctor("--deep", text="longer waits, and idle connections: ten seconds", **flag)
+    doctor("--deep", text="wait longer and check idle connections: ten seconds", **flag)
     doctor(
         "--idle",
         type=_number(float, 0.1, 86_400),
         default=0.0,
         metavar="SECONDS",
-        text="leave connections idle for so long, then use them: firewalls forget them",
+        text="leave connections idle for so long, then use them: firewalls may drop them",
     )
     doctor(
         "--processes",
         type=_number(int, 1, 1_000_000),
         default=1,
         metavar="N",
-        text="how many processes the application has: for the limit of connections (default: 1)",
+        text="processes of the application, to check the limit of connections (default: 1)",
     )
     report = command(
         _report,
-        "draw an HTML file of what was recorded",
+        "draw recorded runs as an HTML file",
         "Reads what demo --record, testbed --record, a Recorder of the application or its log as "
         "JSON lines have written, and writes one HTML file: faults, operations, latency, retries "
-        "by reason and server. Several files are laid over each other, each from its beginning.",
+        "by reason and server. Several files are drawn on one time axis, each from its beginning.",
     )
-    report("files", nargs="+", type=Path, metavar="FILE", text="what was recorded")
+    report("files", nargs="+", type=Path, metavar="FILE", text="recorded runs")
     report(
         *("-o", "--output"),
         type=Path,
         default=Path("report.html"),
         metavar="HTML",
-        text="what to write (default: report.html)",
+        text="the file to write (default: report.html)",
     )
-    report("--title", default=PROGRAM, text="of the page")
+    report("--title", default=PROGRAM, text="title of the page")
     files = command(
         _dashboards,
         "write a Grafana dashboard and Prometheus rules into a directory",
-        f"Writes {' and '.join(dashboards.FILES)} into a directory, which is made if its parent is "
-        "there, and prints their paths. Existing files of other content are left alone, and that "
-        "is exit status 1.",
+        f"Writes {' and '.join(dashboards.FILES)} into a directory, which is created if its parent "
+        "exists, and prints their paths. Existing files with other content are not overwritten: "
+        "exit status 1.",
     )
     files("directory", type=Path, metavar="DIR", text="where to write them")
     files("--force", text="overwrite existing files", **flag)
@@ -232,7 +231,7 @@ def _endpoint(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         # A URL may have a password in it.
-        given = "what was given" if "@" in text else repr(text)
+        given = "this value" if "@" in text else repr(text)
         raise argparse.ArgumentTypeError(f"{given} is not a URL such as http://127.0.0.1:4318")
     return text
 
@@ -309,7 +308,7 @@ def _dashboards(options: argparse.Namespace) -> int:
     try:
         written = dashboards.write(options.directory, force=options.force)
     except dashboards.ExistingFilesError as exc:
-        return _complain(f"{exc}: there, with other content; --force overwrites", FAILURE)
+        return _complain(f"{exc}: exists with other content; --force overwrites", FAILURE)
     except (OSError, ValueError) as exc:  # a null character in a path is a ValueError
         why = getattr(exc, "strerror", None) or exc
         return _complain(f"cannot write into {str(options.directory)!r}: {why}", FAILURE)

@@ -257,7 +257,7 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
             _stay_off(error)
             return None
         if loaded.ignored:
-            _log_error("%s\n  the defaults hold in their place", ConfigurationError(loaded.ignored))
+            _log_error("%s\n  the defaults are used instead", ConfigurationError(loaded.ignored))
         config, source = loaded.config, source_of(loaded)
     policies = kwargs.get("policies")
     if policies is not None:

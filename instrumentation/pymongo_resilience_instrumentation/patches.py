@@ -163,7 +163,7 @@ class Patches:
                     covered.append(patch)
         if covered:
             logger.warning(
-                "wrapped by others as well, left in place and passed through: %s",
+                "also wrapped by another library, so our wrappers stay in place and do nothing: %s",
                 ", ".join(f"{patch.owner.__name__}.{patch.name}" for patch in covered),
             )
 

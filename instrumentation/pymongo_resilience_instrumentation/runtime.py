@@ -207,7 +207,7 @@ class Runtime:
                 )
 
     def _show_timeline(self, call: Call, error: BaseException | None, seconds: float) -> None:
-        with shielded(f"with the timeline of {call.operation}"):
+        with shielded(f"while logging the timeline of {call.operation}"):
             call_timelines.show(call, error, seconds, self.slow_seconds)
 
     @property
@@ -216,7 +216,7 @@ class Runtime:
 
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
         judged: BaseException | None = error
-        with shielded(f"with the error of {call.operation}"):
+        with shielded(f"while preparing the error of {call.operation}"):
             if self.owns_retries:
                 judged = timeout_errors.of_call(call, error)
             if isinstance(judged, OperationFailure) and call.selected is not None:
@@ -228,7 +228,7 @@ class Runtime:
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
         """Of a call that had to wait, or of a commit that had to."""
-        with shielded(f"with the waits of {call.operation}"):
+        with shielded(f"while recording the waits of {call.operation}"):
             wait_times.over(call, error)
             for each in call.waits or ():
                 # A Ctrl-C may have come before the wait itself could remove it.

@@ -90,7 +90,7 @@ class Config:
     strategy: str = _option(
         "fast_fail",
         one_of(STRATEGIES),
-        "Which failures are repeated and when; driver leaves pymongo's own loop alone.",
+        "Which failures are repeated and when; driver leaves retries to pymongo.",
     )
     timeout_ms: int | None = _option(
         None,
@@ -107,8 +107,8 @@ class Config:
     attempt_timeout_ms: int | None = _option(
         None,
         integer(1, LONGEST_MS, optional=True),
-        "How long what was sent may stay unanswered before it is given up, and repeated where it "
-        "may be; unset is as long as the operation has.",
+        "How long an attempt may wait for its reply before it is given up, and repeated where that "
+        "is safe; unset is as long as the operation has.",
     )
     max_retries: int = _option(
         5,
@@ -128,7 +128,7 @@ class Config:
         one_of(RETRY_BUDGETS),
         "What limits the retries of each client: ratio, in proportion to what succeeds, for every "
         "reason; tokens, the specification's bucket, after overload errors; or nothing. A client's "
-        "own adaptiveRetries wins, and means tokens.",
+        "own adaptiveRetries comes first, and means tokens.",
     )
     adaptive_retries: bool | None = _option(
         None,
@@ -138,7 +138,7 @@ class Config:
     retry_token_capacity: int = _option(
         1000,
         integer(1, 1_000_000),
-        "How many tokens a client's budget holds, and begins with, where it is of tokens.",
+        "The tokens of a client's budget at the beginning and at most, with retry_budget=tokens.",
     )
     load_shedding: bool = _option(
         False,
@@ -162,8 +162,8 @@ class Config:
     server_selection: str = _option(
         "driver",
         one_of(SERVER_SELECTIONS),
-        "Who chooses among the servers that an operation may go to: pymongo, or the library, which "
-        "counts the attempts in progress on each (least_loaded), or weighs them with its latency "
+        "What chooses among the servers that an operation may go to: pymongo, or the library, by "
+        "the attempts in progress on each (least_loaded), or by these and its latency "
         "(peak_ewma).",
     )
     circuit_breaker: str = _option(
@@ -175,7 +175,7 @@ class Config:
     circuit_breaker_failure_rate: float = _option(
         0.5,
         number(0.01, 1),
-        "The part of a server's calls whose failure opens its circuit breaker.",
+        "The fraction of a server's calls that must fail to open its circuit breaker.",
     )
     circuit_breaker_window_s: float = _option(
         10.0,
@@ -185,7 +185,7 @@ class Config:
     circuit_breaker_minimum_calls: int = _option(
         20,
         integer(1, 1_000_000),
-        "How many calls in that time it takes for a circuit breaker to open.",
+        "The calls in that time without which no circuit breaker opens.",
     )
     circuit_breaker_open_s: float = _option(
         5.0,
@@ -195,13 +195,13 @@ class Config:
     recovery_without: tuple[str, ...] = _option(
         (),
         several_of(RECOVERIES),
-        "Ways to recover sooner than pymongo does that are not taken.",
+        "Which ways to recover sooner than pymongo are disabled.",
     )
     dead_peer_s: int = _option(
         5,
         integer(0, 3600),
-        "After how long without a sign of life from the server's kernel a connection is closed, "
-        "where the system can do that; 0 leaves it to pymongo.",
+        "Closes a connection whose server's kernel has acknowledged nothing for this long, where "
+        "the system can do that; 0 leaves it to pymongo.",
     )
     traces: bool = _option(
         True, BOOLEAN, "Whether operations and commands are recorded as spans.", telemetry=True
@@ -244,7 +244,7 @@ class Config:
     disabled_metrics: tuple[str, ...] = _option(
         (),
         several_of(METRICS),
-        "Metrics that are not measured at all, for what they cost each operation.",
+        "Metrics that are not measured, to save their cost.",
         telemetry=True,
     )
     policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)

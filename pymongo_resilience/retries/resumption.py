@@ -72,7 +72,7 @@ def problem_of(find: Find) -> str | None:
     if find.load_balanced:
         return "a load balancer pins a cursor to its connection, and both are lost"
     if _names_natural(find.sort) or _names_natural(find.hint):
-        return "$natural is no order that a find can be resumed in"
+        return "a find in $natural order cannot be resumed"
     if find.tailable or find.exhaust:
         return f"{'a tailable' if find.tailable else 'an exhaust'} cursor cannot be resumed"
     if find.sort and (len(find.sort) != 1 or find.sort.get(ID) not in (1, -1)):
@@ -80,7 +80,7 @@ def problem_of(find: Find) -> str | None:
     if find.skip:
         return "expected a find without skip"
     if _names(find.filter, _GEO_AND_TEXT):
-        return "a geo or text query has an order and an index of its own"
+        return "a geo or text query cannot be resumed: it has its own order and index"
     if find.collation and find.collation.get("locale") != "simple":
         return "expected a find without a collation, or with the simple one"
     if find.hint and find.hint not in ("_id_", BY_ID):

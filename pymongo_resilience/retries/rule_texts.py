@@ -37,9 +37,9 @@ def _reason(rule: Rule, operation: Operation, failure: Failure) -> str:
         case Rule.SELECTION:
             return "a failed server selection is not repeated"
         case Rule.TERMINAL:
-            return f"no retry mends this ({failure.reason.value})"
+            return f"a retry would not help ({failure.reason.value})"
         case Rule.TRANSACTION_OVER:
-            return "the transaction is over: all of it can be repeated, as with_transaction does"
+            return "the transaction has ended: repeat all of it, as with_transaction does"
         case Rule.SWITCHED_OFF:
             return f"{_switch(operation)} is off"
         case Rule.ATTEMPTS:
@@ -51,14 +51,14 @@ def _reason(rule: Rule, operation: Operation, failure: Failure) -> str:
         case Rule.OVERLOAD_WAIT:
             return "the wait after an overload error would pass the deadline"
         case Rule.BREAKER if operation.time_limit is None:
-            return "no timeout is set: the circuit breaker's next probe is not waited for"
+            return "no timeout is set: a retry does not wait for the circuit breaker's next probe"
         case Rule.BREAKER:
-            return "the circuit breaker's next probe is past the deadline"
+            return "the circuit breaker's next probe is after the deadline"
         case Rule.LOAD_SHEDDING:
             return "refused by the client itself, by its priority"
         case Rule.BUDGET:
             return "the client's retry budget has no token left"
-    return "no retry mends this error"
+    return "a retry would not help"
 
 
 def _switch(operation: Operation) -> str:
@@ -71,9 +71,9 @@ def _attempts(operation: Operation) -> str:
     if operation.overloaded:
         made = operation.attempts - 1
         retries = "1 retry" if made == 1 else f"{made} retries"
-        return f"{retries} after an overload error and no more"
+        return f"the limit of {retries} after an overload error is reached"
     if operation.retry_window is not None and operation.kind is Kind.TRANSACTION:
-        return f"without a timeout it is repeated for {operation.retry_window.timeout:.0f} s"
+        return f"without a timeout, retries end after {operation.retry_window.timeout:.0f} s"
     if operation.retry_window is not None:
-        return "a timeout of 0 is repeated for serverSelectionTimeoutMS and no longer"
+        return "with a timeout of 0, retries end after serverSelectionTimeoutMS"
     return "no timeout is set: one retry"

@@ -99,7 +99,7 @@ def _why(rule: SelectionRule, server: ServerDescription, decision: Decision) -> 
         case SelectionRule.TAGS:
             return _tags(server, decision)
         case SelectionRule.APPLICATION:
-            return "left out by the application's server selector"
+            return "removed by the application's server selector"
         case SelectionRule.CIRCUIT_BREAKER:
             return _breaker(server, decision)
         case SelectionRule.LATENCY:
@@ -119,7 +119,7 @@ def _last_error(server: ServerDescription) -> str:
 def _mode(server: ServerDescription, decision: Decision) -> str:
     topology, criteria = decision.topology.type, decision.criteria
     if topology is TopologyType.UNKNOWN:
-        return "what the deployment is, is not known yet"
+        return "the type of the deployment is not known yet"
     if topology not in REPLICA_SETS:
         return f"the deployment is {topology.value}"
     if server.type not in {ServerType.PRIMARY, ServerType.SECONDARY}:

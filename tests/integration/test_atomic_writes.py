@@ -383,9 +383,9 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         _capped, lambda coll: client_bulk(coll.database.capped), "a capped collection",
     ),
     "config": (
-        None, lambda coll: update(coll.database.client.config.coll), "is the server's own",
+        None, lambda coll: update(coll.database.client.config.coll), "belongs to the server",
     ),
-    "system": (None, lambda coll: update(coll.database["system.views"]), "is the server's own"),
+    "system": (None, lambda coll: update(coll.database["system.views"]), "belongs to the server"),
 }  # fmt: skip
 
 

@@ -393,7 +393,7 @@ def test_a_coroutine_strategy_is_refused_as_soon_as_a_sync_client_is_there(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = 'a sync client cannot await a strategy: there it counts as "no" ({})'
+    text = "a sync client cannot await a strategy and repeats nothing under it: {}"
     for options, level, which in (
         ({"strategy": Awaited()}, "ERROR", "Awaited for *.*"),
         ({"policies": {"a.*": Policy(strategy=Awaited())}}, "WARNING", "Awaited for a.*"),

@@ -96,7 +96,7 @@ def test_the_first_two_are_the_servers_and_the_next_come_at_once(
     began = time.monotonic()
     errors = [refused(side, client) for _ in range(5)]
     assert time.monotonic() - began < SOON
-    told = [connections.opened, *("tried anew" in str(error) for error in errors)]
+    told = [connections.opened, *("tried again" in str(error) for error in errors)]
     assert told == [2, False, False, True, True, True]
     assert errors[1] not in errors[2:]
     assert "authSource" in str(errors[2])

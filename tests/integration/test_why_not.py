@@ -178,7 +178,7 @@ def test_the_application_s_own_selector_is_not_asked_once_more(
     said = by_address(why(unselected(side, coll.find_one)))
     assert asked == [2]
     one, two, three = names(replica_set)
-    refused = "secondary, excluded: left out by the application's server selector"
+    refused = "secondary, excluded: removed by the application's server selector"
     assert said == {one: "primary, excluded: mode secondary", two: refused, three: refused}
     open_.append(1)
 

@@ -103,12 +103,13 @@ CASES = {
     ),
     "overload": Case(
         lambda side, coll: side.do(coll.insert_one, {}), overload("insert"), Rule.ATTEMPTS,
-        "insert_one: 5 retries after an overload error and no more", (OVERLOADED,) * 5,
+        "insert_one: the limit of 5 retries after an overload error is reached", (OVERLOADED,) * 5,
         {"base_backoff_ms": 1},
     ),
     "overload, no retries": Case(
         find_one, overload("find"), Rule.ATTEMPTS,
-        "find_one: 0 retries after an overload error and no more", (), {"max_retries": 0},
+        "find_one: the limit of 0 retries after an overload error is reached", (),
+        {"max_retries": 0},
     ),
     "switched off": Case(
         find_one, cut("find"), Rule.SWITCHED_OFF, "find_one: retryReads is off", (), {},
@@ -120,11 +121,11 @@ CASES = {
     ),
     "terminal": Case(
         find_one, lambda: Fail("find", code=13), Rule.TERMINAL,
-        "find_one: no retry mends this (access_error)",
+        "find_one: a retry would not help (access_error)",
     ),
     "an everyday error": Case(
         find_one, lambda: Fail("find", code=2), Rule.UNKNOWN_REASON,
-        "find_one: no retry mends this error",
+        "find_one: a retry would not help",
     ),
     "no room for the wait": Case(
         find_one, lambda: Overload("find", times=9, base_backoff=600), Rule.OVERLOAD_WAIT,

@@ -46,11 +46,11 @@ def test_no_two_rules_say_the_same() -> None:
         (Rule.SWITCHED_OFF, {"kind": Kind.READ}, "update: retryReads is off"),
         (Rule.SWITCHED_OFF, {"kind": Kind.COMMAND}, "update: retryReads or retryWrites is off"),
         (Rule.ATTEMPTS, {"retry_window": Deadline.after(FakeClock(), 1)},
-         "update: a timeout of 0 is repeated for serverSelectionTimeoutMS and no longer"),
+         "update: with a timeout of 0, retries end after serverSelectionTimeoutMS"),
         (Rule.ATTEMPTS, {"overloaded": True, "attempts": 2},
-         "update: 1 retry after an overload error and no more"),
+         "update: the limit of 1 retry after an overload error is reached"),
         (Rule.BREAKER, {"deadline": Deadline.after(FakeClock(), 1)},
-         "update: the circuit breaker's next probe is past the deadline"),
+         "update: the circuit breaker's next probe is after the deadline"),
     ],
 )  # fmt: skip
 def test_what_it_depends_on(rule: Rule, facts: dict[str, Any], said: str) -> None:

@@ -45,7 +45,7 @@ NO_TLS = AutoReconnect(
     "SSL handshake failed: a:1: [SSL: WRONG_VERSION_NUMBER] wrong version number"
 )
 WRONG = OperationFailure("no", 18, {"ok": 0.0, "errmsg": "authentication failed", "code": 18})
-AT_C = "; c:3 (a primary, to which this operation does not go)"
+AT_C = "; c:3 (a primary, which this operation does not use)"
 OTHER_SET = "client is configured to connect to a replica set named 'x' but this node belongs to "
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OF_THE_SERVER = frozenset({"admin", "config", "local"})
 """Databases in which no transaction writes."""
 STANDALONE = "a standalone server has no transactions, but a replica set of one member has"
-UNACKNOWLEDGED = "with write concern 0 no answer says what became of the transaction"
+UNACKNOWLEDGED = "with write concern 0 the result of the transaction would be unknown"
 
 
 def refuse(call: Call, concern: Any, namespaces: Collection[str], known: Collections) -> Steps:
@@ -31,12 +31,12 @@ def refuse(call: Call, concern: Any, namespaces: Collection[str], known: Collect
     for namespace in namespaces:
         database, _, name = namespace.partition(".")
         if database in OF_THE_SERVER or name.startswith("system."):
-            raise _refusal(call, f"{namespace} is the server's own: no transaction writes there")
+            raise _refusal(call, f"{namespace} belongs to the server: no transaction can write it")
     _refuse_standalone(call)
     for namespace in namespaces:
         kind = yield from known.kind(call.client, namespace)
         if kind in (CAPPED, TIME_SERIES):
-            raise _refusal(call, f"no transaction writes to {namespace}, a {kind} collection")
+            raise _refusal(call, f"transactions cannot write to {namespace}, a {kind} collection")
     # It may not have been known before.
     _refuse_standalone(call)
 

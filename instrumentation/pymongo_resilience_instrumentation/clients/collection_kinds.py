@@ -54,7 +54,7 @@ class Collections:
                 if isinstance(error, OperationFailure) and error.code == UNAUTHORIZED:
                     self.refuse([namespace])
                 return None
-            with shielded("with the kind of a collection"):
+            with shielded("while asking for the kind of a collection"):
                 kinds = {_kind(each) for each in found}
                 kind = kinds.pop() if len(kinds) == 1 else OTHER
                 if found:

@@ -32,6 +32,6 @@ class CoroutineStrategies:
         self._not_warned = {}
         logger.log(
             logging.ERROR if EVERYTHING in found else logging.WARNING,
-            'a sync client cannot await a strategy: there it counts as "no" (%s)',
+            "a sync client cannot await a strategy and repeats nothing under it: %s",
             ", ".join(f"{type(each).__name__} for {pattern}" for pattern, each in found.items()),
         )

@@ -88,11 +88,11 @@ def _times(probe: Probe) -> Iterator[Finding]:
         advice = "network and load of the server; timeouts must leave room for it"
         yield Finding("latency", level, text, advice if level else "", probe.name)
     elif probe.symptom is None:
-        text = "hello took so long that round trips were not measured"
+        text = "hello took too long to measure round trips"
         yield Finding("latency", Level.WARNING, text, "the load of the server", probe.name)
     if probe.clock_ms is not None and abs(probe.clock_ms) > CLOCK_MS:
         text = f"its clock differs from ours by {probe.clock_ms / 1000:+.0f} s"
-        yield Finding("clock", Level.WARNING, text, "NTP on both machines", probe.name)
+        yield Finding("clock", Level.WARNING, text, "the time (NTP) of both machines", probe.name)
 
 
 def of_set(probes: Sequence[Probe], target: Target) -> Iterator[Finding]:

@@ -85,7 +85,7 @@ class Login:
                 raise
             self.findings.append(diagnosed("login", Symptom.LOGIN_REQUIRED))
             return False
-        self._add("login", Level.NOTE, "no user in the URI, and the server demands none")
+        self._add("login", Level.NOTE, "no user in the URI, and the server requires none")
         return True
 
     def _checked(self, client: Client) -> None:
@@ -134,7 +134,7 @@ class Login:
         for each in reply.get("members", []):
             state, name = str(each.get("stateStr")), str(each.get("name"))
             if state not in _HEALTHY_STATES:
-                text = f"the set has it in state {state}"
+                text = f"the replica set lists it in state {state}"
                 yield Finding("members", Level.WARNING, text, "the log of that member", name)
 
     def _primary(self, client: Client) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ TABLE: Mapping[Cause, Row] = {
         RetryReason.TLS_ERROR,
     ),
     Cause.PLAIN_PORT: Row(
-        "the client speaks TLS and the port answers without",
+        "the client uses TLS and the server on that port does not",
         "tls in the URI (a mongodb+srv URI switches it on), the port, and the server's TLS mode",
         RetryReason.TLS_ERROR,
     ),
@@ -132,7 +132,7 @@ def _error_text(what: Exception | str | None) -> str:
         return ""
     if isinstance(what, Exception):
         return f" ({what})"
-    return f" (a{'n' * (what[0] in 'aeiou')} {what}, to which this operation does not go)"
+    return f" (a{'n' * (what[0] in 'aeiou')} {what}, which this operation does not use)"
 
 
 def terminal_cause(error: BaseException) -> Cause | None:
@@ -152,7 +152,7 @@ def refused_again(error: OperationFailure, address: Address, seconds: float) -> 
     said = details.get("errmsg") if details is not None else None
     again: OperationFailure = type(error)(
         f"{said or TABLE[Cause.PASSWORD].says} (by {address_text(address)} {seconds:.1f} s ago; "
-        f"tried anew after a second at most. Check {TABLE[Cause.PASSWORD].check})",
+        f"tried again after at most a second. Check {TABLE[Cause.PASSWORD].check})",
         error.code,
         None if details is None else dict(details),
     )

@@ -43,7 +43,7 @@ def _wrap(_: ModuleType) -> None:
         runtime, wrap = _waiting.pop()
     except IndexError:
         return
-    with shielded("with GridFS, which has no timeouts as a whole"):
+    with shielded("while wrapping GridFS: its streams have no timeout as a whole"):
         if self_check.log_missing(driver.private_names.parts_of_gridfs()):
             return
         from . import stream_deadlines  # noqa: PLC0415 - it imports gridfs

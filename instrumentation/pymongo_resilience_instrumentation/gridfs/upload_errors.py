@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def expiry_behind(error: BaseException) -> PyMongoError | None:
     """The timeout to raise for the error of a ``write`` or a ``close`` that was made of one."""
-    with shielded("with an error of GridFS"):
+    with shielded("while preparing an error of GridFS"):
         return _expiry_behind(error) if isinstance(error, OperationFailure) else None
     return None
 

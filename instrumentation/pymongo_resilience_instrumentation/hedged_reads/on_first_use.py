@@ -30,7 +30,7 @@ def wrap_when_used(
             once.pop()
         except IndexError:  # done, or another thread is doing it
             return
-        with shielded("with hedged reads, so none is hedged"):
+        with shielded("while wrapping reads: none is hedged"):
             if NEEDED & set(without):
                 logger.warning("no read is hedged: pymongo decides on its retries by itself")
                 return

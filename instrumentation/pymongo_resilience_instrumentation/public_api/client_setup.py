@@ -114,5 +114,5 @@ def _may_act(runtime: Runtime) -> bool:
     refusal = monkey_patching.refusal()
     if refusal is not None:
         runtime.enabled_flag.turn(on=False)
-        logger.error("%s; pymongo-resilience is switched off from here on", refusal)
+        logger.error("%s; pymongo-resilience is switched off from now on", refusal)
     return refusal is None

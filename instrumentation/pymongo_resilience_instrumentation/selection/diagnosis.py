@@ -64,7 +64,7 @@ ROWS: Mapping[Symptom, Row] = {
     Symptom.SET_NAME: _terminal(terminal_causes.Cause.SET_NAME),
     Symptom.PLAIN_PORT: _terminal(terminal_causes.Cause.PLAIN_PORT),
     Symptom.TLS_PORT: Row(
-        "the server demands TLS and the client connects without", "that the URI has tls=true"
+        "the server requires TLS and the client connects without it", "that the URI has tls=true"
     ),
     Symptom.UNKNOWN_AUTHORITY: Row(
         "the server's TLS certificate is not from an authority that the client trusts",
@@ -83,7 +83,7 @@ ROWS: Mapping[Symptom, Row] = {
     ),
     Symptom.CERTIFICATE: _terminal(terminal_causes.Cause.CERTIFICATE),
     Symptom.CLIENT_CERTIFICATE: Row(
-        "the server refuses the client's TLS certificate, or misses one",
+        "the server refuses the client's TLS certificate, or requires one",
         "tlsCertificateKeyFile, and that the server's CA file has its authority",
     ),
     Symptom.TLS_VERSION: Row(
@@ -103,7 +103,7 @@ ROWS: Mapping[Symptom, Row] = {
         "authMechanism and authSource in the URI against the server's authenticationMechanisms",
     ),
     Symptom.LOGIN_REQUIRED: Row(
-        "the server demands a login and the client has no user",
+        "the server requires a login and the client has no user",
         "that the URI has user and password",
     ),
     Symptom.MISSING_RIGHTS: Row(

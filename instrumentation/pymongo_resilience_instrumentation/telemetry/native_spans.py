@@ -39,7 +39,7 @@ def shown(run: Run, spans: OperationSpans | None, *, asynchronous: bool) -> Run:
         if call is None:
             return
         try:
-            with shielded("with the driver's span"):
+            with shielded("while adding to the driver's span"):
                 spans.describe(call, error)
         finally:
             # It ends with the driver's operation, not with the call.

@@ -56,7 +56,7 @@ def _limit(connection: object, command: object, own: int | None) -> None:
     except ExecutionTimeout:
         raise
     except Exception:
-        logger.exception("internal error in pymongo-resilience with the time limit of a command")
+        logger.exception("internal error in pymongo-resilience while limiting a command's time")
 
 
 def _lift_or_refuse(connection: Any, command: Any, own: int | None) -> None:

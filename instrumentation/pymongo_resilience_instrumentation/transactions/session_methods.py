@@ -179,7 +179,7 @@ class WithTransaction(Interceptor):
         # An exception of a signal handler may have struck while the callback was left.
         transaction_timeouts.leave_transaction(transaction.session)
         if isinstance(error, PyMongoError) and self._runtime.owns_retries:
-            with shielded("with the error of a transaction"):
+            with shielded("while preparing the error of a transaction"):
                 return transaction.ended_by_time(error) or error
         return error
 

@@ -51,7 +51,7 @@ class DriverMetrics:
         )
         self._heartbeat = made.histogram(
             semconv.HEARTBEAT_DURATION,
-            "Duration of a monitor's hello; an awaited one lasts as long as the server likes.",
+            "Duration of a monitor's hello; an awaited one lasts until the server has news.",
         )
         self._heartbeat_failures = made.counter(
             semconv.HEARTBEAT_FAILURES, "Hellos of a monitor that failed.", "{failure}"

@@ -201,7 +201,7 @@ ROWS = (
         semconv.CONNECTION_IDLE_MAX,
         partial(_size, name="most"),
         "{connection}",
-        "How many of them may be idle: all, the driver has no limit for these alone.",
+        "How many of them may be idle: all, since the driver has no separate limit.",
         adds_up=True,
     ),
     Row(
@@ -215,6 +215,6 @@ ROWS = (
         semconv.BUDGET_TOKENS,
         _tokens,
         "{token}",
-        "What the retries of a client may still spend.",
+        "Tokens left in a client's retry budget.",
     ),
 )
