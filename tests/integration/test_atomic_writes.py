@@ -27,6 +27,7 @@ from pymongo_resilience_instrumentation.testbed import (
 )
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, wait_until
+from support.garbage_collection import cancelled_after
 from support.interruption import Held, interrupt
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, drivers_time
@@ -542,24 +543,60 @@ def test_a_commit_that_the_server_gives_up_says_that_its_result_is_unknown(
         side.do(*update(coll))  # with the same session, which ends what was left open
 
 
-@pytest.mark.parametrize("command", ["update", "commitTransaction"])
+@pytest.mark.parametrize(
+    ("command", "executed", "after"),
+    [("update", True, 1), ("commitTransaction", True, 2), ("commitTransaction", False, 1)],
+)
 def test_however_it_is_interrupted_its_transaction_and_its_session_end(
-    command: str, side: Side, proxy: ReplicaSet, opened: Any, sent: SentCommands,
-    instrument: Instrument, control: Any, database: str,
+    command: str, executed: bool, after: int, side: Side, proxy: ReplicaSet, opened: Any,
+    sent: SentCommands, instrument: Instrument, control: Any, database: str,
 ) -> None:  # fmt: skip
     instrument()
-    coll, held = opened(), Held(command)
+    coll, held = opened(), Held(command, executed=executed)
     proxy.inject(held)
     with override(atomic=True):
         interrupt(side, held.has_it, *update(coll))
     proxy.clear()
-    assert names(sent)[-1] == ("abortTransaction" if command == "update" else command)
+    assert names(sent)[-1] == "abortTransaction"
     with pymongo.timeout(10):
         control[database].coll.update_many({}, INC)
-    assert control[database].coll.distinct("n") == [1 if command == "update" else 2]
+    assert control[database].coll.distinct("n") == [after]
     sent.started_events.clear()
     side.do(coll.find_one)
     assert names(sent) == ["find"], "nothing of it is in progress"
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_cancelled_at_any_of_its_awaits_it_leaves_no_transaction_open(
+    repeated: bool, proxy: ReplicaSet, database: str, control: Any, numbers: Any,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=LOW)
+    control[database].coll.insert_many([{"_id": number, "n": 0} for number in (1, 2, 3)])
+
+    async def cancelled_at(count: int) -> bool:
+        async with pymongo.AsyncMongoClient(proxy.uri) as client:
+            if repeated:
+                proxy.inject(Fail("update", **TRANSIENT))
+            with override(atomic=True):
+                finished = await asyncio.create_task(
+                    cancelled_after(client[database].coll.update_many({}, INC), count)
+                )
+            proxy.clear()
+        return finished
+
+    async def main() -> list[set[int]]:
+        found: list[set[int]] = []
+        while not await cancelled_at(len(found)):
+            with pymongo.timeout(10):
+                control[database].coll.update_many({}, {"$set": {"free": True}})
+            found.append(set(numbers().values()))
+        return found
+
+    found = asyncio.run(asyncio.wait_for(main(), 60))
+    assert len(found) > 10
+    assert found == sorted(found, key=max), "never less"
+    assert all(len(each) == 1 for each in found), "all or none"
 
 
 def test_a_closed_coroutine_leaves_no_transaction_open(

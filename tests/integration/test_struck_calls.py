@@ -7,17 +7,18 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
+import pymongo
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from support.clients import Side, fail_command
 from support.engine.retry_strategies import AT_ONCE
 from support.striking import Line, SoftTimeLimitExceeded, moments, run
 from support.telemetry import Instrument
 
-from pymongo_resilience import Policy, bind, override
+from pymongo_resilience import Policy, bind, override, retry_transaction
 from pymongo_resilience.breakers.breaker_states import HalfOpen
 
 pytestmark = [pytest.mark.oldest, pytest.mark.thorough("each line of a call is struck")]
@@ -75,6 +76,35 @@ def whole_transaction(side: Side, coll: Any) -> Made:
         return session.end_session()
 
     return Made(functools.partial(session.with_transaction, chosen), after)
+
+
+INC = {"$inc": {"n": 1}}
+
+
+def atomic(side: Side, coll: Any) -> Made:
+    def act() -> Any:
+        with override(atomic=True):
+            return coll.update_many({}, INC)
+
+    async def async_act() -> Any:
+        async with override(atomic=True):
+            return await coll.update_many({}, INC)
+
+    return Made(act if side.runner is None else async_act)
+
+
+def by_hand(side: Side, coll: Any) -> Made:
+    def act() -> None:
+        for attempt in retry_transaction(coll.database.client):
+            with attempt as session:
+                coll.update_many({}, INC, session=session)
+
+    async def async_act() -> None:
+        async for attempt in retry_transaction(coll.database.client):
+            async with attempt as session:
+                await coll.update_many({}, INC, session=session)
+
+    return Made(act if side.runner is None else async_act)
 
 
 Make = Callable[[Side, Any], Made]
@@ -234,3 +264,64 @@ def test_no_connection_keeps_what_was_put_on_it(
         return [each for pool in pools for each in pool.conns if "apply_timeout" in vars(each)]
 
     assert strike_everywhere(side, coll, first_batch, left=left) == []
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("make", [atomic, by_hand])
+def test_no_transaction_stays_open(
+    make: Make,
+    repeated: bool,
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    control: MongoClient[Any],
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor its session; and all documents are changed, once, or none is."""
+    instrument(timeout_ms=20_000)
+    documents = control[database].coll
+    documents.insert_many([{"n": 0} for _ in range(5)])
+    client = side.client(proxy.uri)
+    coll = client[database].coll
+    sessions: list[Any] = []
+    start = client.start_session
+
+    def start_session(**options: Any) -> Any:
+        sessions.append(start(**options))
+        return sessions[-1]
+
+    monkeypatch.setattr(client, "start_session", start_session)
+    before = [0]
+
+    def left() -> Any:
+        used: list[Any] = []
+        for _ in range(20):  # what cannot be awaited ends in a task of its own
+            side.do(client.admin.command, "ping")
+            # Unless it was used, a session has nothing of the server's.
+            used = [each for each in sessions if hasattr(each._server_session, "session_id")]
+            if not used:
+                break
+        sessions.clear()
+        try:
+            with pymongo.timeout(5):
+                documents.update_many({}, {"$set": {"free": True}})
+        except PyMongoError as error:
+            control.admin.command("killAllSessions", [])
+            return error
+        (now,) = numbers = documents.distinct("n")
+        wrong = now - before[0] not in (0, 1)
+        before[0] = now
+        return used or (wrong and numbers)
+
+    def failing() -> Any:
+        conflict = Fail("update", code=112, labels=["TransientTransactionError"])
+        proxy.inject(conflict)
+        return nullcontext()
+
+    options: dict[str, Any] = {}
+    if repeated:
+        healthy, _, _ = run(side, make(side, coll).act)
+        before[0] = 1
+        options = {"around": failing, "known": frozenset(healthy.lines)}
+    assert strike_everywhere(side, coll, make, left=left, **options) == []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import gc
 import logging
 import threading
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -82,6 +83,31 @@ def collect(watcher: Watcher, held: list[Any]) -> None:
             gc.collect(0)
     finally:
         gc.enable()
+
+
+async def cancelled_after(coroutine: Coroutine[Any, Any, Any], count: int) -> bool:
+    """It is cancelled once it has waited so often; whether it had finished by then."""
+    if await steps(coroutine, count):
+        return True
+    with suppress(asyncio.CancelledError):
+        await _cancelled(coroutine)
+    return False
+
+
+@types.coroutine
+def _cancelled(coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, None]:
+    go_on: Callable[[Any], Any] = coroutine.throw
+    value: Any = asyncio.CancelledError()
+    while True:
+        try:
+            waited_for = go_on(value)
+        except StopIteration:  # where the driver or asyncio drops it
+            return
+        try:
+            value = yield waited_for
+            go_on = coroutine.send
+        except BaseException as error:  # noqa: BLE001 - as below
+            go_on, value = coroutine.throw, error
 
 
 @types.coroutine

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pymongo import monitoring
 from pymongo_resilience_instrumentation.testbed import Interception
-from pymongo_resilience_instrumentation.testbed.traffic import Delay
+from pymongo_resilience_instrumentation.testbed.traffic import Delay, Hang
 from support.clients import Side, wait_until
 
 NAMES = {"sync": "KeyboardInterrupt", "async": "CancelledError"}
@@ -21,17 +21,19 @@ LONG = 60.0
 
 
 class Held(Interception):
-    """Has the server execute a command, and keeps the reply back until the faults are cleared."""
+    """Has the server execute a command, and keeps the reply back until the faults are cleared; or
+    keeps the command from the server, where it is not to be executed."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, *, executed: bool = True) -> None:
         super().__init__()
         self._command = command
+        self._verdict = Delay if executed else Hang
 
     def on_request(self, request: Any, connection: Any) -> Any:
         if request.command_name != self._command:
             return None
         self.injected += 1
-        return Delay(LONG)
+        return self._verdict(LONG)
 
     def has_it(self) -> bool:
         return self.injected > 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dis
+import functools
 import random
 import sys
 from collections.abc import Callable, Container
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pymongo_resilience_instrumentation
@@ -32,6 +34,10 @@ OUT_OF_REACH = frozenset({
     "__exit__ of overrides.py",  # whoever leaves the block runs nothing but this
 })  # fmt: skip
 """At their first line nothing of ours has begun yet, and nobody around them is ours."""
+
+NOP = dis.opmap["NOP"]
+"""A line that is nothing else, as ``try:``: no signal handler runs there, and CPython 3.11 has no
+handler for what is raised there in a loop."""
 
 
 class SoftTimeLimitExceeded(Exception):  # noqa: N818 - as Celery calls it
@@ -66,6 +72,8 @@ class Tracer:
         return self._line
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and _opcode(frame) == NOP:
+            return self._line
         begins, self._begins = self._begins is frame, None
         if event == "line" and (self._task is None or _task() is self._task):
             self.lines.append((frame.f_code.co_filename, frame.f_lineno))
@@ -78,6 +86,15 @@ class Tracer:
 
 FINALIZERS = frozenset({"<lambda> of transaction_spans.py"})
 """The interpreter keeps what is raised there."""
+
+
+def _opcode(frame: FrameType) -> int:
+    return _bytes(frame.f_code)[frame.f_lasti]
+
+
+@functools.cache
+def _bytes(code: CodeType) -> bytes:
+    return code.co_code
 
 
 def _place(frame: FrameType) -> str:

@@ -11,8 +11,8 @@ from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
-from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.transactions.transaction_repeats import Repetition
+from pymongo_resilience_instrumentation.transactions.unfinished_sessions import end_unfinished
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-_ending: set[asyncio.Task[Any]] = set()
-"""A loop holds its tasks weakly."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,21 +49,19 @@ def transact(write: Write) -> Steps:
     }
     repetition = Repetition(call.client, options, runtime, call)
     session = call.client.start_session(causal_consistency=False)
-    unfinished = False
-    call.whole = repetition
     try:
-        return (yield from _attempts(write, repetition, session))
-    except BaseException as error:
-        unfinished = _is_closed(error)
-        raise
+        try:
+            call.whole = repetition
+            result = yield from _attempts(write, repetition, session)
+        except BaseException as error:
+            if not _is_closed(error):
+                yield session.end_session
+            raise
+        yield session.end_session
+        return result
     finally:
         call.whole = None
-        if not unfinished:
-            yield session.end_session
-        elif write.loop is None:
-            session.end_session()
-        else:
-            defer(partial(_end_later, session, write.loop))
+        end_unfinished(session, write.loop)
 
 
 def _attempts(write: Write, repetition: Repetition, session: Any) -> Steps:
@@ -91,27 +86,6 @@ def _attempts(write: Write, repetition: Repetition, session: Any) -> Steps:
 def _is_closed(error: BaseException) -> bool:
     """Whether nothing may be awaited any more."""
     return isinstance(error, GeneratorExit) or closes_a_coroutine(error)
-
-
-def _end_later(session: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Of a coroutine that was closed unfinished. Where its loop has ended, the server aborts the
-    transaction after its time limit."""
-
-    def end() -> None:
-        task = loop.create_task(session.end_session())
-        _ending.add(task)
-        task.add_done_callback(_ended)
-
-    try:
-        loop.call_soon_threadsafe(end)
-    except RuntimeError:
-        return
-
-
-def _ended(task: asyncio.Task[Any]) -> None:
-    _ending.discard(task)
-    if not task.cancelled():
-        task.exception()
 
 
 def _forget_counts(error: BaseException) -> None:

@@ -19,7 +19,7 @@ from .servers.connections import FAILED
 from .servers.monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .servers.pools import IDLE, IN_USE, PLACES
 from .servers.topologies import CHANGE
-from .sessions import END_SESSION, WITHIN_TIME_LIMIT
+from .sessions import END_SESSION, STATE, WITHIN_TIME_LIMIT
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTING, SELECTION_TIMEOUT, SYNC_HALF
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def _of_the_loop(half: str, prefix: str) -> Iterator[Part]:
     yield Part(Feature.RETRIES, f"pymongo.{half}.bulk:_{prefix}Bulk", _BULK_NAMES)
     yield Part(Feature.RETRIES, f"{session}:{prefix}ClientSession", _SESSION_NAMES)
     yield Part(Feature.RETRIES, f"{session}:_Transaction", _TRANSACTION_NAMES)
+    yield Part(Feature.OPEN_COMMITS, f"{session}:_Transaction", (STATE,))
     connection = f"pymongo.{half}.pool:{prefix}Connection"
     yield Part(Feature.RETRIES, connection, ("supports_sessions",))
     yield Part(Feature.RETRIES, connection, ("is_standalone",), set_by="_hello")

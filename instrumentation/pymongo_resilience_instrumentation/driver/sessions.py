@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 END_SESSION = "_end_session"
 """What ``end_session()`` calls, and the end of a session's block."""
+STATE = "state"
+"""Of a session's transaction."""
 WITHIN_TIME_LIMIT = "_within_time_limit"
 """A function of the sessions' module: asked before with_transaction repeats anything."""
 
@@ -30,6 +32,17 @@ def session_modules() -> tuple[ModuleType, ModuleType]:
         for half in ("synchronous", "asynchronous")
     )
     return sync, asynchronous
+
+
+def state_of_transaction(session: Any) -> Any:
+    """None where the self-check misses it."""
+    return getattr(session._transaction, STATE, None)
+
+
+def set_state_of_transaction(session: Any, state: Any) -> None:
+    """To one of ``state_of_transaction``: an open one is aborted as its session ends."""
+    if state is not None:
+        setattr(session._transaction, STATE, state)
 
 
 def bound_session(asynchronous: bool) -> Any:

@@ -10,6 +10,8 @@ Steps = Generator[Callable[[], Any], Any, Any]
 
 
 def run(steps: Steps) -> Any:
+    """An exception of a signal handler may strike at any line: what it leaves unfinished is closed
+    at once."""
     try:
         call = next(steps)
         while True:
@@ -21,6 +23,9 @@ def run(steps: Steps) -> Any:
                 call = steps.send(result)
     except StopIteration as done:
         return done.value
+    except BaseException:
+        steps.close()
+        raise
 
 
 async def run_async(steps: Steps) -> Any:
@@ -36,3 +41,6 @@ async def run_async(steps: Steps) -> Any:
                 call = steps.send(result)
     except StopIteration as done:
         return done.value
+    except BaseException:
+        steps.close()
+        raise

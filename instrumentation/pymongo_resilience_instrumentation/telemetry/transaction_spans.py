@@ -54,12 +54,13 @@ class TransactionSpan:
         self, span: Span, session: object, quotes: bool, still_open: set[TransactionSpan]
     ) -> None:
         self.span = span
-        self._session: Callable[[], Any] = weakref.ref(
-            session, lambda _: defer(partial(self.end, ended_ns=time.time_ns()))
-        )
         self._quotes = quotes
         self._unknown = False
         self._open = still_open
+        # The last of them: an exception of a signal handler may leave it at that.
+        self._session: Callable[[], Any] = weakref.ref(
+            session, lambda _: defer(partial(self.end, ended_ns=time.time_ns()))
+        )
         still_open.add(self)
         setattr(session, _SPAN, self)
 

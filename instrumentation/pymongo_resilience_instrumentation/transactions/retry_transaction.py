@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from contextlib import nullcontext
+import math
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pymongo import AsyncMongoClient
 
+from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import driver
@@ -17,6 +19,7 @@ from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
 from .transaction_repeats import Repetition
+from .unfinished_sessions import end_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,8 +132,15 @@ class Transactions:
         """Whether ``error`` is dealt with: the transaction is repeated."""
         transaction_timeouts.leave_transaction(session)
         deadline = self._deadline
-        with nullcontext() if deadline is None else deadline.timeout.resume():
-            again = yield from repetition.end(session, error, sleep)
+        as_it_is = driver.csot.within(math.inf)
+        in_force = as_it_is if deadline is None else deadline.timeout.resume()
+        try:
+            with in_force:
+                again = yield from repetition.end(session, error, sleep)
+        except BaseException as raised:
+            # An exception of a signal handler may have struck as it was left.
+            in_force.__exit__(None, raised, None)
+            raise
         self._over = not again
         return again
 
@@ -142,9 +152,14 @@ class Attempt:
         self._transactions = transactions
         self._repetition = repetition
         self._session = session
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __enter__(self) -> Any:
-        run(self._transactions.begin(self._repetition, self._session))
+        try:
+            run(self._transactions.begin(self._repetition, self._session))
+        except BaseException:
+            self._session.end_session()
+            raise
         return self._session
 
     def __exit__(
@@ -153,14 +168,21 @@ class Attempt:
         error: BaseException | None,
         _: TracebackType | None,
     ) -> bool:
-        repetition, sleep = self._repetition, self._repetition.clock.sleep
         try:
-            return bool(run(self._transactions.end(repetition, self._session, error, sleep)))
+            try:
+                return bool(run(self._end(error, self._repetition.clock.sleep)))
+            finally:
+                self._session.end_session()
         finally:
-            self._session.end_session()
+            end_unfinished(self._session, None)
 
     async def __aenter__(self) -> Any:
-        await run_async(self._transactions.begin(self._repetition, self._session))
+        self._loop = asyncio.get_running_loop()
+        try:
+            await run_async(self._transactions.begin(self._repetition, self._session))
+        except BaseException:
+            end_unfinished(self._session, self._loop)
+            raise
         return self._session
 
     async def __aexit__(
@@ -169,9 +191,20 @@ class Attempt:
         error: BaseException | None,
         _: TracebackType | None,
     ) -> bool:
-        repetition, sleep = self._repetition, self._repetition.clock.sleep_async
         try:
-            steps = self._transactions.end(repetition, self._session, error, sleep)
-            return bool(await run_async(steps))
-        finally:
+            try:
+                if closes_a_coroutine(error):
+                    return False  # nothing may be awaited any more
+                steps = self._end(error, self._repetition.clock.sleep_async)
+                again = bool(await run_async(steps))
+            except BaseException as raised:
+                if not closes_a_coroutine(raised):
+                    await self._session.end_session()
+                raise
             await self._session.end_session()
+            return again
+        finally:
+            end_unfinished(self._session, self._loop)
+
+    def _end(self, error: BaseException | None, sleep: Callable[..., Any]) -> Steps:
+        return self._transactions.end(self._repetition, self._session, error, sleep)

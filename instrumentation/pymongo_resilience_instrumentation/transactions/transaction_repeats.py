@@ -90,11 +90,16 @@ class Repetition:
                 with self._for_the_abort(what):
                     yield session.abort_transaction
             return self._follows(what, error)
+        open_state = driver.sessions.state_of_transaction(session)
         while session.in_transaction or error is not None:
             try:
                 yield session.commit_transaction
             except PyMongoError as failed:
                 error = failed
+            except BaseException:
+                # The driver takes it for committed, and it may not even have been sent.
+                driver.sessions.set_state_of_transaction(session, open_state)
+                raise
             else:
                 break
             what = self._judge(error, committing=True)
