@@ -192,7 +192,7 @@ class Config:
         number(0.1, 3600),
         "How long a circuit breaker stays open before it lets three probes through.",
     )
-    recovery_without: tuple[str, ...] = _option(
+    disabled_recovery: tuple[str, ...] = _option(
         (),
         several_of(RECOVERIES),
         "Which ways to recover sooner than pymongo are disabled.",
@@ -289,6 +289,12 @@ class Config:
         _warn_former("metrics_without", "disabled_metrics")
         return self.disabled_metrics
 
+    @property
+    def recovery_without(self) -> tuple[str, ...]:
+        """The former name of ``disabled_recovery``."""
+        _warn_former("recovery_without", "disabled_recovery")
+        return self.disabled_recovery
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
         """From the variables, and from the TOML file that ``PYMONGO_RESILIENCE_CONFIG`` names.
@@ -311,7 +317,7 @@ class Config:
         return cls(**values.found)
 
 
-FORMER = {"metrics_without": "disabled_metrics"}
+FORMER = {"metrics_without": "disabled_metrics", "recovery_without": "disabled_recovery"}
 """Names of options before, which end with the next minor version."""
 
 
@@ -341,7 +347,7 @@ class Loaded(NamedTuple):
     sources: Mapping[str, str]
     """The variable, or the file, that each value came from; what has none is a default."""
     ignored: tuple[str, ...]
-    """Wrong values of options of telemetry alone, in place of which the defaults hold."""
+    """Wrong values of options of telemetry alone, which have their defaults instead."""
 
 
 def load(environ: Mapping[str, str] = os.environ, *, tolerant: bool = False) -> Loaded:

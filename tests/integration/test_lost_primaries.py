@@ -235,7 +235,7 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
 
 def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
     originals = [vars(cls)[driver.topologies.CHANGE] for cls, _ in driver.topologies.topologies()]
-    instrument(recovery_without=("interruptions",))
+    instrument(disabled_recovery=("interruptions",))
     now = [vars(cls)[driver.topologies.CHANGE] for cls, _ in driver.topologies.topologies()]
     assert now == originals
 

@@ -125,7 +125,7 @@ def test_where_reads_cannot_be_woken_nothing_is_wrapped(
     assert (vars(sync)[driver.monitors.CANCEL], vars(sync)[driver.monitors.READ]) == originals
     pymongo_resilience.uninstrument()
     monkeypatch.undo()
-    instrument(recovery_without=("woken_checks",))
+    instrument(disabled_recovery=("woken_checks",))
     assert (vars(sync)[driver.monitors.CANCEL], vars(sync)[driver.monitors.READ]) == originals
 
 
@@ -137,7 +137,7 @@ def test_switched_off_a_lost_server_is_checked_as_the_driver_does(instrument: In
         ]
 
     originals = found()
-    instrument(recovery_without=("quick_checks",))
+    instrument(disabled_recovery=("quick_checks",))
     assert found() == originals
     pymongo_resilience.uninstrument()
     instrument()

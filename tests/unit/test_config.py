@@ -51,7 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "circuit_breaker_minimum_calls": 20,
     "circuit_breaker_open_s": 5.0,
     "attempt_timeout_ms": None,
-    "recovery_without": (),
+    "disabled_recovery": (),
     "dead_peer_s": 5,
     "traces": True,
     "command_spans": "always",
@@ -99,7 +99,7 @@ GOOD: list[tuple[str, str, Any]] = [
       for text, value in (("all", "all"), ("ALL", "all"), ("1", True), ("off", False))),
     *(("dead_peer_s", str(number), number) for number in (0, 1, 3600)),
     *(("attempt_timeout_ms", str(number), number) for number in (1, 300, 2_147_483_647)),
-    *(("recovery_without", text, names)
+    *(("disabled_recovery", text, names)
       for text, names in (("quick_checks", ("quick_checks",)),
                           ("WOKEN_CHECKS, quick_checks", ("woken_checks", "quick_checks")))),
     *(("disabled_metrics", text, names)
@@ -138,7 +138,7 @@ BAD: list[tuple[str, str, str]] = [
     *(("attempt_timeout_ms", text, "an integer from 1 to 2147483647")
       for text in ("0", "-1", "1.5")),
     *(("dead_peer_s", text, "an integer from 0 to 3600") for text in ("-1", "3601", "1.5", "5s")),
-    *(("recovery_without", text, "any of " + ", ".join(RECOVERIES))
+    *(("disabled_recovery", text, "any of " + ", ".join(RECOVERIES))
       for text in ("all", "true", "quick")),
     *(("disabled_metrics", text, "any of " + ", ".join(METRICS))
       for text in ("wait_time", f"{ATTEMPTS};{WAIT_TIME}", "all", f"{ATTEMPTS},db.client")),
@@ -161,7 +161,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("command_spans", value) for value in (None, True, "some")),
     *(("metrics", value) for value in (None, 1, "some", "true", ["all"])),
     *(("attempt_timeout_ms", value) for value in (True, 1.0, "1", -1, 0)),
-    *(("recovery_without", value) for value in (None, True, "quick_checks", [1], ["all"])),
+    *(("disabled_recovery", value) for value in (None, True, "quick_checks", [1], ["all"])),
     *(("disabled_metrics", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
     *((f"circuit_breaker_{name}", value)
       for name in ("failure_rate", "window_s", "open_s") for value in (None, True, "1", -1, 0)),
@@ -300,7 +300,7 @@ CAPITALS: dict[str, Any] = {
     "timeout_mode": "Iteration",
     "server_selection": "Least_Loaded",
     "circuit_breaker": "ON",
-    "recovery_without": ["QUICK_CHECKS"],
+    "disabled_recovery": ["QUICK_CHECKS"],
     "disabled_metrics": [ATTEMPTS.upper()],
 }
 
@@ -533,22 +533,35 @@ def test_the_nearest_name_is_near_in_what_tells_names_apart(
     assert "did you mean PYMONGO_RESILIENCE_TIMEOUT_MS?" in caplog.text
 
 
-def test_a_former_name_of_an_option_still_holds() -> None:
-    with pytest.deprecated_call(match="disabled_metrics"):
-        config = Config(metrics_without=(ATTEMPTS,))  # type: ignore[call-arg]  # the former name
-    assert config.disabled_metrics == (ATTEMPTS,)
-    with pytest.deprecated_call(match="disabled_metrics"):
-        assert config.metrics_without == (ATTEMPTS,)
+FORMER_NAMES = pytest.mark.parametrize(
+    ("former", "name", "value"),
+    [
+        ("metrics_without", "disabled_metrics", ATTEMPTS),
+        ("recovery_without", "disabled_recovery", "quick_checks"),
+    ],
+    ids=["metrics", "recovery"],
+)
 
 
+@FORMER_NAMES
+def test_a_former_name_of_an_option_still_holds(former: str, name: str, value: str) -> None:
+    given: dict[str, Any] = {former: (value,)}
+    with pytest.deprecated_call(match=name):
+        config = Config(**given)
+    assert getattr(config, name) == (value,)
+    with pytest.deprecated_call(match=name):
+        assert getattr(config, former) == (value,)
+
+
+@FORMER_NAMES
 def test_a_former_name_in_a_variable_or_file_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    former: str, name: str, value: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "options.toml"
-    file.write_text(f'metrics_without = ["{ATTEMPTS}"]')
+    file.write_text(f'{former} = ["{value}"]')
     for config in (
-        Config.from_env({"PYMONGO_RESILIENCE_METRICS_WITHOUT": ATTEMPTS}),
+        Config.from_env({f"PYMONGO_RESILIENCE_{former.upper()}": value}),
         Config.from_toml(file),
     ):
-        assert config.disabled_metrics == (ATTEMPTS,)
+        assert getattr(config, name) == (value,)
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]

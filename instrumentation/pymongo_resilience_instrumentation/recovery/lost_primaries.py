@@ -47,7 +47,7 @@ BUILT_IN = tuple(type(each) for each in NAMED.values())
 
 def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     """What to wrap of topologies, and with what."""
-    if INTERRUPTIONS not in runtime.config.recovery_without:
+    if INTERRUPTIONS not in runtime.config.disabled_recovery:
         for owner, asynchronous in driver.topologies.topologies():
             yield owner, driver.topologies.CHANGE, Change(runtime, asynchronous)
 

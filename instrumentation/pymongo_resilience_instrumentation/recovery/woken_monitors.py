@@ -27,7 +27,7 @@ _INTERVALS = "_pymongo_resilience_intervals"
 
 def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     """What to wrap of monitors, and with what."""
-    without = runtime.config.recovery_without
+    without = runtime.config.disabled_recovery
     for cls, asynchronous in driver.monitors.monitor_classes():
         if WOKEN_CHECKS not in without and driver.connections.CAN_WAKE:
             yield cls, driver.monitors.READ, Read()
