@@ -32,6 +32,29 @@ def need(built: Path) -> Path:
     return built
 
 
+class SlowedServer:
+    """A replica set of canned replies, of which some come late."""
+
+    def __init__(self, uri: str, child: subprocess.Popen[str]) -> None:
+        self.uri = uri
+        self._child = child
+
+    def slow(self, member: int, share: float, seconds: float) -> None:
+        """This share of the finds that it receives from now on."""
+        self._tell(f"{member} {share} {seconds * 1000:.0f}")
+
+    def counts(self) -> list[int]:
+        """The finds that each member has received and, as the last number, open cursors."""
+        return self._tell("")
+
+    def _tell(self, line: str) -> list[int]:
+        if self._child.stdin is None or self._child.stdout is None:
+            raise RuntimeError("the server has no pipes")
+        self._child.stdin.write(f"{line}\n")
+        self._child.stdin.flush()
+        return [int(each) for each in self._child.stdout.readline().split()]
+
+
 @contextmanager
 def canned_server(
     members: int = 1, *, streaming: bool = True, heartbeats: bool = True
@@ -41,6 +64,15 @@ def canned_server(
     Without heartbeats no monitor of the client wakes up while it is measured: in an async client
     each would be as much as an operation, in whichever burst it comes.
     """
+    with slowed_server(members, streaming=streaming, heartbeats=heartbeats) as server:
+        yield server.uri
+
+
+@contextmanager
+def slowed_server(
+    members: int = 1, *, streaming: bool = True, heartbeats: bool = True
+) -> Iterator[SlowedServer]:
+    """The same, to be slowed down."""
     child = subprocess.Popen(  # noqa: S603 - our own
         [str(need(SERVER)), str(members), "streaming" if streaming else "polling"],
         stdin=subprocess.PIPE,
@@ -53,7 +85,7 @@ def canned_server(
     try:
         hosts = ",".join(f"127.0.0.1:{port}" for port in child.stdout.readline().split())
         options = "" if heartbeats else f"&heartbeatFrequencyMS={SELDOM_MS}"
-        yield f"mongodb://{hosts}/?replicaSet=canned{options}"
+        yield SlowedServer(f"mongodb://{hosts}/?replicaSet=canned{options}", child)
     finally:
         child.stdin.close()
         child.wait(10)

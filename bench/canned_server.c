@@ -3,9 +3,13 @@
  *   canned_server MEMBERS streaming|polling
  *
  * Prints its ports in one line and serves until its standard input ends. One thread, epoll. It reads
- * of a command its name and four of its fields, and believes everything. The first member is the
+ * of a command its name and five of its fields, and believes everything. The first member is the
  * primary; there are no elections, no sessions, no data. A cursor's id is the number of batches that it
  * still has, so nothing is kept of it.
+ *
+ * A line "MEMBER SHARE MS" on its standard input has that member answer such a share of its finds so
+ * much later. Each line, an empty one too, is answered by one with the finds that each member has
+ * received and, as the last number, the cursors that are open.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -30,6 +34,9 @@ typedef struct {
     char received[MAX_MESSAGE];
     int32_t awaiting; /* request id of the hello that is answered later; 0 for none */
     int64_t await_ms, await_until;
+    char *late; /* a reply that is sent later; a client waits for it before it sends more */
+    size_t late_length;
+    int64_t late_at;
 } Connection;
 
 typedef struct {
@@ -39,13 +46,15 @@ typedef struct {
 
 typedef struct {
     char name[64];
-    int64_t first, limit, batch_size, max_await_ms;
+    int64_t first, limit, batch_size, max_await_ms, cursors;
     int has_topology_version;
 } Command;
 
 static Connection *connections[MAX_CONNECTIONS];
 static int ports[MAX_MEMBERS], listeners[MAX_MEMBERS], members, streaming, poller;
 static char reply[MAX_REPLY];
+static double late_share[MAX_MEMBERS];
+static int64_t late_ms[MAX_MEMBERS], finds[MAX_MEMBERS], open_cursors;
 
 static int64_t now_ms(void) {
     struct timespec t;
@@ -154,9 +163,13 @@ static void answer(Bson *b, const Command *c, int member) {
         hello(b, member);
     } else if (!strcmp(c->name, "find")) {
         if (batch > documents) batch = documents;
+        open_cursors += documents > batch;
         cursor(b, "firstBatch", (documents - 1) / batch, batch);
     } else if (!strcmp(c->name, "getMore")) {
+        open_cursors -= c->first == 1;
         cursor(b, "nextBatch", c->first - 1, batch);
+    } else if (!strcmp(c->name, "killCursors")) {
+        open_cursors -= c->cursors;
     } else if (!strcmp(c->name, "aggregate")) {
         cursor(b, "firstBatch", 0, 1);
     } else if (!strcmp(c->name, "insert") || !strcmp(c->name, "delete")) {
@@ -195,6 +208,13 @@ static int64_t number(unsigned char type, const char *value) {
     return type == 0x10 ? small : type == 0x12 ? large : type == 0x01 ? (int64_t)d : 0;
 }
 
+/* How many elements an array of int64 has. */
+static int64_t elements(const char *array) {
+    int64_t n = 0;
+    for (const char *at = array + 4; *at; n++) at += 1 + strlen(at + 1) + 1 + 8;
+    return n;
+}
+
 static Command read_command(const char *document, const char *limit) {
     Command c = {0};
     const char *at = document + 4;
@@ -211,6 +231,8 @@ static Command read_command(const char *document, const char *limit) {
             c.batch_size = number(type, value);
         } else if (!strcmp(name, "maxAwaitTimeMS")) {
             c.max_await_ms = number(type, value);
+        } else if (!strcmp(name, "cursors")) {
+            c.cursors = elements(value);
         } else if (!strcmp(name, "topologyVersion")) {
             c.has_topology_version = 1;
         }
@@ -222,14 +244,30 @@ static Command read_command(const char *document, const char *limit) {
 
 static void drop(int fd) {
     close(fd);
+    free(connections[fd]->late);
     free(connections[fd]);
     connections[fd] = NULL;
 }
 
 static void put32(char *at, int32_t v) { memcpy(at, &v, 4); }
 
+static void send_all(int fd, const char *bytes, size_t length) {
+    for (size_t sent = 0; sent < length;) {
+        ssize_t n = send(fd, bytes + sent, length - sent, MSG_NOSIGNAL);
+        if (n <= 0) return; /* its next read says that it is gone */
+        sent += (size_t)n;
+    }
+}
+
+static int is_late(const Command *c, int member) {
+    if (strcmp(c->name, "find")) return 0;
+    finds[member]++;
+    return rand() < late_share[member] * RAND_MAX;
+}
+
 static void send_reply(int fd, int op, int32_t to, int32_t flags, const Command *c, int member) {
     Bson b = {reply, 0};
+    Connection *connection = connections[fd];
     size_t start;
     if (op == OP_QUERY) {
         memset(reply, 0, 36);
@@ -247,11 +285,13 @@ static void send_reply(int fd, int op, int32_t to, int32_t flags, const Command 
     put32(reply + 4, 1);
     put32(reply + 8, to);
     put32(reply + 12, op == OP_QUERY ? OP_REPLY : OP_MSG);
-    for (size_t sent = 0; sent < b.length;) {
-        ssize_t n = send(fd, reply + sent, b.length - sent, MSG_NOSIGNAL);
-        if (n <= 0) return; /* its next read says that it is gone */
-        sent += (size_t)n;
+    if (!is_late(c, member)) {
+        send_all(fd, reply, b.length);
+        return;
     }
+    connection->late = memcpy(malloc(b.length), reply, b.length);
+    connection->late_length = b.length;
+    connection->late_at = now_ms() + late_ms[member];
 }
 
 static void handle(int fd, Connection *connection, char *message, int32_t size) {
@@ -295,15 +335,40 @@ static void receive(int fd) {
     }
 }
 
-static void stream_hellos(void) {
+/* Sends what is due. The milliseconds until something else is, at most 1000. */
+static int send_due(void) {
     Command c = {.name = "hello"};
-    int64_t now = now_ms();
+    int64_t now = now_ms(), next = now + 1000;
     for (int fd = 0; fd < MAX_CONNECTIONS; fd++) {
         Connection *each = connections[fd];
-        if (!each || !each->awaiting || each->await_until > now) continue;
-        send_reply(fd, OP_MSG, each->awaiting, MORE_TO_COME, &c, each->member);
-        each->await_until = now + each->await_ms;
+        if (each && each->awaiting && each->await_until <= now) {
+            send_reply(fd, OP_MSG, each->awaiting, MORE_TO_COME, &c, each->member);
+            each->await_until = now + each->await_ms;
+        }
+        if (each && each->late && each->late_at <= now) {
+            send_all(fd, each->late, each->late_length);
+            free(each->late);
+            each->late = NULL;
+        }
+        if (each && each->late && each->late_at < next) next = each->late_at;
     }
+    return (int)(next - now);
+}
+
+/* Whether there was a line on the standard input. */
+static int obey(void) {
+    char line[128];
+    int member, ms;
+    double share;
+    if (!fgets(line, sizeof line, stdin)) return 0;
+    if (sscanf(line, "%d %lf %d", &member, &share, &ms) == 3 && member >= 0 && member < members) {
+        late_share[member] = share;
+        late_ms[member] = ms;
+    }
+    for (int i = 0; i < members; i++) printf("%lld ", (long long)finds[i]);
+    printf("%lld\n", (long long)open_cursors);
+    fflush(stdout);
+    return 1;
 }
 
 static void watch(int fd) {
@@ -357,16 +422,18 @@ int main(int argc, char **argv) {
     for (int i = 0; i < members; i++) listen_on(i);
     for (int i = 0; i < members; i++) printf("%d%c", ports[i], i + 1 < members ? ' ' : '\n');
     fflush(stdout);
-    for (;;) {
-        int n = epoll_wait(poller, ready, 64, 1000);
+    for (int wait_ms = 1000;; wait_ms = send_due()) {
+        int n = epoll_wait(poller, ready, 64, wait_ms);
         if (n < 0 && errno != EINTR) return 1;
         for (int i = 0; i < n; i++) {
             int fd = ready[i].data.fd, member;
-            if (fd == STDIN_FILENO) return 0;
+            if (fd == STDIN_FILENO) {
+                if (!obey()) return 0;
+                continue;
+            }
             member = member_of(fd);
             if (member >= 0) take(fd, member);
             else if (connections[fd]) receive(fd);
         }
-        stream_hellos();
     }
 }

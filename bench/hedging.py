@@ -1,6 +1,7 @@
 """What hedged reads and peak_ewma do to the slowest reads, and what they cost.
 
-    python bench/hedging.py [SECONDS] [--rate READS] [--only SELECTION] [--quick] [--json FILE]
+    python bench/hedging.py [SECONDS] [--rate READS] [--only SELECTION] [--canned] [--quick]
+                            [--json FILE]
 
 A replica set of three and a client in a process of its own that reads with ``nearest``: 8 threads,
 then 100 tasks, 200 reads a second either way, or as many as ``--rate`` says. After a healthy phase
@@ -8,8 +9,11 @@ of so many seconds (10) one of two troubles lasts as long: every member answers 
 after half a second, or one of them answers each read after half a second. Of that the first two
 seconds are left out, in which latencies become known. Then the percentiles of a read's time, the
 commands for each read, the part of the reads that the slow member was sent, and what is left at the
-end: cursors, sessions, tasks, threads. The last column has the bars that are missed. Needs the
-extra ``demo``.
+end: cursors, sessions, tasks, threads; and the processor time of the client for each read. The last
+column has the bars that are missed. Needs the extra ``demo``.
+
+The servers are written in Python, and are busy with 1000 reads a second. With ``--canned`` they are
+those of canned_server.c, so that what is measured is the client, on a core of its own.
 """
 
 from __future__ import annotations
@@ -18,18 +22,20 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import random
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pymongo
+from canned import cores, slowed_server
 from pymongo import ReadPreference
 from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.traffic import Delay, Interception
@@ -41,6 +47,7 @@ from pymongo_resilience import Config, Policy, instrument, status, uninstrument
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from canned import SlowedServer
     from pymongo.client_session import ClientSession
     from pymongo_resilience_instrumentation.testbed.traffic import Connection, Verdict
     from pymongo_resilience_instrumentation.testbed.wire import Message
@@ -73,19 +80,19 @@ CASES = (
 
 
 class SlowReads(Interception):
-    """Answers that part of the reads late, and notes when each read came."""
+    """Answers that part of the reads late, and counts them all."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
         self._share = share
         self._dice = random.Random(SEED)  # noqa: S311 - no secrets
-        self.times: list[float] = []
+        self.finds = 0
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         del connection
         if request.command_name != "find":
             return None
-        self.times.append(time.monotonic())
+        self.finds += 1
         return Delay(SLOW_S) if self._dice.random() < self._share else None
 
 
@@ -96,6 +103,7 @@ class Phase:
     times_ms: list[float] = field(default_factory=list)
     reads: int = 0
     """Those whose times are left out included."""
+    cpu_s: float = 0.0
 
     def percentile(self, share: float) -> float:
         ordered = sorted(self.times_ms)
@@ -110,6 +118,7 @@ class Row:
     healthy_p99: float
     p50: float
     p99: float
+    cpu_us: float
     commands_per_read: float
     to_the_slow_one: float | None
     hedges: list[int]
@@ -158,8 +167,10 @@ def read_in_threads(coll: Any, asked: dict[str, Any], seconds: float, settled: f
                 phase.times_ms.append((time.perf_counter() - start) * 1000)
 
     with ThreadPoolExecutor(workers) as pool:
+        cpu = time.process_time()
         for each in [pool.submit(read, number) for number in range(workers)]:
             each.result()
+    phase.cpu_s = time.process_time() - cpu
     return phase
 
 
@@ -181,7 +192,9 @@ async def read_in_tasks(coll: Any, asked: dict[str, Any], seconds: float, settle
             if start - began >= settled:
                 phase.times_ms.append((time.perf_counter() - start) * 1000)
 
+    cpu = time.process_time()
     await asyncio.gather(*(read(number) for number in range(workers)))
+    phase.cpu_s = time.process_time() - cpu
     return phase
 
 
@@ -283,14 +296,75 @@ class Client:
         self._process.wait(30)
 
 
+class TestBed:
+    """The servers of the test bed, through which each message passes in Python."""
+
+    def __init__(self, servers: ReplicaSet) -> None:
+        self._servers = servers
+        self._members = [SlowReads(0.0) for _ in range(3)]
+        self.uri = servers.uri
+
+    def slow(self, shares: Sequence[float]) -> None:
+        self._servers.clear()
+        self._members = [SlowReads(each) for each in shares]
+        for at, each in enumerate(self._members):
+            self._servers.inject(each, on=at)
+
+    def finds(self) -> list[int]:
+        return [each.finds for each in self._members]
+
+    def open_cursors(self) -> int:
+        with pymongo.MongoClient[Any](self.uri) as client:
+            metrics = client.admin.command("serverStatus").get("metrics", {})
+        open_ones: int = metrics.get("cursor", {}).get("open", {}).get("total", 0)
+        return open_ones
+
+
+class Canned:
+    """The same of the canned server."""
+
+    def __init__(self, server: SlowedServer) -> None:
+        self._server = server
+        self.uri = server.uri
+
+    def slow(self, shares: Sequence[float]) -> None:
+        for at, share in enumerate(shares):
+            self._server.slow(at, share, SLOW_S)
+
+    def finds(self) -> list[int]:
+        return self._server.counts()[:-1]
+
+    def open_cursors(self) -> int:
+        return self._server.counts()[-1]
+
+
+@contextmanager
+def servers(*, canned: bool) -> Iterator[TestBed | Canned]:
+    if canned:
+        with slowed_server(3) as server:
+            yield Canned(server)
+        return
+    with EmbeddedServer() as server, ReplicaSet(server.address) as members:
+        with pymongo.MongoClient[Any](members.uri) as client:
+            client.bench.coll.insert_many([{"_id": each, "x": 1} for each in range(9)])
+        yield TestBed(members)
+
+
 def measure(
-    servers: ReplicaSet, trouble: str, workers: str, side: str, *, seconds: float, rate: float
+    servers: TestBed | Canned,
+    trouble: str,
+    workers: str,
+    side: str,
+    *,
+    seconds: float,
+    rate: float,
 ) -> Row:
     settled = min(SETTLED_S, seconds / 2)
     client = Client(
         uri=servers.uri,
         options=SIDES[side],
         workers=WORKERS[workers],
+        canned=isinstance(servers, Canned),
         rate=rate,
         tasks="tasks" in workers,
         seconds=seconds,
@@ -299,18 +373,19 @@ def measure(
     )
     healthy = client.phase()
     client.go_on()
-    everywhere = [SlowReads(SHARE if trouble == FEW else float(at == 1)) for at in range(3)]
-    for at, each in enumerate(everywhere):
-        servers.inject(each, on=at)
-    before = time.monotonic()
+    servers.slow([SHARE if trouble == FEW else float(at == 1) for at in range(3)])
+    began, counted = servers.finds(), []
+    timer = threading.Timer(settled, lambda: counted.append(servers.finds()))
+    timer.start()
     sick = client.phase()
-    servers.clear()
+    timer.join()
+    ended = servers.finds()
+    servers.slow([0.0] * 3)
     client.go_on()
     rest = client.told()
     client.end()
-    times = [[at - before >= settled for at in each.times] for each in everywhere]
-    late = [sum(each) for each in times]
-    left = rest["left"] | {"cursors": open_cursors(servers)}
+    late = [end - begin for begin, end in zip(counted[0], ended, strict=True)]
+    left = rest["left"] | {"cursors": servers.open_cursors()}
     return Row(
         trouble=trouble,
         workers=workers,
@@ -318,28 +393,22 @@ def measure(
         healthy_p99=healthy.percentile(0.99),
         p50=sick.percentile(0.5),
         p99=sick.percentile(0.99),
-        commands_per_read=sum(len(each.times) for each in everywhere) / max(1, sick.reads),
+        cpu_us=sick.cpu_s / max(1, sick.reads) * 1e6,
+        commands_per_read=(sum(ended) - sum(began)) / max(1, sick.reads),
         to_the_slow_one=late[1] / max(1, sum(late)) if trouble == ONE else None,
         hedges=rest["hedges"],
         left={what: count for what, count in left.items() if count},
     )
 
 
-def open_cursors(servers: ReplicaSet) -> int:
-    with pymongo.MongoClient[Any](servers.uri, directConnection=False) as client:
-        metrics = client.admin.command("serverStatus").get("metrics", {})
-    open_ones: int = metrics.get("cursor", {}).get("open", {}).get("total", 0)
-    return open_ones
-
-
-def results(seconds: float, rate: float, cases: Sequence[tuple[str, str]]) -> list[Row]:
+def results(
+    seconds: float, rate: float, cases: Sequence[tuple[str, str]], *, canned: bool
+) -> list[Row]:
     rows = []
-    with EmbeddedServer() as server, ReplicaSet(server.address) as servers:
-        with pymongo.MongoClient[Any](servers.uri) as client:
-            client.bench.coll.insert_many([{"_id": each, "x": 1} for each in range(9)])
+    with servers(canned=canned) as ours:
         for workers in WORKERS:
             for trouble, side in cases:
-                rows.append(measure(servers, trouble, workers, side, seconds=seconds, rate=rate))
+                rows.append(measure(ours, trouble, workers, side, seconds=seconds, rate=rate))
                 print(".", end="", file=sys.stderr, flush=True)
     return rows
 
@@ -356,7 +425,7 @@ def table(rows: list[Row], seconds: float, rate: float) -> Table:
     )
     for heading in ("slow", "workers", "selection"):
         made.add_column(heading)
-    for heading in ("healthy p99", "p50", "p99 ms", "commands", "to it", "hedges (won)"):
+    for heading in ("healthy p99", "p50", "p99 ms", "cpu us", "commands", "to it", "hedges (won)"):
         made.add_column(heading, justify="right")
     made.add_column("missed")
     for row, missed in zip(rows, all_missed(rows), strict=True):
@@ -367,6 +436,7 @@ def table(rows: list[Row], seconds: float, rate: float) -> Table:
             f"{row.healthy_p99:.1f}",
             f"{row.p50:.1f}",
             f"{row.p99:.1f}",
+            f"{row.cpu_us:.0f}",
             f"{row.commands_per_read:.3f}",
             "" if row.to_the_slow_one is None else f"{row.to_the_slow_one:.2%}",
             f"{row.hedges[1]} ({row.hedges[2]})" if "hedge" in row.side else "",
@@ -382,12 +452,15 @@ def main() -> None:
     parser.add_argument("seconds", nargs="?", type=float, default=10.0, help="of each phase")
     parser.add_argument("--rate", type=float, default=RATE, help="reads a second; 200")
     parser.add_argument("--only", choices=SIDES, help="this selection alone")
+    parser.add_argument("--canned", action="store_true", help="servers that cost no time")
     parser.add_argument("--quick", action="store_true", help="too short to tell anything")
     parser.add_argument("--json", metavar="FILE", help="write the rows to this file")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client is not None:
         asked = json.loads(given.client)
+        if asked["canned"]:
+            os.sched_setaffinity(0, {cores()[0]})
         with suppress(KeyboardInterrupt):
             if asked["tasks"]:
                 asyncio.run(run_in_tasks(asked))
@@ -397,7 +470,7 @@ def main() -> None:
     seconds = 0.5 if given.quick else given.seconds
     cases = (CASES[1], CASES[4]) if given.quick else CASES
     cases = tuple(each for each in cases if given.only in {None, each[1]})
-    rows = results(seconds, given.rate, cases)
+    rows = results(seconds, given.rate, cases, canned=given.canned)
     if given.json is not None:
         Path(given.json).write_text(json.dumps([asdict(each) for each in rows], indent=1))
     Console(width=140).print(table(rows, seconds, given.rate))
