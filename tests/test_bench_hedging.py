@@ -44,7 +44,7 @@ def test_a_quick_run_has_a_row_for_each_case_and_nothing_is_left(tmp_path: Path)
 
 
 def test_the_bars_that_are_missed_are_named(hedging: Any) -> None:
-    facts = {"healthy_p99": 2.0, "p50": 1.0, "hedges": [1000, 50, 40]}
+    facts = {"healthy_p99": 2.0, "p50": 1.0, "cpu_us": 90.0, "hedges": [1000, 50, 40]}
     good = hedging.Row(
         trouble="", workers="", side="peak_ewma, hedge", p99=4.9, commands_per_read=1.05,
         to_the_slow_one=0.02, left={}, **facts,

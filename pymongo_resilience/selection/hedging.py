@@ -21,6 +21,8 @@ OVERLOAD_PAUSE_S = 3.0
 PERCENTILE = 0.95
 LEAST_READS = 20
 """Fewer tell nothing of a percentile of 95."""
+READS_PER_PERCENTILE = 10
+"""It is found out anew after so many."""
 REMEMBERED_READS = 1000
 """Once there are as many, all count half: what is slower now is known soon."""
 REMEMBERED_NAMESPACES = 256
@@ -84,30 +86,31 @@ class Latencies:
     Thread- and task-safe: of two that are noted at the same moment one may be lost.
     """
 
-    __slots__ = ("_counts", "_total")
+    __slots__ = ("_counts", "_total", "percentile")
 
     def __init__(self) -> None:
         self._counts = [0] * BUCKETS
         self._total = 0
+        self.percentile: float | None = None
+        """The seconds that at most 5 % took longer than; None while too few are known."""
 
     def add(self, seconds: float) -> None:
         bucket = math.ceil(math.log(max(seconds, SHORTEST_S) / SHORTEST_S, GROWTH))
         self._counts[min(bucket, BUCKETS - 1)] += 1
         self._total += 1
+        if self._total >= LEAST_READS and self._total % READS_PER_PERCENTILE == 0:
+            self.percentile = self._percentile()
         if self._total >= REMEMBERED_READS:
             self._counts = [each // 2 for each in self._counts]
             self._total = sum(self._counts)
 
-    def percentile(self) -> float | None:
-        """The seconds that at most 5 % took longer than; None while too few are known."""
-        if self._total < LEAST_READS:
-            return None
+    def _percentile(self) -> float:
         longer, most = 0, self._total * (1 - PERCENTILE)
-        for bucket in range(BUCKETS - 1, -1, -1):
+        for bucket in range(BUCKETS - 1, 0, -1):
             longer += self._counts[bucket]
             if longer > most:
                 return SHORTEST_S * GROWTH**bucket
-        return None
+        return SHORTEST_S
 
 
 class Hedging:
@@ -129,7 +132,7 @@ class Hedging:
         if wanted is not True:
             return wanted / 1000
         known = self._latencies.get(namespace)
-        return None if known is None else known.percentile()
+        return None if known is None else known.percentile
 
     def observe(self, namespace: str, seconds: float) -> None:
         """So long the first try of a read took to its answer, whether that one came first or not.

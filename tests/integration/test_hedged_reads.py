@@ -14,7 +14,7 @@ from pymongo import ReadPreference
 from pymongo.errors import OperationFailure
 from pymongo.read_preferences import Nearest
 from pymongo.synchronous.collection import Collection
-from pymongo_resilience_instrumentation.hedged_reads import lanes
+from pymongo_resilience_instrumentation.hedged_reads import workers
 from pymongo_resilience_instrumentation.hedged_reads.hedges import ClientHedges, HedgeRegistry
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
@@ -355,6 +355,41 @@ def test_without_a_hedge_left_the_read_waits(
     assert hedged(telemetry_of(request)) == []
 
 
+def test_a_read_that_found_no_hedge_left_is_hedged_once_there_is_one(
+    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+) -> None:
+    while hedges(coll).budget.take():
+        pass
+    replica_set.inject(slow())
+    timer = threading.Timer(0.1, save_up, [coll])
+    timer.start()
+    with override(hedge=HEDGE_MS):
+        assert side.do(coll.find_one)["x"] == 1
+    timer.join()
+    (event,) = hedged(telemetry_of(request))
+    assert event.winner == "hedge"
+    assert event.waited >= 0.1
+    settle(side, coll)
+
+
+def test_a_read_that_had_no_other_server_is_hedged_once_there_is_one(
+    side: Side,
+    coll: Any,
+    replica_set: ReplicaSet,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [False, True]
+    monkeypatch.setattr(ClientHedges, "may_go_elsewhere", lambda *_: answers.pop(0))
+    replica_set.inject(slow())
+    with override(hedge=HEDGE_MS):
+        assert side.do(coll.find_one)["x"] == 1
+    (event,) = hedged(telemetry_of(request))
+    assert event.winner == "hedge"
+    assert hedges(coll).budget.sent == 1
+    settle(side, coll)
+
+
 def test_no_read_is_hedged_after_a_rejection_for_overload(
     side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
 ) -> None:
@@ -540,12 +575,12 @@ def test_where_all_threads_are_busy_reads_are_made_without_a_hedge(
     telemetry = instrument()
     side = Side("sync", None)
     coll = collection(side, replica_set, database)
-    monkeypatch.setattr(lanes, "MOST_THREADS", 1)
+    monkeypatch.setattr(workers, "MOST_THREADS", 1)
     replica_set.inject(slow())
     with override(hedge=HEDGE_MS):
         assert len(coll.find(batch_size=2).to_list()) == 9
     assert hedged(telemetry) == []
-    monkeypatch.setattr(lanes, "MOST_THREADS", 0)
+    monkeypatch.setattr(workers, "MOST_THREADS", 0)
     hedges(coll).threads.stop()
     with override(hedge=HEDGE_MS):
         assert len(coll.find(batch_size=2).to_list()) == 9
@@ -689,7 +724,7 @@ def test_a_second_try_that_cannot_begin_is_not_waited_for(
     telemetry = instrument()
     side = Side("sync", None)
     coll = collection(side, replica_set, database)
-    monkeypatch.setattr(lanes, "MOST_THREADS", 1)
+    monkeypatch.setattr(workers, "MOST_THREADS", 1)
     replica_set.inject(Script(Delay(2)))
     with override(hedge=HEDGE_MS, attempt_timeout_ms=150):
         assert coll.find_one()["x"] == 1

@@ -84,7 +84,7 @@ def test_the_percentile_is_exact_to_a_bucket(seed: int) -> None:
     times = sorted(dice.expovariate(100) for _ in range(REMEMBERED_READS - 1))
     for each in dice.sample(times, len(times)):
         latencies.add(each)
-    exact, found = times[round(0.95 * len(times)) - 1], latencies.percentile()
+    exact, found = times[round(0.95 * len(times)) - 1], latencies.percentile
     assert found is not None
     assert exact * 0.97 <= found <= exact * GROWTH * 1.03
 
@@ -93,7 +93,7 @@ def test_two_in_a_hundred_that_are_slow_do_not_matter() -> None:
     latencies = Latencies()
     for each in range(500):
         latencies.add(0.5 if each % 50 == 0 else 0.002)
-    found = latencies.percentile()
+    found = latencies.percentile
     assert found is not None
     assert 0.002 <= found <= 0.002 * GROWTH
 
@@ -102,9 +102,9 @@ def test_too_few_tell_nothing() -> None:
     latencies = Latencies()
     for _ in range(LEAST_READS - 1):
         latencies.add(0.01)
-    assert latencies.percentile() is None
+    assert latencies.percentile is None
     latencies.add(0.01)
-    assert latencies.percentile() is not None
+    assert latencies.percentile is not None
 
 
 def test_what_has_become_slower_is_known_soon() -> None:
@@ -113,7 +113,7 @@ def test_what_has_become_slower_is_known_soon() -> None:
         latencies.add(0.001)
     for _ in range(REMEMBERED_READS // 10):
         latencies.add(0.1)
-    found = latencies.percentile()
+    found = latencies.percentile
     assert found is not None
     assert found >= 0.1 / GROWTH
 
@@ -123,7 +123,7 @@ def test_any_time_has_a_bucket(seconds: float) -> None:
     latencies = Latencies()
     for _ in range(LEAST_READS):
         latencies.add(seconds)
-    assert latencies.percentile() is not None
+    assert latencies.percentile is not None
 
 
 def test_the_delay_is_what_the_policy_names_or_what_was_observed(clock: FakeClock) -> None:

@@ -86,8 +86,8 @@ def _send(
         steps = _observed(hedges, call.namespace, unhedged)
     else:
         hedges.budget.read()
-        lanes = hedges.lanes(asynchronous=asynchronous)
-        steps = Race(runtime, hedges, call, read(), lanes).run(delay)
+        workers = hedges.workers(asynchronous=asynchronous)
+        steps = Race(runtime, hedges, call, read(), workers).run(delay)
     return run_async(steps) if asynchronous else run(steps)
 
 

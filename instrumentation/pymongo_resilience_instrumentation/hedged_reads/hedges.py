@@ -9,7 +9,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep
 
-from .lanes import TaskLanes, ThreadLanes, Threads
+from .workers import TaskWorkers, ThreadPool, ThreadWorkers
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,12 +23,12 @@ class ClientHedges(Hedging):
 
     def __init__(self, clock: Clock, breakers: BreakerRegistry | None) -> None:
         super().__init__(clock)
-        self.threads = Threads()
+        self.threads = ThreadPool()
         self.tasks: set[asyncio.Task[object]] = set()
         self._breakers = breakers
 
-    def lanes(self, *, asynchronous: bool) -> ThreadLanes | TaskLanes:
-        return TaskLanes(self.tasks) if asynchronous else ThreadLanes(self.threads)
+    def workers(self, *, asynchronous: bool) -> ThreadWorkers | TaskWorkers:
+        return TaskWorkers(self.tasks) if asynchronous else ThreadWorkers(self.threads)
 
     def may_go_elsewhere(self, loop: Any, server: str) -> bool:
         """Whether the loop's read could be sent to another server than this ``"host:port"``: by its

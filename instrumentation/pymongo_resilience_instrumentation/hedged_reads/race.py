@@ -1,33 +1,30 @@
 """A read's two tries, and which of them the caller gets: the first answer.
 
-Each try is a run of the driver's method in a lane of its own, with a copy of the call. The first
+Each try is a run of the driver's method by a worker of its own, with a copy of the call. The first
 has the retry rules of any read. The second is one attempt, on another server, and nothing repeats
 it. Where the first fails after the second was sent, it waits for that one before it is repeated.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience.internal_errors import raise_alone, shielded
 from pymongo_resilience.retries.events import ReadHedged
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.retries import deprioritized
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
 
     from .hedges import ClientHedges
-    from .lanes import TaskLanes, ThreadLanes
+    from .workers import TaskWorkers, ThreadWorkers
 
 FACTS = (
     "selected", "server", "driver_connection_id", "reasons", "runs", "backoff", "declined_by",
@@ -50,26 +47,30 @@ class Read(Protocol):
 
 
 class Try:
-    """One of the two. Belongs to its lane; how it ended is the race's."""
+    """One of the two. Belongs to its worker; how it ended is the race's."""
 
-    def __init__(self, race: Race, name: str, around: Call, finished: Any) -> None:
+    def __init__(self, race: Race, name: str, around: Call) -> None:
         self.name = name
         self.result: Any = None
         self.error: BaseException | None = None
-        self.begun = False
-        self.finished = finished
-        """An event, of the race's lanes."""
+        self.begun = self.over = False
+        self.finished: Any = None
+        """A signal, of the hedge alone: the first try may wait for it."""
         self.server: str | None = None
         """``"host:port"`` of the last one, once it is over."""
         self.loop: Any = None
         """The driver's retry loop, while it runs."""
+        self.call = Call.__new__(Call)
+        vars(self.call).update(
+            vars(around),
+            hedge=self,
+            only_reads=True,  # has its loop call began()
+            command_spans={},
+            token=None,
+            outer_context=None,
+            deadline=NO_DEADLINE,
+        )
         self._race: Race | None = race
-        self.call = call = copy.copy(around)
-        call.hedge = self
-        call.only_reads = True  # has its loop call began()
-        call.command_spans = {}
-        call.token = call.outer_context = None
-        call.deadline = NO_DEADLINE
 
     def began(self, loop: Any) -> None:
         """The driver's loop is about to select a server."""
@@ -77,29 +78,18 @@ class Try:
         if self.name == HEDGE and self._race is not None:
             deprioritized.keep_away(loop, self._race.slow)
 
-    def ends(self, loop: Any, error: Exception) -> bool:
+    def ends(self, loop: Any, error: Exception) -> Steps:
         """After a failed attempt: whether the try ends with that error, and is not repeated."""
-        other = self._other(loop, error)
-        if other is not None and other is not self:
-            other.finished.wait()
-        return other is not None and (other is self or other.error is None)
-
-    async def ends_async(self, loop: Any, error: Exception) -> bool:
-        """As ``ends``."""
-        other = self._other(loop, error)
-        if other is not None and other is not self:
-            await other.finished.wait()
-        return other is not None and (other is self or other.error is None)
-
-    def _other(self, loop: Any, error: Exception) -> Try | None:
-        """The one to wait for; the hedge itself, which waits for none, and None for the first try
-        of a read that is not hedged, and will not be any more."""
-        if self.name == FIRST:
-            return None if self._race is None else self._race.close()
-        with shielded("after a hedged read"):
-            # That server failed, whichever answers first: breakers and budgets count it.
-            loop.describe(error, loop.operation())
-        return self
+        if self.name == HEDGE:
+            with shielded("after a hedged read"):
+                # That server failed, whichever answers first: breakers and budgets count it.
+                loop.describe(error, loop.operation())
+            return True
+        second = None if self._race is None else self._race.close()
+        if second is None:
+            return False
+        yield second.finished.wait
+        return second.error is None
 
     def leave(self, runtime: Runtime) -> None:
         """Its call is over; a command that was interrupted ends with it."""
@@ -123,7 +113,7 @@ class Race:
         hedges: ClientHedges,
         call: Call,
         read: Read,
-        lanes: ThreadLanes | TaskLanes,
+        workers: ThreadWorkers | TaskWorkers,
     ) -> None:
         self.slow = ""
         """The server of the first try, ``"host:port"``, once the read is hedged."""
@@ -132,29 +122,30 @@ class Race:
         self._call = call
         self._namespace = call.namespace
         self._read = read
-        self._lanes: Any = lanes
+        self._workers = workers
         self._lock = threading.Lock()
-        self._decided = lanes.new_event()
+        self._decided: Any = workers.new_signal()
         self._closed = False
         """No second try begins any more."""
         self._ended = False
         """The caller waits no more."""
-        self._over: set[Try] = set()
         self._winner: Try | None = None
         self._began = time.perf_counter()
         self._waited = 0.0
-        self._first = Try(self, FIRST, call, lanes.new_event())
+        self._first = Try(self, FIRST, call)
         self._second: Try | None = None
 
     def run(self, delay: float) -> Steps:
         """The steps of the caller. Raises the first try's error where neither has an answer."""
-        if not self._lanes.start(self._make(self._first), copy_context()):
+        if not self._workers.start(self._make(self._first)):
             self._read.adopt(self._first)
             return (yield from self._read.send(self._first))
         try:
-            if not (yield partial(self._lanes.wait, self._decided, delay)):
-                self._hedge()
-            yield partial(self._lanes.wait, self._decided, None)
+            while not (yield partial(self._decided.wait, delay)):
+                if self._hedge():
+                    yield self._decided.wait
+                    break
+                delay *= 2
             return self._settle()
         except BaseException:
             self._abandon()
@@ -167,7 +158,7 @@ class Race:
             return self._second
 
     def _make(self, tried: Try) -> Steps:
-        """The steps of a lane."""
+        """The steps of a worker."""
         try:
             calls.make_current(tried.call)
             try:
@@ -192,39 +183,51 @@ class Race:
         with self._lock:
             if tried.loop is not None:
                 tried.server = driver.retry_loop.server_address(tried.loop)
-            self._over.add(tried)
+            tried.over = True
             if not self._ended and self._winner is None and tried.error is None:
                 self._winner = tried
-            if self._winner is not None or {self._first, self._second} - {None} == self._over:
+            second = self._second
+            if self._winner is not None or (self._first.over and (second is None or second.over)):
                 self._decided.set()
-            tried.finished.set()
+            if tried.finished is not None:
+                tried.finished.set()
             return self._winner is not tried
 
-    def _hedge(self) -> None:
-        """Begin the second try, where there is a server that it can go to."""
-        with shielded("before a read was hedged"):
-            loop = self._first.loop
-            server = None if loop is None else driver.retry_loop.server_address(loop)
-            if server is None or not self._hedges.may_go_elsewhere(loop, server):
+    def _hedge(self) -> bool:
+        """Begin the second try. False where none is allowed now, or has no server to go to: later
+        there may be one."""
+        if not self._hedges.budget.take():
+            return False
+        again = False
+        try:
+            with shielded("before a read was hedged"):
+                loop = self._first.loop
+                server = None if loop is None else driver.retry_loop.server_address(loop)
+                if server is None or not self._hedges.may_go_elsewhere(loop, server):
+                    again = True
+                else:
+                    self._begin_second(server)
+        finally:
+            if self._second is None or not self._second.begun:
+                self._hedges.budget.give_back()
+        return not again
+
+    def _begin_second(self, slow: str) -> None:
+        self.slow, self._waited = slow, time.perf_counter() - self._began
+        second = Try(self, HEDGE, self._call)
+        second.finished = self._workers.new_signal()
+        with self._lock:
+            if self._closed or self._first.over:
                 return
-            if not self._hedges.budget.take():
-                return
-            self.slow, self._waited = server, time.perf_counter() - self._began
-            second = Try(self, HEDGE, self._call, self._lanes.new_event())
-            with self._lock:
-                if self._closed or self._first in self._over:
-                    self._hedges.budget.give_back()
-                    return
-                self._second = second
-            # Two commands, so each has a span of its own.
-            self._first.call.has_command_spans = second.call.has_command_spans = True
-            self._first.call.only_command = None
-            try:
-                second.begun = self._lanes.start(self._make(second), copy_context())
-            finally:
-                if not second.begun:
-                    self._hedges.budget.give_back()
-                    self._withdraw(second)
+            self._second = second
+        # Two commands, so each has a span of its own.
+        self._first.call.has_command_spans = second.call.has_command_spans = True
+        self._first.call.only_command = None
+        try:
+            second.begun = self._workers.start(self._make(second))
+        finally:
+            if not second.begun:
+                self._withdraw(second)
 
     def _withdraw(self, tried: Try) -> None:
         """It never began: nobody is to wait for it."""
@@ -236,8 +239,8 @@ class Race:
             self._ended = True
             winner = self._winner
         last = self._first if winner is None else winner
-        for name in FACTS:
-            setattr(self._call, name, getattr(last.call, name))
+        facts = vars(last.call)
+        vars(self._call).update({name: facts[name] for name in FACTS if name in facts})
         self._publish(winner)
         if winner is not None:
             self._read.adopt(winner)
@@ -261,11 +264,10 @@ class Race:
             self._withdraw(self._second)
         if not published:
             self._publish(None)
-        self._lanes.cancel()
+        self._workers.cancel()
         if winner is not None:
-            steps = self._read.discard(winner)
             with suppress(RuntimeError):  # the event loop is closed
-                self._lanes.start(steps, copy_context())
+                self._workers.start(self._read.discard(winner))
 
     def _publish(self, winner: Try | None) -> None:
         second = self._second

@@ -15,6 +15,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, Call
+from pymongo_resilience_instrumentation.interception import steps
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.late_calls import (
     NOT_SET,
@@ -115,7 +116,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
                         failed = error
                 if failed is not None:
                     prepared = True
-                    if call.hedge is not None and call.hedge.ends(self, failed):
+                    if call.hedge is not None and steps.run(call.hedge.ends(self, failed)):
                         raise failed
                     result = executor.run(self, failed)
                 elif budgets.incomplete:
@@ -178,7 +179,9 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
                         failed = error
                 if failed is not None:
                     prepared = True
-                    if call.hedge is not None and await call.hedge.ends_async(self, failed):
+                    if call.hedge is not None and await steps.run_async(
+                        call.hedge.ends(self, failed)
+                    ):
                         raise failed
                     result = await executor.run(self, failed)
                 elif budgets.incomplete:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,6 @@ from pymongo_resilience_instrumentation.interception.steps import run, run_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextvars import Context
 
     from pymongo_resilience_instrumentation.interception.steps import Steps
 
@@ -25,7 +26,7 @@ IDLE_S = 5.0
 """After so long without work a thread ends."""
 
 
-class Threads:
+class ThreadPool:
     """Of one client. Thread-safe: each step is one of a list or of a set.
 
     Daemons, as a read without a timeout may wait for ever: the process does not wait for them.
@@ -95,51 +96,85 @@ class Threads:
             self._alive.discard(inbox)
 
 
-class ThreadLanes:
-    """Those of one read. What it waits for is an event of ``new_event``."""
+class ThreadSignal:
+    """A ``threading.Event`` of a lock alone, to be waited for once. Set by one thread at a time."""
 
-    new_event = threading.Event
+    __slots__ = ("_lock",)
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        if self._lock.locked():
+            self._lock.release()
+
+    def wait(self, seconds: float = -1) -> bool:
+        """Whether it was set in time; a negative number of seconds is no limit."""
+        return self._lock.acquire(timeout=seconds)
+
+
+class TaskSignal:
+    """As ThreadSignal, of one event loop; ``wait`` is a coroutine function."""
+
+    __slots__ = ("_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._set = True
+        self._wake()
+
+    async def wait(self, seconds: float = -1) -> bool:
+        if not self._set:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(seconds, self._wake) if seconds >= 0 else None
+            try:
+                await self._waiter
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        return self._set
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class ThreadWorkers:
+    """The threads in which one read is made."""
+
+    new_signal = ThreadSignal
+
+    def __init__(self, threads: ThreadPool) -> None:
         self._threads = threads
 
-    def start(self, steps: Steps, context: Context) -> bool:
-        """False where there is no room for it."""
-        return self._threads.start(lambda: context.run(run, steps))
-
-    @staticmethod
-    def wait(event: threading.Event, seconds: float | None) -> bool:
-        """Whether it was set in time."""
-        return event.wait(seconds)
+    def start(self, steps: Steps) -> bool:
+        """In a copy of the caller's context. False where no thread is left for it."""
+        return self._threads.start(partial(copy_context().run, run, steps))
 
     def cancel(self) -> None:
         """Threads cannot be: they finish."""
 
 
-class TaskLanes:
-    """As ThreadLanes, of the running event loop; ``wait`` is a coroutine function."""
+class TaskWorkers:
+    """As ThreadWorkers: tasks of the running event loop."""
 
-    new_event = asyncio.Event
+    new_signal = TaskSignal
 
     def __init__(self, alive: set[asyncio.Task[object]]) -> None:
         self._alive = alive
         """An event loop holds its tasks weakly."""
         self._mine: list[asyncio.Task[object]] = []
 
-    def start(self, steps: Steps, context: Context) -> bool:
-        task = context.run(asyncio.get_running_loop().create_task, run_async(steps))
+    def start(self, steps: Steps) -> bool:
+        task = asyncio.get_running_loop().create_task(run_async(steps))
         self._mine.append(task)
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)
-        return True
-
-    @staticmethod
-    async def wait(event: asyncio.Event, seconds: float | None) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await event.wait()
-        except TimeoutError:
-            return event.is_set()
         return True
 
     def cancel(self) -> None:
