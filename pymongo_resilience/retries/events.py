@@ -14,7 +14,8 @@ from pymongo_resilience.redaction import RedactionFilter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .failure import RetryReason
+    from .failure import Failure, RetryReason
+    from .retried_operation import Operation
     from .retry_rules import Rule
 
 retry_logger = logging.getLogger("pymongo_resilience.retry")
@@ -52,6 +53,19 @@ class RetryDeclined(NamedTuple):
     """The rule that declined."""
     why: str = ""
     """The same in words, as the error has it."""
+
+
+def of_both_events(
+    operation: Operation, failure: Failure
+) -> tuple[str, str, RetryReason, str | None, int]:
+    """What RetryScheduled and RetryDeclined begin with."""
+    return (
+        operation.name,
+        operation.namespace,
+        failure.reason,
+        failure.server,
+        operation.attempts,
+    )
 
 
 class BreakerOpened(NamedTuple):

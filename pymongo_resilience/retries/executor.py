@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from pymongo_resilience.clock import Postponed
 from pymongo_resilience.internal_errors import deliver, logger, raise_alone
 
-from .events import RetryDeclined, RetryScheduled
+from .events import RetryDeclined, RetryScheduled, of_both_events
 from .retry_rules import GiveUp, NeedsStrategy, RetryRules
 from .rule_texts import why_not_repeated
 from .strategy import RetryAction
@@ -191,13 +191,7 @@ class _Decisions:
         Who prepares it and who listens may take their time: the wait ends when it was to end.
         """
         decided = self.clock.now()
-        facts = (
-            operation.name,
-            operation.namespace,
-            failure.reason,
-            failure.server,
-            operation.attempts,
-        )
+        facts = of_both_events(operation, failure)
         if isinstance(verdict, GiveUp):
             if not operation.part:
                 why = why_not_repeated(verdict.rule, operation, failure)

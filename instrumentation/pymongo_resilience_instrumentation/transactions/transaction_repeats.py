@@ -12,7 +12,12 @@ from pymongo.errors import ClientBulkWriteException, PyMongoError
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.retries import transaction_rules
-from pymongo_resilience.retries.events import Broadcast, RetryDeclined, RetryScheduled
+from pymongo_resilience.retries.events import (
+    Broadcast,
+    RetryDeclined,
+    RetryScheduled,
+    of_both_events,
+)
 from pymongo_resilience.retries.failure import Stage
 from pymongo_resilience.retries.operation_deadline import Deadline
 from pymongo_resilience.retries.retried_operation import Kind, Operation
@@ -138,13 +143,7 @@ class Repetition:
         operation = self._operation
         operation.deadline, operation.retry_window = self._limits()
         verdict = transaction_rules.verdict(self._rules, operation, failure, what)
-        facts = (
-            operation.name,
-            operation.namespace,
-            failure.reason,
-            failure.server,
-            operation.attempts,
-        )
+        facts = of_both_events(operation, failure)
         if isinstance(verdict, Retry):
             self.delay = verdict.delay
             self._scheduled = RetryScheduled(*facts, verdict.delay)
