@@ -15,7 +15,8 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.policies.first_use import POLICIES
+from pymongo_resilience.policies.first_use import ATOMIC_WRITES, POLICIES
+from pymongo_resilience_instrumentation.atomic_writes.send_on_first_use import AtomicMethods
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
@@ -151,6 +152,7 @@ class Patches:
         self._removed = True
         import_hook.forget()
         on_first_use.forget(self._runtime)
+        ATOMIC_WRITES.forget()
         POLICIES.forget()
         self._take_off()
 
@@ -193,6 +195,7 @@ class Patches:
 
 def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterator[Wrapped]:
     collections: dict[int, Collections] = {}
+    atomic = AtomicMethods(runtime, collections)
     for owner, table in PUBLIC:
         originals = dict(vars(owner))
         for name, operation in table.items():
@@ -200,6 +203,7 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
             made = public_methods.CursorMaker if operation.gives else public_methods.PublicMethod
             session_at, asynchronous = call_sessions.position(original), is_async(original)
             public = made(runtime, owner, operation, asynchronous, session_at)
+            atomic.add(public, name, original)
             method = public.method(runtime.enabled_flag, asynchronous)
             method = rewrite.around(
                 *(runtime, method, name),
@@ -208,6 +212,7 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
                 bulks=Feature.SINGLE_WRITES not in without,
             )
             yield owner, name, method
+    atomic.send_when_used()
     for owner in CLIENTS:
         yield owner, "start_session", session_methods.start_session()
 

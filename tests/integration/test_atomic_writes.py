@@ -14,6 +14,7 @@ from pymongo import InsertOne, UpdateMany, UpdateOne, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from pymongo.synchronous.collection import Collection
+from pymongo_resilience_instrumentation.atomic_writes import send_on_first_use
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.testbed import (
     CutAfter,
@@ -26,12 +27,14 @@ from pymongo_resilience_instrumentation.testbed import (
     Standalone,
 )
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from support.bytecode import Instructions
 from support.clients import SentCommands, Side, wait_until
 from support.garbage_collection import cancelled_after
 from support.interruption import Held, interrupt
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, drivers_time
 
+import pymongo_resilience
 from pymongo_resilience import (
     ConfigurationError,
     OperationTimeoutError,
@@ -41,6 +44,7 @@ from pymongo_resilience import (
     bind,
     override,
 )
+from pymongo_resilience.policies.first_use import ATOMIC_WRITES
 from pymongo_resilience.retries.retry_rules import Rule
 from pymongo_resilience.testing import set_active
 
@@ -304,6 +308,40 @@ def test_a_filter_that_pins_id_is_a_transaction_like_any_other(
         side.do(coll.update_many, {"_id": 1}, INC)
     assert names(sent) == ["update", "commitTransaction"]
     assert sent.named("update")[0]["updates"][0]["multi"] is True
+
+
+def test_a_method_that_was_looked_up_before_the_first_policy_is_a_transaction_too(
+    side: Side, proxy: ReplicaSet, database: str, sent: SentCommands, instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(ATOMIC_WRITES, "used", False)
+    instrument()
+    method = side.client(proxy.uri, event_listeners=[sent])[database].coll.update_many
+    side.do(method, {}, INC)
+    with override(atomic=True):
+        side.do(method, {}, INC)
+    assert names(sent) == ["update", "listCollections", "update", "commitTransaction"]
+
+
+def test_until_its_first_policy_no_write_pays_an_instruction_for_it(
+    proxy: ReplicaSet, database: str, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def instructions(*, known: bool) -> list[tuple[str, int]]:
+        pymongo_resilience.uninstrument()
+        monkeypatch.setattr(ATOMIC_WRITES, "used", False)
+        with monkeypatch.context() as patched:
+            if not known:
+                patched.setattr(send_on_first_use.AtomicMethods, "add", lambda *_: None)
+            instrument(single_document_writes=False)
+        with pymongo.MongoClient[Any](proxy.uri) as client:
+            coll = client[database].coll
+            for _ in range(2):
+                coll.update_many({}, INC)
+            with Instructions() as counted:
+                coll.update_many({}, INC)
+        return counted.by_function()
+
+    assert instructions(known=True) == instructions(known=False) != []
 
 
 def _write_concern(coll: Any, concern: WriteConcern) -> Any:

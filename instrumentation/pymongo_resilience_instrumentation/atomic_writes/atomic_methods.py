@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DeleteMany, UpdateMany
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.policies.first_use import ATOMIC_WRITES
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
@@ -23,11 +22,11 @@ from .transact import Write, transact
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
 
-METHODS = frozenset({"bulk_write", "delete_many", "update_many"})
 MANY = (UpdateMany, DeleteMany)
 HIDDEN = "another library has put a wrapper around it that hides its parameters"
 
@@ -52,25 +51,19 @@ class AtomicWrites:
         self._is_bulk = name == "bulk_write"
         self._session_at = call_sessions.position(found)
 
-    def around(self, original: Function) -> Function:
-        """What does nothing else."""
-        drive: Any = run_async if self._asynchronous else run
+    def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+        """In place of the original, for an interceptor."""
+        steps = self._plan(call, original, given, kwargs)
+        if steps is None:
+            return original(*given, **kwargs)
+        return run_async(steps) if self._asynchronous else run(steps)
 
-        def method(*given: Any, **kwargs: Any) -> Any:
-            steps = self.plan(original, given, kwargs) if ATOMIC_WRITES.used else None
-            return original(*given, **kwargs) if steps is None else drive(steps)
-
-        return method
-
-    def plan(
-        self, original: Function, given: tuple[Any, ...], kwargs: dict[str, Any]
+    def _plan(
+        self, call: Call, original: Function, given: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Steps | None:
         """None where the call is to be sent as it is. Raises ConfigurationError where no session
         can be given to the method."""
-        call = calls.current()
-        if call is None or call.made is None or call.made[1][0] is not given[0]:
-            return None
-        if not call.policy(self._runtime.rules).atomic or not self._runtime.enabled_flag.on:
+        if not call.policy(self._runtime.rules).atomic:
             return None
         asynchronous = self._asynchronous
         if (

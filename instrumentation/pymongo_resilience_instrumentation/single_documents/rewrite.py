@@ -15,9 +15,7 @@ from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import BulkWriteError, ClientBulkWriteException, OperationFailure
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.policies.first_use import ATOMIC_WRITES
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.atomic_writes.atomic_methods import METHODS, AtomicWrites
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
 from pymongo_resilience_instrumentation.interception.methods import Method, is_async
@@ -61,35 +59,30 @@ def around(
     of_clients: dict[int, Collections],
     bulks: bool,
 ) -> Method:
-    """``method``, of the public API, around what sends a write to one document where it can, or all
-    of it in a transaction where ``atomic`` holds.
+    """``method``, of the public API, around what sends a write to one document where it can.
 
     ``originals``: the methods of its class, as they were before. ``of_clients``: what is known of
     collections, by the identity of their client. ``bulks``: models can be looked into.
     """
-    if name not in METHODS:
-        return method
     twin = originals.get(TWINS.get(name, ""))
-    rewrites = (
+    if not (
         runtime.owns_retries
         and runtime.config.single_document_writes
-        and (bulks if name == BULK else twin is not None)
-    )
+        and (twin is not None or (bulks and name == BULK))
+    ):
+        return method
 
     def wrapped(original: Function) -> Function:
         # Of the attribute of the class: ``original`` may be around another library's wrapper.
         names, asynchronous = _parameters(original), is_async(originals[name])
-        atomic = AtomicWrites(runtime, name, originals[name], of_clients, asynchronous)
         others = twin is not None and not set(names or ()) <= set(_parameters(twin) or ())
-        if not rewrites or names is None or others:
-            return method.around(atomic.around(original))
+        if names is None or others:
+            return method.around(original)
         plans = _Plans(runtime.enabled_flag, original, twin, names, asynchronous)
         drive: Callable[[Steps], Any] = run_async if asynchronous else run
         plan = plans.plan if twin is None else plans.plan_one
 
         def rewritten(*given: Any, **kwargs: Any) -> Any:
-            if ATOMIC_WRITES.used and (steps := atomic.plan(original, given, kwargs)) is not None:
-                return drive(steps)
             write = plan(given, kwargs)
             if write is None:
                 return original(*given, **kwargs)
