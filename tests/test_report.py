@@ -120,6 +120,30 @@ def test_what_a_recorder_writes_is_read(tmp_path: Path) -> None:
     assert side.balance == (1, 2)
 
 
+def test_hedged_reads_are_counted_and_drawn_by_who_answered_first(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with Recorder(path) as recorder:
+        for waited, winner in ((0.01, "first"), (0.02, "hedge"), (0.04, "hedge"), (0.05, None)):
+            recorder.on_event(HEDGED._replace(waited=waited, winner=winner))
+        recorder.operation("find", 1.0, server=SERVER)
+    (side,) = read([path])
+    winners, waited = summary.hedges(side)[SERVER]
+    assert winners == {"first": 1, "hedge": 2, "neither": 1}
+    assert waited == pytest.approx(0.03)
+    text = page([side], "run")
+    assert_stands_alone(text)
+    drawn = re.findall(r"<title>(first|hedge|neither): (\d+)</title>", text)
+    counts = {winner: sum(int(n) for each, n in drawn if each == winner) for winner, _ in drawn}
+    assert counts == winners
+    cells = "".join(f"<td>{each}</td>" for each in (f"ours, {SERVER}", 1, 2, 1, "30.0 ms"))
+    assert f"<tr>{cells}</tr>" in text
+    assert "4 hedged reads" in text
+
+
+def test_a_report_without_hedged_reads_does_not_speak_of_them() -> None:
+    assert "hedge" not in page([Side("ours", operations=[operation(0.0)])], "run").lower()
+
+
 def test_threads_share_a_recorder(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with Recorder(path) as recorder:

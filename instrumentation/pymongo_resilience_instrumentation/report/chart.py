@@ -1,4 +1,4 @@
-"""The timeline of one side as SVG: faults, latency and errors, retries by reason."""
+"""The timeline of one side as SVG: faults, latency and errors, retries by reason, hedged reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from .summary import columns, latency
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from .records import Side
 
@@ -19,7 +19,10 @@ COLUMNS: Final = 250
 LEFT: Final = 70
 COLOURS: Final = ("#4269d0", "#efb118", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5")
 """Of reasons; the last one is for all others."""
+WINNERS: Final = {"first": COLOURS[6], "hedge": COLOURS[2], "neither": COLOURS[1]}
+"""Who answered a hedged read first."""
 _FAULTS, _LATENCY, _ERRORS, _RETRIES = (20, 36), (66, 150), (218, 12), (238, 40)
+_HEDGES = (286, 30)
 """Where each lane begins, and its height."""
 _SHORTEST, _DECADES = -4.0, 6.0
 """Of latencies: from 0.1 ms to 100 s, as powers of ten."""
@@ -27,11 +30,18 @@ _SHORTEST, _DECADES = -4.0, 6.0
 
 def timeline(side: Side, seconds: float, named: Sequence[str]) -> str:
     """``seconds``: what the width stands for; ``named``: the reasons that have a colour."""
-    parts = [*_axes(seconds), *_faults(side, seconds), *_latency(side, seconds)]
-    parts += _retries(side, seconds, named)
+    lanes = {"faults": _FAULTS, "latency": _LATENCY, "errors": _ERRORS, "retries": _RETRIES}
+    if side.hedges:
+        lanes["hedges"] = _HEDGES
+    height = sum(max(lanes.values())) + 22
+    parts = [*_axes(seconds, lanes, height), *_faults(side, seconds), *_latency(side, seconds)]
+    retries = [(each.at, each.reason) for each in side.retries if not each.is_final]
+    parts += _stacks(_RETRIES, retries, seconds, lambda reason: colour(reason, named))
+    hedges = [(each.at, each.winner) for each in side.hedges]
+    parts += _stacks(_HEDGES, hedges, seconds, lambda winner: WINNERS.get(winner, COLOURS[-1]))
     label = escape(f"timeline of {side.name}")
     return (
-        f'<svg viewBox="0 0 {WIDTH + LEFT + 10} 300" role="img" aria-label="{label}">'
+        f'<svg viewBox="0 0 {WIDTH + LEFT + 10} {height}" role="img" aria-label="{label}">'
         + "".join(parts)
         + "</svg>"
     )
@@ -52,8 +62,7 @@ def _y(value: float) -> float:
     return top + height * (1 - max(0.0, min(1.0, share)))
 
 
-def _axes(seconds: float) -> Iterator[str]:
-    lanes = {"faults": _FAULTS, "latency": _LATENCY, "errors": _ERRORS, "retries": _RETRIES}
+def _axes(seconds: float, lanes: Mapping[str, tuple[int, int]], height: int) -> Iterator[str]:
     for name, (top, _) in lanes.items():
         yield f'<text x="0" y="{top + 10}">{name}</text>'
     for power, name in ((-3, "1 ms"), (-1, "100 ms"), (1, "10 s")):
@@ -63,7 +72,7 @@ def _axes(seconds: float) -> Iterator[str]:
     step = next(each for each in _steps() if seconds / each <= 10)  # noqa: PLR2004 - marks
     at = 0.0
     while at <= seconds:
-        yield f'<text class="tick" x="{_x(at, seconds):.0f}" y="294">{at:g} s</text>'
+        yield f'<text class="tick" x="{_x(at, seconds):.0f}" y="{height - 6}">{at:g} s</text>'
         at = round(at + step, 6)
 
 
@@ -107,22 +116,27 @@ def _latency(side: Side, seconds: float) -> Iterator[str]:
             yield f"<title>{title}</title></circle>"
 
 
-def _retries(side: Side, seconds: float, named: Sequence[str]) -> Iterator[str]:
+def _stacks(
+    lane: tuple[int, int],
+    found: Iterable[tuple[float, str]],
+    seconds: float,
+    fill: Callable[[str], str],
+) -> Iterator[str]:
+    """``found``: when, and what is counted by."""
     parts: list[Counter[str]] = [Counter() for _ in range(COLUMNS)]
-    for each in side.retries:
-        if not each.is_final:
-            part = int(each.at / seconds * COLUMNS) if seconds else 0
-            parts[max(0, min(COLUMNS - 1, part))][each.reason] += 1
+    for at, kind in found:
+        part = int(at / seconds * COLUMNS) if seconds else 0
+        parts[max(0, min(COLUMNS - 1, part))][kind] += 1
     most = max((each.total() for each in parts), default=0)
-    top, height = _RETRIES
+    top, height = lane
     width = WIDTH / COLUMNS
     for number, counts in enumerate(parts):
         bottom = float(top + height)
-        for reason, count in sorted(counts.items()):
+        for kind, count in sorted(counts.items()):
             tall = height * count / most
             bottom -= tall
             yield (
                 f'<rect x="{LEFT + width * number:.1f}" y="{bottom:.1f}" width="{width:.1f}" '
-                f'height="{tall:.1f}" fill="{colour(reason, named)}">'
-                f"<title>{escape(reason)}: {count}</title></rect>"
+                f'height="{tall:.1f}" fill="{fill(kind)}">'
+                f"<title>{escape(kind)}: {count}</title></rect>"
             )

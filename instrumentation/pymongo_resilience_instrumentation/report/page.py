@@ -7,10 +7,10 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from . import summary
-from .chart import COLOURS, colour, timeline
+from .chart import COLOURS, WINNERS, colour, timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .records import Side
     from .summary import Latency
@@ -41,13 +41,20 @@ def page(sides: Sequence[Side], title: str) -> str:
         "<h2>Sides</h2>",
         *_sides(sides),
         "<h2>Timelines</h2>",
-        "<p>Retries: " + " ".join(_key(reason, named) for reason in sorted(counts)) + "</p>",
+        "<p>Retries: "
+        + _keys({reason: colour(reason, named) for reason in sorted(counts)})
+        + "</p>",
         "<p>Latency: from the median to the longest; red: errors that the application got.</p>",
     ]
+    hedged = any(each.hedges for each in sides)
+    if hedged:
+        body.append(f"<p>Hedged reads, by who answered first: {_keys(WINNERS)}</p>")
     for side in sides:
         body += [f"<h3>{escape(side.name)}</h3>", timeline(side, seconds, named)]
     body += ["<h2>Latency around the faults</h2>", *_stretches(sides)]
     body += ["<h2>Retries by reason</h2>", *_reasons(sides, counts)]
+    if hedged:
+        body += ["<h2>Hedged reads</h2>", *_hedges(sides)]
     body += ["<h2>Servers</h2>", *_servers(sides)]
     body += ["<h2>Faults</h2>", *_faults(sides)]
     return (
@@ -70,6 +77,8 @@ def _sentences(sides: Sequence[Side]) -> Iterator[str]:
             f"{_plural(len(side.faults), 'fault')}, {_plural(found.errors, 'error')} reached the "
             f"application, {_plural(summary.reasons(side).total(), 'retry')}"
         )
+        if side.hedges:
+            said += f", {_plural(len(side.hedges), 'hedged read')}"
         if side.balance is not None:
             lost, doubled = side.balance
             said += f", {_plural(lost, 'acknowledged write')} lost, {doubled} doubled"
@@ -112,6 +121,15 @@ def _reasons(sides: Sequence[Side], counts: Counter[str]) -> Iterator[str]:
     yield _table(["reason", *(side.name for side in sides)], rows)
 
 
+def _hedges(sides: Sequence[Side]) -> Iterator[str]:
+    rows = [
+        [f"{side.name}, {server}", *(str(winners[each]) for each in WINNERS), _ms(waited)]
+        for side in sides
+        for server, (winners, waited) in summary.hedges(side).items()
+    ]
+    yield _table(["slow server", *WINNERS, "hedged after (median)"], rows)
+
+
 def _servers(sides: Sequence[Side]) -> Iterator[str]:
     rows = [
         [f"{side.name}, {server}", *_figures(found), str(failed)]
@@ -151,8 +169,11 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1000:,.1f} ms"
 
 
-def _key(reason: str, named: Sequence[str]) -> str:
-    return f'<span class="key" style="background:{colour(reason, named)}"></span> {escape(reason)}'
+def _keys(colours: Mapping[str, str]) -> str:
+    return " ".join(
+        f'<span class="key" style="background:{fill}"></span> {escape(name)}'
+        for name, fill in colours.items()
+    )
 
 
 def _table(headings: Iterable[str], rows: Sequence[Sequence[str]]) -> str:

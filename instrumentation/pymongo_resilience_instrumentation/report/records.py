@@ -37,6 +37,15 @@ class Retry(NamedTuple):
     is_final: bool
 
 
+class Hedge(NamedTuple):
+    at: float
+    """When the read had its answer, or failed."""
+    server: str
+    waited: float
+    winner: str
+    """``first``, ``hedge`` or ``neither``."""
+
+
 class Fault(NamedTuple):
     at: float
     text: str
@@ -55,6 +64,7 @@ class Side:
     commands: list[Operation] = field(default_factory=list)
     """Of the servers; none where no client had the listener."""
     retries: list[Retry] = field(default_factory=list)
+    hedges: list[Hedge] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     breakers: list[tuple[float, str, str]] = field(default_factory=list)
     """When, the server, and ``opened`` or ``closed``."""
@@ -65,7 +75,8 @@ class Side:
     def end(self) -> float:
         ends = [each.at + each.seconds for each in self.operations + self.commands]
         ends += [each.at + each.seconds for each in self.faults]
-        ends += [each.at for each in self.retries] + [at for at, _, _ in self.breakers]
+        ends += [each.at for each in self.retries] + [each.at for each in self.hedges]
+        ends += [at for at, _, _ in self.breakers]
         return max(ends, default=0.0)
 
 
@@ -154,6 +165,10 @@ def _add(sides: dict[str, Side], record: dict[str, Any]) -> None:
         case "retry.scheduled" | "retry.declined":
             final = kind == "retry.declined"
             side.retries.append(Retry(at, str(record["reason"]), record["server"], final))
+        case "read.hedged":
+            winner = str(record["winner"] or "neither")
+            server = str(record["server"])
+            side.hedges.append(Hedge(at, server, float(record["waited"]), winner))
         case "balance":
             side.balance = int(record["lost"]), int(record["duplicated"])
         case "circuit_breaker.opened" | "circuit_breaker.closed":

@@ -6,12 +6,13 @@ import bisect
 import itertools
 import math
 from collections import Counter, defaultdict
+from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .records import Fault, Operation, Side
+    from .records import Fault, Hedge, Operation, Side
 
 STRETCHES: Final = ("before", "during", "between", "after")
 """Of the faults."""
@@ -82,6 +83,21 @@ def by_server(side: Side) -> Mapping[str, tuple[Latency, int]]:
             operations[each.server].append(each)
     names = sorted({*operations, *failed})
     return {name: (latency(operations.get(name, [])), failed[name]) for name in names}
+
+
+def hedges(side: Side) -> Mapping[str, tuple[Counter[str], float]]:
+    """Of each server that was too slow, the hedged reads by who answered first, and the median of
+    the seconds after which they were hedged."""
+    found: dict[str, list[Hedge]] = defaultdict(list)
+    for each in side.hedges:
+        found[each.server].append(each)
+    return {
+        server: (
+            Counter(each.winner for each in found[server]),
+            median(each.waited for each in found[server]),
+        )
+        for server in sorted(found)
+    }
 
 
 def reasons(side: Side) -> Counter[str]:
