@@ -82,12 +82,12 @@ def scenario(seconds: float) -> Scenario:
 
 
 def work(client: MongoClient[Any], end: threading.Event, number: int) -> None:
-    dice = random.Random(number)  # noqa: S311 - pauses, no secrets
+    rng = random.Random(number)  # noqa: S311 - pauses, no secrets
     orders = client.shop.orders
-    while not end.wait(dice.expovariate(1 / PAUSE_S)):
+    while not end.wait(rng.expovariate(1 / PAUSE_S)):
         with suppress(PyMongoError):
-            key = {"_id": dice.randrange(100)}
-            match dice.randrange(4):
+            key = {"_id": rng.randrange(100)}
+            match rng.randrange(4):
                 case 0:
                     orders.insert_one({"number": number})
                 case 1:

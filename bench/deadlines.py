@@ -196,8 +196,8 @@ def main() -> None:
     # What is said of each retry is not what is measured here.
     logging.getLogger("pymongo_resilience").disabled = True
     logging.getLogger("pymongo_resilience.retry").disabled = True
-    dice = random.Random(SEED)  # noqa: S311 - lengths of time, no secrets
-    deadlines = [dice.uniform(SHORTEST_S, LONGEST_S) for _ in range(runs)]
+    rng = random.Random(SEED)  # noqa: S311 - lengths of time, no secrets
+    deadlines = [rng.uniform(SHORTEST_S, LONGEST_S) for _ in range(runs)]
     made = Table(title=f"overrun of a deadline in ms, pymongo {pymongo.version}")
     for heading in ("", "expires in"):
         made.add_column(heading)

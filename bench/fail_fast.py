@@ -60,13 +60,13 @@ def troubles(directory: str) -> Iterator[list[Trouble]]:
         members = running.enter_context(ReplicaSet(server.address))
         guarded = running.enter_context(ReplicaSet(locked.address, members=1))
 
-        def met(meet: fake_servers.Meet) -> str:
-            return running.enter_context(fake_servers.Peer(meet)).uri
+        def peer(behave: fake_servers.Behaviour) -> str:
+            return running.enter_context(fake_servers.Peer(behave)).uri
 
         def behind(certificate: trustme.LeafCert) -> str:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             certificate.configure_cert(context)
-            return met(fake_servers.with_tls(server.address, context))
+            return peer(fake_servers.with_tls(server.address, context))
 
         host, port = members.address
         other = f"mongodb://{host}:{port}/?replicaSet=other"
@@ -74,12 +74,12 @@ def troubles(directory: str) -> Iterator[list[Trouble]]:
         yield [
             Trouble("unknown authority", behind(trustme.CA().issue_cert("127.0.0.1")), tls),
             Trouble("another host's", behind(authority.issue_cert("db.example.org")), tls),
-            Trouble("no TLS, answers", met(fake_servers.answers_in_plain_text), tls),
+            Trouble("no TLS, answers", peer(fake_servers.answers_in_plain_text), tls),
             Trouble("another set", other),
             Trouble("another set, directly", f"{other}&directConnection=true"),
             Trouble("wrong password", guarded.uri, wrong),
             Trouble("wrong password, again", guarded.uri, wrong, before=2),
-            Trouble("no TLS, hangs up", met(fake_servers.hangs_up), tls),
+            Trouble("no TLS, hangs up", peer(fake_servers.hangs_up), tls),
             Trouble("refused", "mongodb://127.0.0.1:1/"),
         ]
 

@@ -179,7 +179,7 @@ class _Call:
 
 def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     """One run. The same arrivals for every policy."""
-    dice = random.Random(seed)  # noqa: S311 - times, no secrets
+    rng = random.Random(seed)  # noqa: S311 - times, no secrets
     clock = _Clock()
     rules = RetryRules(max_retries=policy.retries, random=random.Random(seed + 1).random)  # noqa: S311
     jitter = random.Random(seed + 3).random  # noqa: S311
@@ -201,7 +201,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     events: list[tuple[float, int, Failure | bool | None, _Call]] = [
         (due, next(number), None, _Call(due, strategy, *of_client, priority()))
         for due, of_client in zip(
-            arrivals(phases, dice),
+            arrivals(phases, rng),
             itertools.cycle(list(zip(budgets, shedders, strict=True))),
             strict=False,
         )

@@ -48,7 +48,7 @@ def growth(
     instructions: bool,
     bursts: int | None = None,
     quick: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """``quick``: too little of it to tell anything."""
     rows: list[Row] = []
@@ -69,7 +69,7 @@ def growth(
                 instructions=instructions,
             )
         rows += [{"case": case, **row} for row in found]
-        tell(case)
+        progress(case)
     return {"unit": INSTRUCTIONS if instructions else CPU, "rows": rows}
 
 
@@ -138,7 +138,7 @@ def main() -> None:
     found = growth(
         instructions=given.instructions,
         bursts=given.bursts,
-        tell=lambda case: print(f"{case}: measured", flush=True),
+        progress=lambda case: print(f"{case}: measured", flush=True),
     )
     show(found["rows"], found["unit"])
     if given.json is not None:

@@ -44,9 +44,9 @@ def healthy(
     chosen: list[str] | None = None,
     bursts: int | None = None,
     processes: int | None = None,
-    tell: Callable[[list[Row]], None] = lambda _: None,
+    progress: Callable[[list[Row]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """What the rows mean and the rows; ``tell`` is called with those of a side as they come."""
+    """What the rows mean and the rows; ``progress`` is called with those of a side as they come."""
     rows: list[Row] = []
     with canned_server(heartbeats=False) as uri:
         for side in sides or SIDES:
@@ -59,7 +59,7 @@ def healthy(
                 processes=processes,
                 instructions=instructions,
             )
-            tell(found)
+            progress(found)
             rows += found
     return {"unit": INSTRUCTIONS if instructions else CPU, "rows": rows}
 
@@ -116,7 +116,7 @@ def main() -> None:
         chosen=chosen,
         bursts=given.bursts,
         processes=given.processes,
-        tell=lambda rows: show(rows, unit),
+        progress=lambda rows: show(rows, unit),
     )
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")

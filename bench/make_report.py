@@ -43,13 +43,13 @@ OF_THE_MACHINE = ("cores", "load_average")
 Section = dict[str, Any]
 
 
-def told(text: Any) -> None:
+def progress(text: Any) -> None:
     """Progress inside of a section, which may take minutes."""
     print(f"   {text}", flush=True)
 
 
 def side(rows: list[dict[str, Any]]) -> None:
-    told(rows[0]["side"])
+    progress(rows[0]["side"])
 
 
 def overload(*, quick: bool) -> Section:
@@ -69,11 +69,11 @@ def taken_from(file: Path) -> Section:
 
 
 def counted(*, quick: bool) -> Section:
-    return healthy(instructions=True, tell=side, **_smaller(quick=quick))
+    return healthy(instructions=True, progress=side, **_smaller(quick=quick))
 
 
 def cpu(*, quick: bool) -> Section:
-    return healthy(instructions=False, tell=side, **_smaller(quick=quick))
+    return healthy(instructions=False, progress=side, **_smaller(quick=quick))
 
 
 def _smaller(*, quick: bool) -> dict[str, Any]:
@@ -86,16 +86,16 @@ SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
     "cursors": ("python bench/cursor_costs.py", cursors),
     "growth": (
         "python bench/growth.py --instructions",
-        lambda quick: growth(instructions=True, quick=quick, tell=told),
+        lambda quick: growth(instructions=True, quick=quick, progress=progress),
     ),
     "growth-cpu": (
         "python bench/growth.py",
-        lambda quick: growth(instructions=False, quick=quick, tell=told),
+        lambda quick: growth(instructions=False, quick=quick, progress=progress),
     ),
     "footprint": ("python bench/footprint.py", lambda quick: footprint(2 if quick else 15)),
     "recovery": (
         "python bench/recovery.py",
-        lambda quick: recovery(("cut",) if quick else tuple(ROWS), tell=told),
+        lambda quick: recovery(("cut",) if quick else tuple(ROWS), progress=progress),
     ),
     "fleet": ("python bench/fleet.py", fleet),
     "overload": ("python bench/overload.py", overload),

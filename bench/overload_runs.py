@@ -120,12 +120,12 @@ def sides(sizes: Sizes) -> list[Side]:
     return [*SIDES, *map(in_threads, SIDES)]
 
 
-def arrivals(phases: list[tuple[float, float]], dice: random.Random) -> list[float]:
+def arrivals(phases: list[tuple[float, float]], rng: random.Random) -> list[float]:
     """Of a Poisson process whose rate changes; ``phases`` are seconds and rates."""
     due, begin = [], 0.0
     for seconds, rate in phases:
         at = begin
-        while (at := at + dice.expovariate(rate)) < begin + seconds:
+        while (at := at + rng.expovariate(rate)) < begin + seconds:
             due.append(at)
         begin += seconds
     return due
@@ -164,8 +164,8 @@ def under_load(
     """Every side with the same arrivals."""
     works = []
     for index in range(sizes.processes):
-        dice = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
-        due = arrivals([(each, rate / sizes.processes) for each, rate in phases], dice)
+        rng = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
+        due = arrivals([(each, rate / sizes.processes) for each, rate in phases], rng)
         works.append(Work(side, sizes.clients, due, seed + index, TIMEOUT_MS))
     return undisturbed(sizes, capacity, works)
 
@@ -215,8 +215,8 @@ def burst(sizes: Sizes, side: Side, seed: int, clients: int) -> Run:
     works = []
     each = sizes.burst_operations // sizes.processes
     for index in range(sizes.processes):
-        dice = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
-        due = sorted(dice.uniform(0, sizes.burst_s * slower) for _ in range(each))
+        rng = random.Random(f"{seed} {index}")  # noqa: S311 - times of arrival, no secrets
+        due = sorted(rng.uniform(0, sizes.burst_s * slower) for _ in range(each))
         works.append(Work(side, clients // sizes.processes, due, seed + index))
     return undisturbed(sizes, Capacity(sizes.burst_rate / slower, sizes.burst_bucket), works)
 

@@ -61,7 +61,7 @@ class Capacity:
     burst: float
     rejection: float = 0.0
     at_random: float = 0.0
-    _dice: random.Random = field(default_factory=lambda: random.Random(8))  # noqa: S311 - no secrets
+    _rng: random.Random = field(default_factory=lambda: random.Random(8))  # noqa: S311 - no secrets
     _busy_until: float = 0.0
     _front_until: float = 0.0
 
@@ -70,7 +70,7 @@ class Capacity:
 
         Rejections come before the requests that wait, and keep them waiting for longer.
         """
-        if self.at_random and self._dice.random() < self.at_random:
+        if self.at_random and self._rng.random() < self.at_random:
             return False, now
         self._busy_until = max(self._busy_until, now)
         self._front_until = max(self._front_until, now)
@@ -153,16 +153,16 @@ class LimitedServer:
 
 
 def _serve(capacity: Capacity, control: Connection) -> None:
-    control.send(asyncio.run(_until_told(capacity, control)))
+    control.send(asyncio.run(_until_stopped(capacity, control)))
 
 
-async def _until_told(capacity: Capacity, control: Connection) -> Log:
+async def _until_stopped(capacity: Capacity, control: Connection) -> Log:
     log: Log = ([], [])
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    loop.add_reader(control.fileno(), told.set)
+    stopped = asyncio.Event()
+    loop.add_reader(control.fileno(), stopped.set)
     server = await loop.create_server(lambda: _Serving(capacity, log), "127.0.0.1", 0, backlog=4096)
     control.send(server.sockets[0].getsockname()[1])
-    await told.wait()
+    await stopped.wait()
     loop.remove_reader(control.fileno())
     return log

@@ -25,7 +25,7 @@ NAMES = {
 SOURCES = ("healthy", "healthy-cpu", "cursors", "growth", "growth-cpu", "footprint")
 
 
-def told(row: Row) -> str:
+def verdict(row: Row) -> str:
     """Whether its bar is met, for people who skim."""
     return bars.judged(row).replace("MISSED", "**missed**")
 
@@ -102,7 +102,7 @@ def one(source: str) -> Callable[[Report], str]:
                     f"{row['added']:+,.0f}",
                     f"{row['of_raw']:+.1%}",
                     f"{row['of_contrib']:.2f}" if "of_contrib" in row else "",
-                    told(row),
+                    verdict(row),
                 ]
                 for row in rows
                 if row["state"] != configurations.RAW

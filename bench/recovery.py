@@ -312,7 +312,7 @@ def recovery(
     kinds: Sequence[str] = KINDS,
     *,
     clients: int = CLIENTS,
-    tell: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Every fault, plain pymongo and the library."""
     rows = []
@@ -321,10 +321,10 @@ def recovery(
             title, bar, _ = ROWS[name]
             title = title.format(clients)
             if name == "path" and not can_sever():
-                tell(f"{title}: no leave to make network namespaces here")
+                progress(f"{title}: no leave to make network namespaces here")
                 continue
             for kind in kinds:
-                tell(f"{title}, {kind}")
+                progress(f"{title}, {kind}")
                 plain, ours = (
                     measured(name, clients, ours=ours, asynchronous=kind == "async", server=server)
                     for ours in (False, True)
@@ -359,7 +359,7 @@ def main() -> None:
         given.only or tuple(ROWS),
         given.side or KINDS,
         clients=given.clients,
-        tell=lambda text: console.print(text, style="dim"),
+        progress=lambda text: console.print(text, style="dim"),
     )
     table = Table("fault", "", "pymongo", "with the library", "bar", "")
     for row in found["rows"]:

@@ -59,11 +59,11 @@ def measured(clients: int, *, ours: bool, asynchronous: bool, server: EmbeddedSe
             began = time.monotonic()
             replica_set.inject(Restart(DOWN_S))
             for each in processes:
-                _tell(each)
+                _go_on(each)
             errors = sum(int(_line(each)) for each in processes)
             seen = [at - began for at in count.seen if began <= at <= began + WATCHED_S]
             for each in processes:
-                _tell(each)
+                _go_on(each)
     return Hellos(len(seen), _busiest(seen), errors)
 
 
@@ -103,34 +103,34 @@ def _line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline() if process.stdout is not None else ""
 
 
-def _tell(process: subprocess.Popen[str]) -> None:
+def _go_on(process: subprocess.Popen[str]) -> None:
     if process.stdin is not None:
         process.stdin.write("go\n")
         process.stdin.flush()
 
 
-def _say(what: object) -> None:
+def _report(what: object) -> None:
     print(what, flush=True)
     sys.stdin.readline()
 
 
-def _delays(dice: random.Random) -> Iterator[float]:
-    yield dice.uniform(0, SPREAD_S)
+def _delays(rng: random.Random) -> Iterator[float]:
+    yield rng.uniform(0, SPREAD_S)
     while True:
         yield 1.0
 
 
-def _threads(uri: str, count: int, dice: random.Random) -> None:
+def _threads(uri: str, count: int, rng: random.Random) -> None:
     clients = [pymongo.MongoClient[Any](uri, timeoutMS=DEADLINE_MS) for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(lambda each: each.admin.command("ping"), clients))
         time.sleep(1)
-        _say("ready")
+        _report("ready")
         end = time.monotonic() + WATCHED_S
 
         def work(number: int) -> int:
             failed = 0
-            for delay in _delays(random.Random(dice.random() + number)):  # noqa: S311 - times
+            for delay in _delays(random.Random(rng.random() + number)):  # noqa: S311 - times
                 time.sleep(delay)
                 if time.monotonic() > end:
                     return failed
@@ -140,19 +140,19 @@ def _threads(uri: str, count: int, dice: random.Random) -> None:
                     failed += 1
             return failed
 
-        _say(sum(pool.map(work, range(count))))
+        _report(sum(pool.map(work, range(count))))
 
 
-async def _tasks(uri: str, count: int, dice: random.Random) -> None:
+async def _tasks(uri: str, count: int, rng: random.Random) -> None:
     clients = [pymongo.AsyncMongoClient[Any](uri, timeoutMS=DEADLINE_MS) for _ in range(count)]
     await asyncio.gather(*(each.admin.command("ping") for each in clients))
     await asyncio.sleep(1)
-    await asyncio.to_thread(_say, "ready")
+    await asyncio.to_thread(_report, "ready")
     end = time.monotonic() + WATCHED_S
 
     async def work(client: Any) -> int:
         failed = 0
-        for delay in _delays(dice):
+        for delay in _delays(rng):
             await asyncio.sleep(delay)
             if time.monotonic() > end:
                 return failed
@@ -162,7 +162,7 @@ async def _tasks(uri: str, count: int, dice: random.Random) -> None:
                 failed += 1
         return failed
 
-    await asyncio.to_thread(_say, sum(await asyncio.gather(*map(work, clients))))
+    await asyncio.to_thread(_report, sum(await asyncio.gather(*map(work, clients))))
 
 
 def main() -> None:
@@ -175,11 +175,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.ours:
         instrument(Config(timeout_ms=DEADLINE_MS, traces=False, metrics=False))
-    dice = random.Random(given.seed)  # noqa: S311 - times, no secrets
+    rng = random.Random(given.seed)  # noqa: S311 - times, no secrets
     if given.asynchronous:
-        asyncio.run(_tasks(given.uri, given.clients, dice))
+        asyncio.run(_tasks(given.uri, given.clients, rng))
     else:
-        _threads(given.uri, given.clients, dice)
+        _threads(given.uri, given.clients, rng)
 
 
 if __name__ == "__main__":

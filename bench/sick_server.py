@@ -105,9 +105,9 @@ def read(
     *,
     recorder: Recorder | None,
 ) -> None:
-    dice = random.Random(SEED * THREADS + number)  # noqa: S311 - pauses, no secrets
+    rng = random.Random(SEED * THREADS + number)  # noqa: S311 - pauses, no secrets
     while not end.is_set():
-        time.sleep(dice.expovariate(1 / PAUSE_S))
+        time.sleep(rng.expovariate(1 / PAUSE_S))
         counted, began, failed = bad.is_set(), time.perf_counter(), None
         try:
             coll.find_one()

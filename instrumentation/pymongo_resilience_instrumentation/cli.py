@@ -239,7 +239,7 @@ def _endpoint(text: str) -> str:
 def _demo(options: argparse.Namespace) -> int:
     missing = _missing("demo", _DEMO_MODULES)
     if missing:
-        return _complain(missing, USAGE)
+        return _print_error(missing, USAGE)
     from pymongo_resilience_instrumentation.demo.demonstration import Options, run  # noqa: PLC0415 - an extra
     from pymongo_resilience_instrumentation.demo.process_pool import DemoError  # noqa: PLC0415 - an extra
     from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415 - an extra
@@ -251,21 +251,21 @@ def _demo(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (DemoError, TestbedError, OSError) as exc:
-        return _complain(str(exc), FAILURE)
+        return _print_error(str(exc), FAILURE)
 
 
 def _testbed(options: argparse.Namespace) -> int:
     missing = _missing("testbed", _TESTBED_MODULES)
     if missing:
-        return _complain(missing, USAGE)
+        return _print_error(missing, USAGE)
     from pymongo_resilience_instrumentation.testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
 
     try:
         testbed_command.run(_taken(testbed_command.Options, options))
     except ValueError as exc:
-        return _complain(str(exc), USAGE)
+        return _print_error(str(exc), USAGE)
     except (TestbedError, OSError) as exc:
-        return _complain(str(exc), FAILURE)
+        return _print_error(str(exc), FAILURE)
     return 0
 
 
@@ -281,7 +281,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     uri = options.uri or os.environ.get(URI_VARIABLE)
     if not uri:
-        return _complain(f"no URI: give one, or set {URI_VARIABLE}", USAGE)
+        return _print_error(f"no URI: give one, or set {URI_VARIABLE}", USAGE)
     with warnings.catch_warnings():
         # pymongo's about options, whose texts are not ours.
         warnings.simplefilter("ignore")
@@ -299,7 +299,7 @@ def _report(options: argparse.Namespace) -> int:
     try:
         options.output.write_text(page(read(options.files), options.title), encoding="utf-8")
     except (ReportError, OSError) as error:
-        return _complain(str(error), FAILURE)
+        return _print_error(str(error), FAILURE)
     print(options.output)
     return 0
 
@@ -308,10 +308,10 @@ def _dashboards(options: argparse.Namespace) -> int:
     try:
         written = dashboards.write(options.directory, force=options.force)
     except dashboards.ExistingFilesError as exc:
-        return _complain(f"{exc}: exists with other content; --force overwrites", FAILURE)
+        return _print_error(f"{exc}: exists with other content; --force overwrites", FAILURE)
     except (OSError, ValueError) as exc:  # a null character in a path is a ValueError
         why = getattr(exc, "strerror", None) or exc
-        return _complain(f"cannot write into {str(options.directory)!r}: {why}", FAILURE)
+        return _print_error(f"cannot write into {str(options.directory)!r}: {why}", FAILURE)
     for path in written:
         print(path)
     return 0
@@ -338,7 +338,7 @@ def _config(_: argparse.Namespace) -> int:
     try:
         loaded = load()
     except ConfigurationError as exc:
-        return _complain(str(exc), USAGE)
+        return _print_error(str(exc), USAGE)
     for option in OPTIONS:
         source = loaded.sources.get(option.name)
         print(_described(option, getattr(loaded.config, option.name), _place(option, source)))
@@ -386,6 +386,6 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _complain(sentence: str, status: int) -> int:
+def _print_error(sentence: str, status: int) -> int:
     print(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
     return status

@@ -94,7 +94,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if settings is None:
             return
         if not settings.config.enabled:
-            _say_off(settings)
+            _log_off(settings)
             return
         refusal = monkey_patching.refusal()
         if refusal is None:
@@ -118,7 +118,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             raise ConfigurationError([IN_FORCE, *differences])
         self._explicit = True
         if not settings.config.enabled:
-            _say_off(settings)
+            _log_off(settings)
             super().uninstrument()
         elif differences:
             refusal = monkey_patching.refusal()
@@ -170,7 +170,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag
         runtime.enabled_flag.turn(on=True)
-        _say_on(settings)
+        _log_on(settings)
         if Feature.EXISTING_CLIENTS in lacking:
             POLICIES.use()
         else:
@@ -265,7 +265,7 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
     return Settings.of(config, source, kwargs)
 
 
-def _say_on(settings: Settings) -> None:
+def _log_on(settings: Settings) -> None:
     config, strategy = settings.config, settings.strategy
     logger.info(
         "pymongo-resilience %s is on: pymongo %s, strategy %s, timeout %s, configuration from %s",
@@ -277,7 +277,7 @@ def _say_on(settings: Settings) -> None:
     )
 
 
-def _say_off(settings: Settings) -> None:
+def _log_off(settings: Settings) -> None:
     logger.info(
         "pymongo-resilience %s stays off: enabled=False, configuration from %s",
         __version__,

@@ -51,9 +51,9 @@ class Work(Protocol):
     def final_error(self, failure: Failure, rule: Rule, operation: Operation, /) -> Exception:
         """What the application gets once no attempt follows."""
 
-    def unjudged(self, error: Exception, /) -> Callable[[], Any] | None:
-        """A fault of ours kept ``error`` from being judged: what does without us, awaited where
-        attempts are. None to raise it."""
+    def undecided(self, error: Exception, /) -> Callable[[], Any] | None:
+        """An internal error kept the rules from deciding on ``error``: what runs instead, awaited
+        where attempts are. None to raise it."""
 
 
 class SyncWork(Work, Protocol[T_co]):
@@ -148,8 +148,8 @@ class _Decisions:
                     return
                 yield from self._waited(operation, failure, end, sleep)
                 error = None
-            without_us = work.unjudged(error)
-            yield _Outcome(None, error) if without_us is None else _Outcome(*(yield without_us))
+            instead = work.undecided(error)
+            yield _Outcome(None, error) if instead is None else _Outcome(*(yield instead))
         finally:
             # The frames of errors hold this one.
             del error, failure, end

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.demo.contenders import Side
 from pymongo_resilience_instrumentation.demo.fault_script import TIMELINE
 from pymongo_resilience_instrumentation.demo.ledger import Balance, Ledger
 from pymongo_resilience_instrumentation.demo.live_view import shown
-from pymongo_resilience_instrumentation.demo.messages import Farewell, Outcome
+from pymongo_resilience_instrumentation.demo.messages import FinalMessage, Outcome
 from pymongo_resilience_instrumentation.demo.result import Result
 from pymongo_resilience_instrumentation.demo.tally import Tally
 from pymongo_resilience_instrumentation.demo.workload import Kind, Step, perform, prepare
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_everything_quietly(tmp_path: Path) -> None:
         ((), "the following arguments are required: COMMAND"),
         (("demo", "--seconds", "0"), "'0' is not a number from 1 to 3,600"),
         (("demo", "--otlp", "localhost"), "'localhost' is not a URL"),
-        (("demo", "--otlp", "user:password@host"), "what was given is not a URL"),
+        (("demo", "--otlp", "user:password@host"), "this value is not a URL"),
         (("demo", "--json", "/nowhere/at/all"), "is not a file in an existing directory"),
     ],
 )
@@ -334,7 +334,7 @@ def test_any_failure_of_our_side_is_a_problem(
         duration=1.0,
         tally=tally,
         balances=dict.fromkeys(Side, balance),
-        farewells=dict.fromkeys(Side, Farewell()),
+        final_messages=dict.fromkeys(Side, FinalMessage()),
         faults={side: Counter() for side in Side},
     )
     assert result.problems() == problems

@@ -174,7 +174,7 @@ def test_idle_connections_that_die_are_named(replica_set: ReplicaSet) -> None:
     assert levels(dead, "idle") == {Level.WARNING}
 
 
-def forgetting(server: tuple[str, int]) -> fake_servers.Meet:
+def forgetting(server: tuple[str, int]) -> fake_servers.Behaviour:
     """In front of a server: closes what was idle for a tenth of a second."""
 
     def meet(peer: Peer, connection: socket.socket) -> None:

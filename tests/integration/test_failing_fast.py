@@ -95,7 +95,7 @@ class World:
     server: tuple[str, int]
 
     @contextlib.contextmanager
-    def meets(self, meet: fake_servers.Meet) -> Iterator[Trouble]:
+    def meets(self, meet: fake_servers.Behaviour) -> Iterator[Trouble]:
         with Peer(meet) as peer:
             yield Trouble(peer.uri, {"tls": True, "tlsCAFile": self.file}, peer)
 
@@ -104,7 +104,7 @@ class World:
         with self.meets(self.behind(certificate)) as trouble:
             yield trouble
 
-    def behind(self, certificate: trustme.LeafCert) -> fake_servers.Meet:
+    def behind(self, certificate: trustme.LeafCert) -> fake_servers.Behaviour:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificate.configure_cert(context)
         return with_tls(self.server, context)
@@ -298,7 +298,7 @@ def test_a_server_that_recovers_is_used_at_once(
     for _ in range(2):
         assert hasattr(_fails(side, coll)[0], "terminal_cause")
     assert untrusted.peer is not None
-    untrusted.peer.meet = world.behind(known_to(world))
+    untrusted.peer.behave = world.behind(known_to(world))
 
     def served() -> bool:
         # A check that was under way meanwhile may still be one of the two that fail.

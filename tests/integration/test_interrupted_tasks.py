@@ -21,7 +21,7 @@ SECONDS = 1.0
 """Within so many the last task is cancelled."""
 
 
-async def _work(coll: Any, number: int, dice: random.Random) -> None:
+async def _work(coll: Any, number: int, rng: random.Random) -> None:
     client = coll.database.client
     mine = {"_id": number}
 
@@ -47,11 +47,11 @@ async def _work(coll: Any, number: int, dice: random.Random) -> None:
         await coll.database.command("count", coll.name)
 
     while True:
-        await dice.choice([read, leave_early, in_transaction, write_many, aggregate, command])()
+        await rng.choice([read, leave_early, in_transaction, write_many, aggregate, command])()
 
 
 async def _cancel_them_all(proxy: ReplicaSet, database: str, journal: Journal) -> None:
-    dice = random.Random(4)  # noqa: S311 - moments, no secrets
+    rng = random.Random(4)  # noqa: S311 - moments, no secrets
     async with AsyncMongoClient(
         proxy.uri, maxPoolSize=TASKS // 2, event_listeners=[journal]
     ) as client:
@@ -62,8 +62,8 @@ async def _cancel_them_all(proxy: ReplicaSet, database: str, journal: Journal) -
         # Replies to wait for, and back-offs.
         proxy.inject(Slow(0.05))
         proxy.inject(Overload(times=40))
-        tasks = [asyncio.create_task(_work(coll, number, dice)) for number in range(TASKS)]
-        await asyncio.gather(*(_cancel(task, dice.uniform(0, SECONDS)) for task in tasks))
+        tasks = [asyncio.create_task(_work(coll, number, rng)) for number in range(TASKS)]
+        await asyncio.gather(*(_cancel(task, rng.uniform(0, SECONDS)) for task in tasks))
 
 
 async def _cancel(task: asyncio.Task[None], moment: float) -> None:

@@ -248,4 +248,4 @@ def test_a_client_that_is_closed_meanwhile_ends_it(
     topology, address = client._topology, primary_of(side, client)
     side.do(client.close)
     assert driver.topologies.pool_at(topology, address) is None
-    assert driver.topologies.last_heard(topology, ("nowhere", 1)) == float("-inf")
+    assert driver.topologies.last_reply_at(topology, ("nowhere", 1)) == float("-inf")

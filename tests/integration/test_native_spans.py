@@ -61,7 +61,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
         cls._run = original
         cls.__name__ = cls.__qualname__ = base.__name__
         monkeypatch.setattr(module, driver.retry_loop.LOOP, cls)
-    monkeypatch.setattr(driver.clients, "draws_spans", lambda _: True)
+    monkeypatch.setattr(driver.clients, "records_spans", lambda _: True)
     pymongo_resilience.instrument(Config(), tracer_provider=provider)
     yield exporter
     pymongo_resilience.uninstrument()

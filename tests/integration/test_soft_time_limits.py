@@ -60,7 +60,7 @@ def test_it_always_arrives(
 ) -> None:
     instrument(timeout_ms=20_000, strategy=AT_ONCE)
     caplog.clear()  # an older pymongo lacks names, which is an ERROR
-    dice = random.Random(7)  # noqa: S311 - the same moments each time
+    rng = random.Random(7)  # noqa: S311 - the same moments each time
     kept: list[Any] = []
 
     def strike(signum: int, frame: Any) -> None:
@@ -90,7 +90,7 @@ def test_it_always_arrives(
 
             with caplog.at_level(logging.ERROR, logger="pymongo_resilience"):
                 for _ in range(TIMES // 3 if fails else TIMES):
-                    arrived += until_struck(act, dice.uniform(0.0002, 0.004))
+                    arrived += until_struck(act, rng.uniform(0.0002, 0.004))
                     assert calls.current() is None
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -61,7 +61,7 @@ class World:
 Planted = Callable[[World], AbstractContextManager[str]]
 
 
-def _behind(meet: fake_servers.Meet, *, tls: bool) -> Planted:
+def _behind(meet: fake_servers.Behaviour, *, tls: bool) -> Planted:
     @contextlib.contextmanager
     def planted(world: World) -> Iterator[str]:
         with Peer(meet) as peer:

@@ -167,5 +167,5 @@ def moments(lines: list[Line], known: Container[Line] = ()) -> list[int]:
     for number, line in enumerate(lines):
         if line not in known:
             times.setdefault(line, []).append(number)
-    dice = random.Random(len(lines))  # noqa: S311 - the same for the same lines
-    return sorted(dice.choice(each) for each in times.values())
+    rng = random.Random(len(lines))  # noqa: S311 - the same for the same lines
+    return sorted(rng.choice(each) for each in times.values())

@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation.failures import classify, terminal_cause
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
 from pymongo_resilience_instrumentation.selection.fast_fail import (
     PROBE_EVERY,
-    STANDS,
+    UNCHANGED_S,
     PasswordProbe,
     TerminalDetector,
     found_on,
@@ -214,8 +214,8 @@ def test_the_name_of_another_set_that_stands_while_no_check_comes_back() -> None
     other = ConfigurationError(f"{OTHER_SET}a set named 'rs0'")
     first, second = (topology(down(A, other), of="Single") for _ in range(2))
     assert terminal_detector.look(first, 10.0, never) is None
-    assert terminal_detector.look(first, 10.0 + 0.9 * STANDS, never) is None
-    assert terminal_detector.look(first, 10.0 + STANDS, never) is Cause.SET_NAME
+    assert terminal_detector.look(first, 10.0 + 0.9 * UNCHANGED_S, never) is None
+    assert terminal_detector.look(first, 10.0 + UNCHANGED_S, never) is Cause.SET_NAME
     again = TerminalDetector(applies=True)
     assert [again.look(each, 10.0, never) for each in (first, second)] == [None, Cause.SET_NAME]
     certificate, terminal_detector = topology(down(A, UNTRUSTED)), TerminalDetector(applies=True)

@@ -89,7 +89,7 @@ class Cleanup:
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:  # noqa: ARG002
         return failure.error
 
-    def unjudged(self, error: Exception) -> None:
+    def undecided(self, error: Exception) -> None:
         """It is raised."""
 
     def _operation(self, *, enabled: bool, block: Policy = NOTHING, **more: Any) -> Operation:

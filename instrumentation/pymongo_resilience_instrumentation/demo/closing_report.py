@@ -42,10 +42,10 @@ def report(result: Result) -> RenderableType:
     parts: list[RenderableType] = [
         sides_table(result.tally, result.balances),
     ]
-    farewell = result.farewells[Side.OURS]
-    if farewell.trace is not None:
-        title = f"One retried operation of {Side.OURS.title}, phase {farewell.trace_phase!r}"
-        parts += [Text(), Text(title, style="bold"), tree(farewell.trace), Text()]
+    final_message = result.final_messages[Side.OURS]
+    if final_message.trace is not None:
+        title = f"One retried operation of {Side.OURS.title}, phase {final_message.trace_phase!r}"
+        parts += [Text(), Text(title, style="bold"), tree(final_message.trace), Text()]
     parts += [Text(f"note from {side.title}: {note}") for side, note in _notes(result)]
     style = "red" if result.problems() else "green"
     parts.append(Panel("\n".join(result.verdict()), title="verdict", border_style=style))
@@ -75,7 +75,7 @@ def _line(branch: Branch) -> Text:
 
 
 def _notes(result: Result) -> list[tuple[Side, str]]:
-    return [(side, note) for side in Side for note in result.farewells[side].notes]
+    return [(side, note) for side in Side for note in result.final_messages[side].notes]
 
 
 def save_svg(result: Result, path: str) -> None:

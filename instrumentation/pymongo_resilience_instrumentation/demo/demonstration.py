@@ -95,7 +95,7 @@ def play(options: Options, console: Console) -> Result:
             seconds=options.seconds,
             duration=duration,
             tally=tally,
-            farewells=process_pool.farewell(),
+            final_messages=process_pool.final_messages(),
             balances=balances,
             faults=runner.faults,
         )

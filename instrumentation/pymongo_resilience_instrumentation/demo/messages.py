@@ -32,8 +32,8 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
-    """What a side has to say at the end."""
+class FinalMessage:
+    """What a side sends at the end."""
 
     spans: dict[str, int] = field(default_factory=dict)
     """How many spans of each name ended."""

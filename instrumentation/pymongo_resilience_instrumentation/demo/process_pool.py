@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from . import worker
-from .messages import Farewell, Outcome
+from .messages import FinalMessage, Outcome
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -42,10 +42,12 @@ class ProcessPool:
         answers = self._ask(step, _STEP_TIMEOUT)
         return {side: answer for side, answer in answers.items() if isinstance(answer, Outcome)}
 
-    def farewell(self) -> dict[Side, Farewell]:
-        """End the workload; returns what each side has to say. Raises :class:`DemoError`."""
+    def final_messages(self) -> dict[Side, FinalMessage]:
+        """End the workload; returns the last message of each side. Raises :class:`DemoError`."""
         answers = self._ask(None, _STEP_TIMEOUT)
-        return {side: answer for side, answer in answers.items() if isinstance(answer, Farewell)}
+        return {
+            side: answer for side, answer in answers.items() if isinstance(answer, FinalMessage)
+        }
 
     def _ask(self, message: Step | None, timeout: float) -> dict[Side, Any]:
         for side, connection in self._connections.items():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from .ledger import Balance
-    from .messages import Farewell
+    from .messages import FinalMessage
     from .tally import Record, Tally
 
 
@@ -32,7 +32,7 @@ class Result:
     """The time that the workload took (seconds)."""
     tally: Tally
     balances: dict[Side, Balance]
-    farewells: dict[Side, Farewell]
+    final_messages: dict[Side, FinalMessage]
     faults: dict[Side, Counter[str]]
     """How often each fault acted, by its class."""
 
@@ -62,9 +62,9 @@ class Result:
             else f"{ours.title} lost nothing, duplicated nothing and showed the application no "
             f"error in {_count(self.tally.of(ours).operations, 'operation')}, through {faults}."
         )
-        return [sentence, *(self._fate(side) for side in others)]
+        return [sentence, *(self._counts_of(side) for side in others)]
 
-    def _fate(self, side: Side) -> str:
+    def _counts_of(self, side: Side) -> str:
         record, balance = self.tally.of(side), self.balances[side]
         return (
             f"{side.title}, same faults: "
@@ -81,7 +81,7 @@ class Result:
             "duration": round(self.duration, 3),
             "versions": versions(),
             "sides": {side.value: self._side(side) for side in Side},
-            "spans": dict(sorted(self.farewells[Side.OURS].spans.items())),
+            "spans": dict(sorted(self.final_messages[Side.OURS].spans.items())),
             "ok": not self.problems(),
             "verdict": " ".join(self.verdict()),
         }
@@ -93,7 +93,7 @@ class Result:
             "duplicated": balance.duplicated,
             "lost": balance.lost,
             "faults": dict(sorted(self.faults[side].items())),
-            "notes": list(self.farewells[side].notes),
+            "notes": list(self.final_messages[side].notes),
         }
 
 

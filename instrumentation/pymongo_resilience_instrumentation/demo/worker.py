@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo.errors import PyMongoError
 
 from .contenders import Counts, Side, connect
-from .messages import Farewell, Outcome
+from .messages import FinalMessage, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class _Notes(logging.Handler):
 
 
 def main(settings: Settings, runner: Connection[Any, Any]) -> None:
-    """Obey: a :class:`Step` is run and answered by its Outcome, ``None`` by the Farewell.
+    """A :class:`Step` is run and answered by its Outcome, ``None`` by the FinalMessage.
 
     Returns when the other end of the connection is gone.
     """
@@ -76,7 +76,7 @@ def main(settings: Settings, runner: Connection[Any, Any]) -> None:
             runner.send(_outcome(run, counts, step))
         if otel_setup is not None:
             otel_setup.shutdown()
-        runner.send(_farewell(recorder, notes))
+        runner.send(_final_message(recorder, notes))
     except (EOFError, OSError):
         return
 
@@ -110,10 +110,10 @@ def _outcome(run: Callable[[Step], None], counts: Counts, step: Step) -> Outcome
     return Outcome(seconds, name, counts.take(error))
 
 
-def _farewell(recorder: SpanRecorder | None, notes: _Notes) -> Farewell:
+def _final_message(recorder: SpanRecorder | None, notes: _Notes) -> FinalMessage:
     if recorder is None:
-        return Farewell(notes=notes.lines)
-    return Farewell(
+        return FinalMessage(notes=notes.lines)
+    return FinalMessage(
         spans=dict(recorder.names),
         trace=recorder.trace,
         trace_phase=recorder.trace_phase,

@@ -45,7 +45,7 @@ def knows_tracing() -> bool:
     return "tracing" in getattr(common, "VALIDATORS", ())
 
 
-def draws_spans(client: Any) -> bool:
+def records_spans(client: Any) -> bool:
     """Whether this pymongo records the spans of the client itself."""
     tracing = getattr(client.options, "tracing", None) if knows_tracing() else None
     return bool(tracing and tracing["enabled"])

@@ -49,7 +49,7 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         pool = driver.pools.pool_of(client, at)
         return {} if pool is None else driver.connections.lost(pool)
 
-    if driver.clients.draws_spans(client):
+    if driver.clients.records_spans(client):
         spans: str | None = "pymongo"
     else:
         ours = runtime is not None and runtime.operation_spans is not None

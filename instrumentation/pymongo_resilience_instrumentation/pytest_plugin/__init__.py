@@ -85,8 +85,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _inject(item: pytest.Item, *faults: Any, on: Any = "all", seed: int | None = None) -> None:
     deployment: Deployment = getattr(item, "funcargs", {})[MARKER]
-    dice = random.Random(seed)  # noqa: S311 - random faults, not secrets
-    shuffled = dice.sample(faults, len(faults)) if seed is not None else list(faults)
+    rng = random.Random(seed)  # noqa: S311 - random faults, not secrets
+    shuffled = rng.sample(faults, len(faults)) if seed is not None else list(faults)
     item.add_report_section("call", MARKER, f"{', '.join(map(str, shuffled))}, seed {seed}")
     for fault in shuffled:
         if isinstance(fault, str):
@@ -94,7 +94,7 @@ def _inject(item: pytest.Item, *faults: Any, on: Any = "all", seed: int | None =
 
             deployment.play(drill(fault, deployment))
         elif callable(fault):
-            strike = fault(dice)
+            strike = fault(rng)
             deployment.inject(strike.fault(), strike.on)
         else:
             # A marker outlives the test: of a table, all rows have the same one.

@@ -64,13 +64,13 @@ class Change(Interceptor):
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         with suppress(Exception):  # under the driver's lock nothing is logged
-            address = driver.topologies.dethroned(entered.instance)
+            address = driver.topologies.former_primary(entered.instance)
             if address is not None:
-                self._start(Dethroned(self._runtime, entered.instance, address))
+                self._start(FormerPrimary(self._runtime, entered.instance, address))
         return result
 
 
-class Dethroned:
+class FormerPrimary:
     """One member that ceased to be the primary. Belongs to one thread or task."""
 
     def __init__(self, runtime: Runtime, topology: Any, address: Address) -> None:
@@ -99,7 +99,7 @@ class Dethroned:
         self._empty += not found
         if not silent:
             return [] if self._empty <= EMPTY else None
-        if driver.topologies.last_heard(self._topology, self._address) < self._since:
+        if driver.topologies.last_reply_at(self._topology, self._address) < self._since:
             return silent if not self._asked or self._is_silent() else []
         if self._asked:
             return None
@@ -124,7 +124,7 @@ def _end(chosen: list[InFlight]) -> None:
         driver.connections.end(each.connection, InterruptedAttemptError())
 
 
-def _watch(lost: Dethroned, sleep: Any, attempts: Any, interrupt: Any) -> Steps:
+def _watch(lost: FormerPrimary, sleep: Any, attempts: Any, interrupt: Any) -> Steps:
     with shielded("after an election"):
         for _ in range(LOOKS):
             yield partial(sleep, GRACE)
@@ -138,7 +138,7 @@ def _watch(lost: Dethroned, sleep: Any, attempts: Any, interrupt: Any) -> Steps:
                 _end(chosen)
 
 
-def _start_thread(lost: Dethroned) -> None:
+def _start_thread(lost: FormerPrimary) -> None:
     found = driver.attempts_in_flight
     watch = _watch(lost, time.sleep, found.in_threads, found.interrupt)
     name = "pymongo_resilience_recovery"
@@ -149,7 +149,7 @@ _TASKS: set[asyncio.Task[None]] = set()
 """A loop keeps its tasks weakly."""
 
 
-def _start_task(lost: Dethroned) -> None:
+def _start_task(lost: FormerPrimary) -> None:
     found = driver.attempts_in_flight
     watch = _watch(lost, asyncio.sleep, found.in_tasks, found.interrupt_async)
     task = asyncio.get_running_loop().create_task(run_async(watch))

@@ -144,7 +144,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         self.call = NOT_OURS
         super().leave_to_driver(error)
 
-    def unjudged(self, error: Exception) -> Callable[[], Any]:
+    def undecided(self, error: Exception) -> Callable[[], Any]:
         self.release(error)
         self.leave_to_driver(error)
         return self.drivers_run
@@ -161,12 +161,12 @@ class Attempts(driver.retry_loop.DriverLoop):
         if self.count is not None:
             self._uncount(unfinished, succeeded=error is None)
         if self.permit is not None:
-            # Of an unacknowledged write nobody knows; of a failed attempt, it was told before.
-            unheard = error is not None or (call.public and not call.acknowledged)
+            # An unacknowledged write has no outcome; a failed attempt was reported before.
+            no_reply = error is not None or (call.public and not call.acknowledged)
             if unfinished:
                 defer(partial(self.permit.report, Evidence.NONE))
             else:
-                self._report_to_breaker(Evidence.NONE if unheard else Evidence.HEALTHY)
+                self._report_to_breaker(Evidence.NONE if no_reply else Evidence.HEALTHY)
         if self.avoided is not None:
             if not unfinished:
                 deprioritized.end(self.avoiding, self.avoided)

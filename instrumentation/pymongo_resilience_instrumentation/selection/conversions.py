@@ -93,7 +93,7 @@ def _check(topology: object, address: Address) -> str | None:
     seconds = f"for {check.seconds:.1f} s".replace(".0 s", " s")
     if check.connecting:
         return f"no answer to a connection attempt {seconds} (firewall, wrong address?)"
-    if check.shaking_hands:
+    if check.handshaking:
         return f"TLS handshake unanswered {seconds}"
     return f"no answer to hello {seconds}"
 

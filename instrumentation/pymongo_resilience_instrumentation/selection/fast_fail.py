@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CHECKS = 2
 """Checks in a row that must find a terminal cause; for a password, refused logins."""
-STANDS = 0.5
+UNCHANGED_S = 0.5
 """Seconds. A streamed hello returns only when something changes: a set name that stands for this
 time counts as checked twice."""
 PROBE_EVERY = 1.0
@@ -54,7 +54,7 @@ class Found(NamedTuple):
     """When the last of them was seen first, in seconds."""
 
     def is_terminal(self, now: float) -> bool:
-        if self.cause is Cause.SET_NAME and now - self.since >= STANDS:
+        if self.cause is Cause.SET_NAME and now - self.since >= UNCHANGED_S:
             return True
         return self.cause is not None and self.times >= CHECKS
 

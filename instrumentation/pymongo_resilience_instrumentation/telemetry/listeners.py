@@ -344,7 +344,7 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
     def without_events(self) -> dict[str, Callable[..., None]]:
         """As for commands; not for what happens once in the life of a connection."""
         return {
-            "publish_connection_check_out_started": _nobody_asks,
+            "publish_connection_check_out_started": _not_recorded,
             "publish_connection_checked_out": self._taken,
             "publish_connection_checked_in": self._given_back,
         }
@@ -377,7 +377,7 @@ def publish_without_events(client: object, *, dispensable: bool) -> None:
             )
 
 
-def _nobody_asks(_address: Address) -> None: ...
+def _not_recorded(_address: Address) -> None: ...
 
 
 def listeners_of(

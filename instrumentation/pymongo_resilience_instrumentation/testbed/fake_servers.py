@@ -1,6 +1,6 @@
 """Servers that a client cannot use: each accepts connections and answers in one wrong way.
 
-Not thread-safe but for ``meet``: a peer is started and stopped by one thread.
+Not thread-safe but for ``behave``: a peer is started and stopped by one thread.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .running import Running
 if TYPE_CHECKING:
     import ssl
 
-Meet = Callable[["Peer", socket.socket], None]
+Behaviour = Callable[["Peer", socket.socket], None]
 CHUNK = 65536
 
 
 class Peer(Running):
-    """Listens, and meets each connection in a thread; ``meet`` may be replaced at any time."""
+    """Listens, and serves each connection in a thread. ``behave`` may be replaced at any time."""
 
-    def __init__(self, meet: Meet) -> None:
-        self.meet = meet
-        self.met = 0
+    def __init__(self, behave: Behaviour) -> None:
+        self.behave = behave
+        self.accepted = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
 
@@ -57,24 +57,24 @@ class Peer(Running):
                 connection, _ = self._listening.accept()
             except OSError:
                 return
-            self.met += 1
-            threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
+            self.accepted += 1
+            threading.Thread(target=self._behave, args=(connection,), daemon=True).start()
 
-    def _meet(self, connection: socket.socket) -> None:
+    def _behave(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            self.meet(self, self.keep(connection))
+            self.behave(self, self.keep(connection))
 
 
-def with_tls(server: tuple[str, int], context: ssl.SSLContext) -> Meet:
+def with_tls(server: tuple[str, int], context: ssl.SSLContext) -> Behaviour:
     """The server, behind the certificate that the context has."""
 
-    def meet(peer: Peer, connection: socket.socket) -> None:
+    def behave(peer: Peer, connection: socket.socket) -> None:
         client = peer.keep(context.wrap_socket(connection, server_side=True))
         behind = peer.keep(socket.create_connection(server))
         threading.Thread(target=pass_on, args=(behind, client), daemon=True).start()
         pass_on(client, behind)
 
-    return meet
+    return behave
 
 
 def pass_on(source: socket.socket, target: socket.socket) -> None:

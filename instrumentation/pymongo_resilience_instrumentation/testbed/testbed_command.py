@@ -77,11 +77,11 @@ def run(options: Options) -> None:
     with _stop_requested() as stop, recorder or nothing, deployment, control or nothing:
         sys.stdout.write(f"{deployment.uri}\n")
         sys.stdout.flush()
-        _say("Ctrl-C ends it; the data is gone then")
+        _print("Ctrl-C ends it and deletes the data")
         if control is not None:
-            _say(f"control: {control.url}")
+            _print(f"control: {control.url}")
         if options.drill is not None:
-            _say(f"drill {options.drill}:\n{drill(options.drill, deployment)}")
+            _print(f"drill {options.drill}:\n{drill(options.drill, deployment)}")
             deployment.play(drill(options.drill, deployment))
         if options.chaos:
             _play(deployment, seed, stop)
@@ -124,16 +124,16 @@ def _deployment(options: Options) -> Deployment:
 
 
 def _play(deployment: Deployment, seed: int, stop: threading.Event) -> None:
-    _say(f"faults from seed {seed}, about one in {_EVERY:g} s:")
+    _print(f"faults from seed {seed}, about one in {_EVERY:g} s:")
     for pause, strike in strikes(deployment, seed):
         if stop.wait(pause):
             return
         deployment.inject(strike.fault(), strike.on)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        _say(f"{now}  {strike}")
+        _print(f"{now}  {strike}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

@@ -114,12 +114,12 @@ class Author:
     def __init__(self, name: str, seed: int, kinds: Sequence[Kind]) -> None:
         self.name = name
         self._kinds = kinds
-        self._dice = random.Random(f"{seed}/{name}")  # noqa: S311 (random choices, not secrets)
+        self._rng = random.Random(f"{seed}/{name}")  # noqa: S311 (random choices, not secrets)
         self._count = 0
 
     def next(self) -> Operation:
         """One more operation."""
-        kind = self._dice.choice(self._kinds)
+        kind = self._rng.choice(self._kinds)
         number = self._count
         self._count += 1
         account = f"{self.name}-{number // _OPERATIONS_PER_ACCOUNT}"

@@ -99,8 +99,8 @@ def spreads_as_told(case: Mapping[str, Any]) -> None:
     operations = {
         each["address"]: each["operation_count"] for each in case["mocked_topology_state"]
     }
-    dice = random.Random(SEED).random  # noqa: S311 - the same choices in every run
-    taken = Counter(choose(in_window, operations, dice).address for _ in range(case["iterations"]))
+    rng = random.Random(SEED).random  # noqa: S311 - the same choices in every run
+    taken = Counter(choose(in_window, operations, rng).address for _ in range(case["iterations"]))
     for address, expected in case["outcome"]["expected_frequencies"].items():
         frequency = taken[address] / case["iterations"]
         tolerance = 0 if expected in {0, 1} else case["outcome"]["tolerance"]

@@ -150,7 +150,7 @@ class FakeWork:
     def final_error(self, failure: Failure, rule: Rule, operation: Operation, /) -> Exception:
         return Final(failure, rule)
 
-    def unjudged(self, error: Exception, /) -> None:
+    def undecided(self, error: Exception, /) -> None:
         """It is raised."""
 
 

@@ -21,7 +21,7 @@ STARTED = {"_get_conn": "checkout_started_time", "_check_with_socket": "start"}
 """The method that connects and the one that waits for the answer to hello, and their variables that
 say since when."""
 CONNECTING = ("_create_connection", "_async_create_connection")
-SHAKING_HANDS = ("_configured_socket_interface", "_configured_protocol_interface")
+HANDSHAKING = ("_configured_socket_interface", "_configured_protocol_interface")
 
 
 class Check(NamedTuple):
@@ -30,7 +30,7 @@ class Check(NamedTuple):
     seconds: float
     connecting: bool
     """The server has not accepted the connection."""
-    shaking_hands: bool
+    handshaking: bool
     """It has, and has not finished the TLS handshake."""
 
 
@@ -43,8 +43,8 @@ def check_in_progress(topology: Any, address: Address) -> Check | None:
         started = frame.f_locals.get(STARTED.get(frame.f_code.co_name, ""))
         if started is not None:
             connecting = bool(names.intersection(CONNECTING))
-            shaking_hands = not connecting and bool(names.intersection(SHAKING_HANDS))
-            return Check(now() - started, connecting, shaking_hands)
+            handshaking = not connecting and bool(names.intersection(HANDSHAKING))
+            return Check(now() - started, connecting, handshaking)
     return None
 
 

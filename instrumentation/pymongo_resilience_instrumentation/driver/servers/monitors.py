@@ -30,7 +30,7 @@ OF_AN_EXECUTOR = (
     "_event", "_interval", "_min_interval", "_skip_sleep", "_stopped", "skip_sleep",
 )  # fmt: skip
 OF_A_TOPOLOGY = ("_description",)
-_READING, _BELL = "_pymongo_resilience_reading", "_pymongo_resilience_bell"
+_READING, _WAKE_UP = "_pymongo_resilience_reading", "_pymongo_resilience_wake_up"
 _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 
@@ -96,19 +96,19 @@ def wake(monitor: Any) -> None:
 
 def ring(monitor: Any) -> None:
     """Have a monitor that waits for its next check look again at when that is."""
-    bell = vars(monitor).get(_BELL)
-    if isinstance(bell, SimpleQueue):
-        bell.put(None)
-    elif bell is not None:
+    wake_up = vars(monitor).get(_WAKE_UP)
+    if isinstance(wake_up, SimpleQueue):
+        wake_up.put(None)
+    elif wake_up is not None:
         try:
-            bell.get_loop().call_soon_threadsafe(_answer, bell)
+            wake_up.get_loop().call_soon_threadsafe(_answer, wake_up)
         except RuntimeError:  # the loop is closed
             return
 
 
-def _answer(bell: asyncio.Future[None]) -> None:
-    if not bell.done():
-        bell.set_result(None)
+def _answer(wake_up: asyncio.Future[None]) -> None:
+    if not wake_up.done():
+        wake_up.set_result(None)
 
 
 def last_check(monitor: Any) -> LastCheck:
@@ -134,14 +134,14 @@ def pause(monitor: Any, interval: Interval) -> None:
         return
     try:
         while True:
-            bell = vars(monitor)[_BELL] = SimpleQueue[None]()
+            wake_up = vars(monitor)[_WAKE_UP] = SimpleQueue[None]()
             left = _left(executor, ended, interval)
             if left <= 0:
                 break
             with suppress(Empty):
-                bell.get(timeout=left)
+                wake_up.get(timeout=left)
     finally:
-        vars(monitor).pop(_BELL, None)
+        vars(monitor).pop(_WAKE_UP, None)
     if not executor._stopped:
         executor.skip_sleep()
 
@@ -153,13 +153,13 @@ async def pause_async(monitor: Any, interval: Interval) -> None:
         return
     try:
         while True:
-            bell = vars(monitor)[_BELL] = asyncio.get_running_loop().create_future()
+            wake_up = vars(monitor)[_WAKE_UP] = asyncio.get_running_loop().create_future()
             left = _left(executor, ended, interval)
             if left <= 0:
                 break
-            await asyncio.wait([bell], timeout=left)
+            await asyncio.wait([wake_up], timeout=left)
     finally:
-        vars(monitor).pop(_BELL, None)
+        vars(monitor).pop(_WAKE_UP, None)
     if not executor._stopped:
         executor.skip_sleep()
 

@@ -21,7 +21,7 @@ def topologies() -> Iterator[tuple[type, bool]]:
         yield importlib.import_module(f"pymongo.{half}.topology").Topology, half == "asynchronous"
 
 
-def dethroned(topology: Any) -> Address | None:
+def former_primary(topology: Any) -> Address | None:
     """After a change: the address of the member that was the primary until then, where another one
     is now, or where its own reply is that of no primary. Each is reported once."""
     described = topology._description.server_descriptions()
@@ -42,7 +42,7 @@ def pool_at(topology: Any, address: Address) -> Any:
     return None if server is None else server.pool
 
 
-def last_heard(topology: Any, address: Address) -> float:
+def last_reply_at(topology: Any, address: Address) -> float:
     """On the driver's clock: when the server answered a check. Minus infinity where the last one
     failed."""
     server = topology._servers.get(address)

@@ -190,11 +190,11 @@ class Member:
             writer.transport.abort()
             return
         # A task of our own: those that asyncio starts complain loudly when they are cancelled.
-        task = asyncio.get_running_loop().create_task(self._attend(reader, writer))
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(siblings=self.connections)
         relay = Relay(self, connection, reader, writer)
         self._relays[connection] = relay
