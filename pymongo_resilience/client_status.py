@@ -64,7 +64,7 @@ class ClientStatus:
     None where it is not: the option is off, or the system cannot do it."""
     spans: str | None = None
     """Who records the spans of its operations: ``pymongo_resilience``, or ``pymongo`` where the
-    application asked the driver for its own; None where nobody does."""
+    application asked the driver for its own; None where nothing does."""
     hedges: HedgeCounts | None = None
     """None before the first read that a policy hedges."""
     config: Config | None = None

@@ -206,7 +206,7 @@ class Call:
         self.driver_connection_id: int | None = None
         self.reasons: Sequence[RetryReason] = ()
         """One for each retry."""
-        self.judged: Exception | None = None
+        self.final_error: Exception | None = None
         """What the rules let through as it is: if it is a timeout, then not the deadline's."""
         self.struck: BaseException | None = None
         """A signal handler's exception that struck where it could not be raised."""
@@ -356,7 +356,7 @@ def leave(call: Call) -> None:
     """
     call.ended = True
     call.client = call.made = None
-    call.selected = call.waits = call.terminal_detector = call.judged = None
+    call.selected = call.waits = call.terminal_detector = call.final_error = None
     if _current.get() is not call:
         # It ends in another context than it began in: nothing to restore.
         if call.deadline is not NO_DEADLINE:
@@ -374,8 +374,8 @@ def leave(call: Call) -> None:
 
 
 def unwind(around: Call | None) -> None:
-    """What was begun inside of ``around``, by this thread or task, was struck before anybody had
-    it: all is as it was."""
+    """What was begun inside of ``around``, by this thread or task, was interrupted before it was
+    stored: restore what was before."""
     call = _current.get()
     if call is None or call is around:
         return
@@ -402,7 +402,7 @@ def leave_unfinished(call: Call) -> None:
     reset; an operation that begins in its own context finds the call among what is inherited."""
     call.ended = True
     call.client = call.made = None
-    call.selected = call.terminal_detector = call.judged = None
+    call.selected = call.terminal_detector = call.final_error = None
     call.token = None
 
 

@@ -1,7 +1,7 @@
-"""Whether somebody has replaced this process's sockets and threads by green ones.
+"""Whether a library has replaced this process's sockets and threads by green ones.
 
 What is retried, for how long, and in which order spans end is proved for threads and for asyncio.
-With green threads below, none of that holds until somebody has proved it there. So the library
+With green threads below, none of that is proved. So the library
 refuses to act, and says so, rather than to act almost rightly.
 """
 

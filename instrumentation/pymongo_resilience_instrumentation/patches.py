@@ -131,7 +131,7 @@ class Patches:
             if now is patch.original:
                 self._put(patch)
             elif now is not patch.wrapper:
-                # Somebody else has wrapped it meanwhile.
+                # Another library has wrapped it meanwhile.
                 self._wrap(patch.owner, patch.name, patch.around)
         self._late[need] = ()
         if self._removed:
@@ -147,7 +147,7 @@ class Patches:
     def remove(self) -> None:
         """Restore every attribute that still is our wrapper.
 
-        Where somebody else wrapped ours, theirs stays: one warning, and ours passes through.
+        Where another library wrapped ours, its wrapper stays: one warning, and ours passes through.
         """
         self._removed = True
         import_hook.forget()

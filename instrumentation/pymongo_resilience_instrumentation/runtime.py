@@ -155,7 +155,7 @@ class Runtime:
         finally:
             # A Ctrl-C may strike while it is published.
             calls.leave(call)
-            # A task that was started inside, and goes on, is judged like any other.
+            # A task that was started inside, and goes on, is treated like any other.
             call.reporting = False
         return error
 
@@ -215,16 +215,16 @@ class Runtime:
         return self.operation_spans is not None or self.operation_metrics is not None
 
     def _ends_with(self, call: Call, error: BaseException) -> BaseException | None:
-        judged: BaseException | None = error
+        raised: BaseException | None = error
         with shielded(f"while preparing the error of {call.operation}"):
             if self.owns_retries:
-                judged = timeout_errors.of_call(call, error)
-            if isinstance(judged, OperationFailure) and call.selected is not None:
+                raised = timeout_errors.of_call(call, error)
+            if isinstance(raised, OperationFailure) and call.selected is not None:
                 # Of a bulk write, say: raised once the driver's loop is over.
                 server = driver.retry_loop.address_of(call.selected)
                 attempts = 1 + len(call.reasons)
-                state_origin(judged, server=server, attempts=attempts, reasons=call.reasons)
-        return judged
+                state_origin(raised, server=server, attempts=attempts, reasons=call.reasons)
+        return raised
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
         """Of a call that had to wait, or of a commit that had to."""
@@ -267,10 +267,10 @@ class Runtime:
         """By server, of those that an attempt was meant for; none where there are no breakers."""
         return {} if self.breakers is None else self.breakers.of(client).snapshots()
 
-    def enter(self, call: Call, *, anew: bool = False) -> None:
+    def enter(self, call: Call, *, whole_timeout: bool = False) -> None:
         """Make it the call in progress; a span is the caller's to start, if there is to be one.
 
-        ``anew``: it has the whole timeout, whatever has passed of it.
+        ``whole_timeout``: it has all of it, whatever has passed of it.
         """
         if pending:
             run_deferred()
@@ -278,8 +278,8 @@ class Runtime:
             calls.clear_inherited()
         call.started = time.perf_counter()
         call.timeout, call.deadline = self.timeouts.of_call(call)
-        if anew and self.timeouts.csot_available and call.timeout is not None:
-            call.deadline = driver.csot.Timeout.anew(call.timeout).resume()
+        if whole_timeout and self.timeouts.csot_available and call.timeout is not None:
+            call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
         if call.timeout is not None:
             self.need("timeout")
             call.policy_seconds = call.elapsed()

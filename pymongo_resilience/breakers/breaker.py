@@ -29,7 +29,7 @@ class BreakerSettings(NamedTuple):
     window: float = 10.0
     """Seconds over which they are counted; it moves on by a tenth of its length."""
     minimum_calls: int = 20
-    """Fewer in the window say nothing."""
+    """With fewer in the window it does not open."""
     open_for: float = 5.0
     """Seconds until the first probe, and until a probe without a report is replaced."""
     probes: int = PROBES
@@ -107,7 +107,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> State:
-        """Half-open as soon as the time is over, whether anybody calls or not."""
+        """Half-open as soon as the time is over, whether there are calls or not."""
         return self.snapshot().state
 
     def snapshot(self) -> Snapshot:
@@ -169,7 +169,7 @@ class Breakers(Generic[Server]):
         return self._add(server) if known is None else known
 
     def keep(self, servers: Collection[Server]) -> None:
-        """Forget the others: they have left. One that returns begins anew."""
+        """Forget the others: they have left. One that returns begins again."""
         with self._lock:
             kept = {each: it for each, it in self._by_server.items() if each in servers}
             self._by_server = kept

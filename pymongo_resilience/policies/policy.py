@@ -44,7 +44,7 @@ class Policy:
     timeout_ms: int | None = None
     """Milliseconds that each operation has, its retries included; 0 disables the timeout."""
     timeout_mode: TimeoutMode | None = None
-    """Whether a cursor has the timeout for its whole life, or anew for each batch it fetches."""
+    """Whether a cursor has the timeout for its whole life, or for each batch it fetches."""
     attempt_timeout_ms: int | None = None
     """Milliseconds that what was sent may stay unanswered, before it is given up and repeated."""
     priority: Priority | None = None

@@ -1,5 +1,5 @@
 """Whether a failed attempt is repeated, and when.
 
 ``failure`` and ``operation`` are the facts, ``retry_rules`` decides, ``executor`` takes the steps,
-``events`` tells of them. Nothing here knows the driver.
+``events`` reports them. Nothing here knows the driver.
 """

@@ -40,7 +40,7 @@ class Work(Protocol):
         """The client's retry budget, where it has one."""
 
     def operation(self) -> Operation:
-        """The operation the rules judge; asked for once, at the first failure."""
+        """The operation that the rules decide on; asked for once, at the first failure."""
 
     def describe(self, error: Exception, operation: Operation, /) -> Failure:
         """The facts of the attempt that ended with ``error``."""
@@ -136,7 +136,7 @@ class _Decisions:
                 try:
                     operation = operation or work.operation()
                     failure = work.describe(error, operation)
-                    end = yield from self._judged(work, operation, failure, ask)
+                    end = yield from self._after_decision(work, operation, failure, ask)
                 except Exception:
                     logger.exception(
                         "internal error in pymongo-resilience while classifying %s",
@@ -154,7 +154,7 @@ class _Decisions:
             # The frames of errors hold this one.
             del error, failure, end
 
-    def _judged(
+    def _after_decision(
         self, work: Any, operation: Operation, failure: Failure, ask: Callable[..., Any]
     ) -> Steps[Exception | float]:
         """The error to raise, or the seconds to wait before the next attempt."""
@@ -247,7 +247,7 @@ class Executor(_Decisions):
             while not isinstance(step, _Outcome):
                 try:
                     sent = step(), None
-                except (Exception, Postponed) as raised:  # noqa: BLE001 - every failure is judged
+                except (Exception, Postponed) as raised:  # noqa: BLE001 - the rules decide on every failure
                     sent = None, raised
                 step = steps.send(sent)
             if step.error is not None:

@@ -1,6 +1,6 @@
 """The facts of one failed attempt, and the reasons for which an attempt may be repeated.
 
-Nothing here knows the driver: the instrumentation states the facts, the engine judges them.
+Nothing here knows the driver: the instrumentation states the facts, the engine decides.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RetryReason(enum.Enum):
     LOCK_TIMEOUT = "lock_timeout", False, False
     SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight", False, False
     DEAD_PEER = "dead_peer", False, False
-    """The server showed no sign of life: the path to it swallows packets, or its host is gone."""
+    """The server's host acknowledged nothing: the path to it drops packets, or it is gone."""
     INTERRUPTED = "interrupted", False, False
     """The library gave the attempt up: its server is no longer the primary, and does not answer."""
     ATTEMPT_TIMEOUT = "attempt_timeout", False, False
@@ -104,7 +104,7 @@ class Failure:
     selection: bool = False
     """No server could be selected."""
     terminal: bool = False
-    """Of a selection: it was given up, since no waiting would have mended what the servers had."""
+    """Of a selection: it was given up, since waiting could not have helped."""
     listed_retryable: bool = True
     """MongoDB's specifications list the error as one to retry."""
     transaction_over: bool = False

@@ -95,7 +95,7 @@ class BestEffort(_Comparable):
 
 
 class FastFailOnTerminalError(BestEffort):
-    """BestEffort, but gives up at once on errors that repeating cannot mend."""
+    """BestEffort, but gives up at once on errors that a repetition cannot solve."""
 
     def retry_after(self, operation: Operation, failure: Failure, /) -> Answer:
         if failure.reason in TERMINAL:

@@ -22,7 +22,7 @@ PERCENTILE = 0.95
 LEAST_READS = 20
 """Fewer tell nothing of a percentile of 95."""
 READS_PER_PERCENTILE = 10
-"""It is found out anew after so many."""
+"""Computed again after so many."""
 REMEMBERED_READS = 1000
 """Once there are as many, all count half: what is slower now is known soon."""
 REMEMBERED_NAMESPACES = 256

@@ -117,9 +117,9 @@ def block_of(nested: Nested, model: Model, now: float) -> tuple[AbstractContextM
         running = Timeout.begin(seconds).until(now + 1)
         return running.resume(), replace(shorter, ends=min(shorter.ends, now + 1))
     if nested.kind == "anew":
-        return Timeout.anew(seconds).resume(), replace(model, timeout=seconds, ends=end)
+        return Timeout.from_now(seconds).resume(), replace(model, timeout=seconds, ends=end)
     if nested.kind == "anew, within others":
-        running = Timeout.anew(seconds).within_others()
+        running = Timeout.from_now(seconds).within_others()
         sooner = replace(model, timeout=seconds, ends=end) if end <= model.ends else model
         return running.resume(), sooner
     if nested.kind == "within":

@@ -45,7 +45,7 @@ class CleanupCall(Call):
         self.unknown_concern = True
         self.address: Address | None = None
         """Of the server it was sent to."""
-        self.swallowed: Exception | None = None
+        self.ignored_error: Exception | None = None
         """What endSessions failed with, and pymongo keeps to itself."""
 
 

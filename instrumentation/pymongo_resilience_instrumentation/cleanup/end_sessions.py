@@ -54,12 +54,12 @@ class _Attempt(Interceptor):
         self._work = work
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
-        self._work.call.swallowed = None
+        self._work.call.ignored_error = None
         return Entered(given[0], self._work.limit())
 
     def succeeded(self, entered: Entered, result: object) -> Any:  # noqa: ARG002 - the protocol's shape
-        if self._work.call.swallowed is not None:
-            raise self._work.call.swallowed
+        if self._work.call.ignored_error is not None:
+            raise self._work.call.ignored_error
         return result
 
 
@@ -86,7 +86,7 @@ class EndingSessions(CleanupInterceptor):
     def failed(self, work: EndSessions | None, error: BaseException, *_: Any) -> Any:
         if work is None:
             return error
-        self._finish(work, error if closes_a_coroutine(error) else work.call.swallowed)
+        self._finish(work, error if closes_a_coroutine(error) else work.call.ignored_error)
         # What the driver ignores is ignored.
         return None if isinstance(error, PyMongoError) else error
 
@@ -94,7 +94,7 @@ class EndingSessions(CleanupInterceptor):
         self.runtime.end(work.call, error)
         # Nothing may keep the closed client alive: neither its arguments nor the error's frames.
         vars(work).pop("send", None)
-        work.call.swallowed = None
+        work.call.ignored_error = None
 
 
 class ConnectionForSessions(Interceptor):
@@ -127,7 +127,7 @@ class _Connection:
 
     def note(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):
-            self._call.swallowed = error
+            self._call.ignored_error = error
 
     def _entered(self, result: Any) -> Any:
         self._call.address = result[0].address

@@ -77,7 +77,7 @@ class KillWork(Cleanup):
         self._fewest = min(map(_requeues, ids)) if in_background else 0
         self._attempts = 0
         self._used_up = False
-        self._judged: Operation | None = None
+        self._classified: Operation | None = None
         own = driver.clients.max_retries(self._client)
         most = self.executor.retry_rules.max_retries if own is None else own
         self._most = min(MOST_REQUEUES, most)
@@ -100,8 +100,8 @@ class KillWork(Cleanup):
             timeout, left = driver.csot.timeout_in_force(), driver.csot.remaining()
             if timeout is not None and left is not None:
                 facts["deadline"] = Deadline(clock, clock.now() + left, timeout)
-        self._judged = self._operation(**facts)
-        return self._judged
+        self._classified = self._operation(**facts)
+        return self._classified
 
     def describe(self, error: Exception, operation: Operation) -> Failure:
         failure = super().describe(error, operation)
@@ -132,7 +132,7 @@ class KillWork(Cleanup):
             return False
         with shielded("after killCursors"):
             interrupted = not isinstance(error, Exception)
-            rejected = self._judged is not None and self._judged.overloaded
+            rejected = self._classified is not None and self._classified.overloaded
             dropped = self._used_up or (rejected and self._attempts > self._most)
             if dropped:
                 self._log_dropped(len(self._ids))
@@ -212,7 +212,7 @@ class KillCursors(CleanupInterceptor):
         # what is left of that.
         call.transaction = transaction_of(session)
         refreshed = outer is None is call.transaction and not driver.csot.runs_already()
-        runtime.enter(call, anew=refreshed)
+        runtime.enter(call, whole_timeout=refreshed)
         if not refreshed and call.transaction is None:
             call.deadline = NO_DEADLINE
         if not background:

@@ -61,7 +61,7 @@ class ClientState:
         self._lock = threading.RLock()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: pymongo opens the client anew, and publishes which servers it has."""
+        """In a forked child: pymongo opens the client again, and publishes which servers it has."""
         self._lock = threading.RLock()
         self._servers = {}
         self.pools_by_address.clear()

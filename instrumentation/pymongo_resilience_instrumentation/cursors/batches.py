@@ -210,7 +210,7 @@ def _reads_for_the_application(name: str) -> bool:
 def _apply(runtime: Runtime, call: Call, cursor: Any, *, first: bool) -> None:
     kept = kept_by(cursor)
     if first and (kept is None or kept.in_use):
-        # Again for a cursor that was rewound: it lives anew.
+        # Again for a cursor that was rewound: its life begins again.
         call.cursor = _find_out(runtime, call, cursor)
         keep(cursor, call.cursor)
         return
@@ -238,7 +238,7 @@ def _kill_later(given: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A getMore that timed out leaves its cursor open, and pymongo counts it as closed after any
     error of a connection (4.17 to 4.20): the background task sees to it.
 
-    Where no server was found there is nobody to tell, and the task would only wait for one.
+    Where no server was found there is no cursor to close, and the task would only wait for one.
     """
     with shielded("after a timeout of a cursor"):
         client, operation, _ = driver.cursors.run_operation_arguments(given, kwargs)
@@ -303,7 +303,7 @@ class _ForAList(AbstractContextManager[None]):
 
 
 class Close(Interceptor):
-    """A cursor's or change stream's ``close()`` has the time anew that its operation had.
+    """A cursor's or change stream's ``close()`` has the whole time again that its operation had.
 
     CSOT, "Cursor close() methods refresh timeoutMS". A timeout around it wins, and what a call
     closes by itself is within that call's own time.
@@ -318,7 +318,7 @@ class Close(Interceptor):
             return None
         if driver.csot.timeout_in_force() is not None:
             return None
-        return Entered(closed, driver.csot.Timeout.anew(kept.to_close).resume())
+        return Entered(closed, driver.csot.Timeout.from_now(kept.to_close).resume())
 
 
 def next_of_stream(stream: Any) -> AbstractContextManager[None]:

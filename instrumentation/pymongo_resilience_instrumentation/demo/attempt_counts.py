@@ -1,4 +1,4 @@
-"""Counts failed attempts that somebody repeated, on sides that do not report them themselves."""
+"""Counts failed attempts that were repeated, on sides that do not report them themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script of the demonstration: phases in order, and which operation meets which faults."""
+"""The script of the demonstration: phases in order, and which faults hit which operation."""
 
 from __future__ import annotations
 

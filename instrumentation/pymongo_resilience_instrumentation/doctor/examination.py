@@ -45,7 +45,7 @@ class Examination(NamedTuple):
 def examine(
     uri: str, *, deep: bool = False, idle_seconds: float = 0.0, processes: int = 1
 ) -> Examination:
-    """Connects as an application with this URI would. Raises nothing of what it meets.
+    """Connects as an application with this URI would. Raises none of the errors that it finds.
 
     ``idle_seconds``: connections are left alone that long, and used again; ``deep`` alone takes
     what is left of its ten seconds.

@@ -65,7 +65,7 @@ def show_listeners(client: Any, given: Any, hidden: type) -> None:
 
 
 def max_retries(client: Any) -> int | None:
-    """What the client itself says of overload retries; None where it says nothing."""
+    """The client's own option for overload retries; None where it has none."""
     own: int | None = _own_option(client, "maxadaptiveretries", "max_adaptive_retries")
     return own
 

@@ -147,10 +147,10 @@ class Timeout(NamedTuple):
     @classmethod
     def begin(cls, seconds: float) -> Timeout:
         """From now on, but no longer than the one in force."""
-        return cls.anew(seconds).until(DEADLINE.get())
+        return cls.from_now(seconds).until(DEADLINE.get())
 
     @classmethod
-    def anew(cls, seconds: float) -> Timeout:
+    def from_now(cls, seconds: float) -> Timeout:
         """From now on, whatever is in force."""
         return cls(seconds, now() + seconds if seconds else math.inf)
 

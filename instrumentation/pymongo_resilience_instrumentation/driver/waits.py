@@ -122,7 +122,7 @@ def log_failed_selection(failure: str) -> None:
     """The driver's own "Server selection failed", for the selection that the caller runs inside of.
 
     pymongo logs where it raises, and we raise elsewhere. What it needs is in a local variable of
-    the function that waits, and None there unless somebody wants the log. pymongo 4.17 has no such
+    the function that waits, and None there unless the log is wanted. pymongo 4.17 has no such
     variable, and logs no end then.
     """
     frame = sys._getframe()

@@ -32,7 +32,7 @@ class AttemptTimeoutError(LostConnectionError, TimeoutError):
 
 
 class InterruptedAttemptError(LostConnectionError):
-    """Its server is the primary no more, and says nothing."""
+    """Its server is no longer the primary, and does not answer."""
 
     reason = RetryReason.INTERRUPTED
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FACTS = (
     "selected", "server", "driver_connection_id", "reasons", "runs", "backoff", "declined_by",
-    "judged", "waits", "withholds", "likely_cause", "only_command", "has_command_spans",
+    "final_error", "waits", "withholds", "likely_cause", "only_command", "has_command_spans",
 )  # fmt: skip
 """What the call learns from the try that ends it."""
 FIRST, HEDGE = "first", "hedge"
@@ -163,7 +163,7 @@ class Race:
             calls.make_current(tried.call)
             try:
                 tried.result = yield from self._read.send(tried)
-            except BaseException as error:  # noqa: BLE001 - the caller's, or nobody's
+            except BaseException as error:  # noqa: BLE001 - the caller's, or ignored
                 tried.error = error
             else:
                 if tried is self._first:
@@ -230,7 +230,7 @@ class Race:
                 self._withdraw(second)
 
     def _withdraw(self, tried: Try) -> None:
-        """It never began: nobody is to wait for it."""
+        """It never began: nothing waits for it."""
         tried.error = RuntimeError("not begun")
         self._finish(tried)
 
@@ -255,7 +255,7 @@ class Race:
             del error
 
     def _abandon(self) -> None:
-        """The caller waits no more: what comes is nobody's."""
+        """The caller waits no more: the answer is ignored."""
         with self._lock:
             published, self._ended = self._ended, True
             winner, self._winner = self._winner, None

@@ -63,7 +63,7 @@ class Interceptor:
     begins_late = False
     """Where nothing is in force, its calls begin late: see ``late_calls``."""
     no_sdk: Callable[[], bool] | None = None
-    """Whether there is nobody yet to show a call to; None where there never is."""
+    """Whether there is no SDK yet to show a call to; None where calls are never shown."""
 
     def holds_nothing(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether no policy and no timeout holds for what it is called on and with, nor for the

@@ -1,5 +1,5 @@
-"""Calls that begin late: where nothing holds for an operation and nobody watches it, its wrapper
-makes no call, and most operations end without one.
+"""Calls that begin late: where nothing holds for an operation and no telemetry watches it, its
+wrapper makes no call, and most operations end without one.
 
 Who needs the call after all, as a failed attempt does, has it begun by ``begin_late``: each wrapper
 on the stack that has put its own off then enters it, the outermost first, as if it had at once.

@@ -75,7 +75,7 @@ class Subclass(NamedTuple):
 
 
 def is_async(method: Any) -> bool:
-    """Whether it has to be awaited; also of one that somebody else wrapped."""
+    """Whether it has to be awaited; also of one that another library wrapped."""
     return inspect.iscoroutinefunction(inspect.unwrap(method))
 
 

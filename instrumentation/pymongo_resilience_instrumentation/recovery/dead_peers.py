@@ -1,4 +1,4 @@
-"""Paths that swallow packets: the kernel closes a connection whose peer acknowledges nothing."""
+"""Paths that drop packets: the kernel closes a connection whose peer acknowledges nothing."""
 
 from __future__ import annotations
 

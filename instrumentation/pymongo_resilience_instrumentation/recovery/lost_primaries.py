@@ -40,7 +40,7 @@ GRACE = 0.2
 EMPTY = 2
 """Looks that may find no attempt: one may have selected the member, and still be connecting."""
 LOOKS = 10
-"""After which one that is neither heard of nor silent is left alone."""
+"""After which one that neither answers nor is silent is left alone."""
 BUILT_IN = tuple(type(each) for each in NAMED.values())
 """Another strategy is the application's, and is asked about failures that happened only."""
 

@@ -69,7 +69,7 @@ class Side:
     breakers: list[tuple[float, str, str]] = field(default_factory=list)
     """When, the server, and ``opened`` or ``closed``."""
     balance: tuple[int, int] | None = None
-    """Writes lost and duplicated; None where nobody compared."""
+    """Writes lost and duplicated; None where they were not compared."""
 
     @property
     def end(self) -> float:

@@ -96,7 +96,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     shedders: ClientShedders | None = None
     count: AttemptCount | None = None
     permit: Permit | None = None
-    """The breaker's, until it has heard what came of the attempt."""
+    """The breaker's, until the attempt's outcome is reported to it."""
     last: Failure | None = None
     avoided: tuple[Address, ...] | None = None
     """What the operation around this one avoids, where this one avoids something else."""
@@ -394,7 +394,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                 rule=rule,
                 why=why_not_repeated(rule, operation, failure),
             )
-            self.call.judged = error
+            self.call.final_error = error
             return error
         return timed_out(
             error,
@@ -415,7 +415,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         if before is None or before.error is failure.error:
             return failure
         if failure.repeats_transaction and not before.repeats_transaction:
-            # Whoever runs the transaction must hear that it can be repeated.
+            # The runner of the transaction must see that it can be repeated.
             return failure
         if _refused(failure):
             if _refused(before):
@@ -447,12 +447,12 @@ def refuse_lost_txn_number(loop: Any, connection: Any) -> None:
 
 
 def _closed(error: Exception) -> Exception:
-    """As the driver tells it, whatever the wait was for that its client's ``close()`` ended."""
+    """As the driver raises it, whatever the wait was for that its client's ``close()`` ended."""
     if isinstance(error, InvalidOperation):
         return error
-    told = InvalidOperation(CLOSED)
-    told.__cause__ = error
-    return told
+    closed = InvalidOperation(CLOSED)
+    closed.__cause__ = error
+    return closed
 
 
 def _refused(failure: Failure) -> bool:

@@ -112,7 +112,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
                     self.reached_connection, self.was_retryable = False, self._retryable
                     try:
                         result = self._read() if self._is_read else self.first_write()
-                    except Exception as error:  # noqa: BLE001 - every failure is judged
+                    except Exception as error:  # noqa: BLE001 - the rules decide
                         failed = error
                 if failed is not None:
                     prepared = True
@@ -175,7 +175,7 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
                     self.reached_connection, self.was_retryable = False, self._retryable
                     try:
                         result = await (self._read() if self._is_read else self.first_write())
-                    except Exception as error:  # noqa: BLE001 - every failure is judged
+                    except Exception as error:  # noqa: BLE001 - the rules decide
                         failed = error
                 if failed is not None:
                     prepared = True
@@ -238,7 +238,7 @@ def _late_run(runtime: Runtime, begun: Run) -> Run:
         self.reached_connection, self.was_retryable = False, self._retryable
         try:
             result = self._read() if self._is_read else self.first_write()
-        except Exception as error:  # noqa: BLE001 - every failure is judged
+        except Exception as error:  # noqa: BLE001 - the rules decide
             failed = error
         else:
             if budgets.incomplete:
@@ -280,7 +280,7 @@ def _late_async_run(runtime: Runtime, begun: Run) -> Run:
         self.reached_connection, self.was_retryable = False, self._retryable
         try:
             result = await (self._read() if self._is_read else self.first_write())
-        except Exception as error:  # noqa: BLE001 - every failure is judged
+        except Exception as error:  # noqa: BLE001 - the rules decide
             failed = error
         else:
             if budgets.incomplete:

@@ -95,7 +95,7 @@ def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
 
 
 class Commands(OurListener, monitoring.CommandListener):
-    """Draws one span for each command sent, unless somebody else does.
+    """Records one span for each command sent, unless another tracer does.
 
     ``recorded_elsewhere``: asked for each command, where the client was made while that was so.
     """
@@ -143,7 +143,7 @@ class Commands(OurListener, monitoring.CommandListener):
         self._spans.fail(event, self._tracing)
 
     def without_events(self) -> dict[str, Callable[..., None]]:
-        """What the driver may call in place of making events, where nobody else wants them."""
+        """What the driver may call in place of making events, unless others listen."""
         if self._spans.hooks.any or self._recorded_elsewhere is not None:
             return {}
         enabled_flag, spans, tracing = self.enabled_flag, self._spans, self._tracing

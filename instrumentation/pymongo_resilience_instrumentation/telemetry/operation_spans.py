@@ -125,7 +125,7 @@ class OperationSpans:
                 _end_operation(call, call.span, error, ended_ns)
 
     def describe(self, call: Call, error: BaseException | None) -> None:
-        """What is known of a call, onto a span that somebody else ends."""
+        """What is known of a call, onto a span that the driver ends."""
         if call.span is not None and call.span.is_recording():
             call.span.set_attributes(_result_attributes(call, error))
             self.add_waits(call)

@@ -27,9 +27,9 @@ class Fault(ABC):
 
     @abstractmethod
     async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
-        """Do the harm to members of a ``Deployment``, in its event loop, and mend it when it ends.
+        """Do the harm to members of a ``Deployment``, in its event loop, and repair it at the end.
 
-        Cancelled when the deployment is cleared: whatever must be mended belongs into a
+        Cancelled when the deployment is cleared: whatever must be repaired belongs into a
         ``finally`` clause. What is done before the first ``await`` is in force when
         ``Deployment.inject`` returns, and what is raised before it, ``Deployment.inject`` raises.
         It returns when the fault has run its course.

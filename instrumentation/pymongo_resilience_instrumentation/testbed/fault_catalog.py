@@ -109,7 +109,7 @@ def silent_primary(rng: random.Random) -> Strike:
 
 
 def not_primary(rng: random.Random) -> Strike:
-    """Commands meet a member that is no longer primary, and does not say so in hello."""
+    """Commands reach a member that is no longer primary, and does not say so in hello."""
     return _command(NotPrimary, rng, WRITES, times=rng.randint(1, 3))
 
 
@@ -125,12 +125,12 @@ def rate_limit(rng: random.Random) -> Strike:
 
 
 def server_error(rng: random.Random) -> Strike:
-    """Commands are refused with an error that a retry may mend."""
+    """Commands are refused after which a retry may succeed."""
     return _command(Fail, rng, WRITES, times=rng.randint(1, 4), **_transient(rng))
 
 
 def write_concern_error(rng: random.Random) -> Strike:
-    """Writes are executed, and answered with an error that a retry may mend."""
+    """Writes are executed, and answered after which a retry may succeed."""
     return _command(FailWriteConcern, rng, WRITES, times=rng.randint(1, 3), **_transient(rng))
 
 
@@ -162,7 +162,7 @@ def alone(recipe: Recipe) -> Recipe:
 
 
 STANDALONE: Final[Sequence[Recipe]] = tuple(map(alone, (*NETWORK, restart)))
-"""What a server without replication meets of the network, and restarts."""
+"""Faults of the network, and restarts, for a server without replication."""
 STANDALONE_SERVER: Final[Sequence[Recipe]] = tuple(map(alone, SERVER))
 """Overload, and errors of its own."""
 

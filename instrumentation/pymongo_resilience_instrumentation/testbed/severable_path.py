@@ -1,7 +1,7 @@
-"""A server in a network namespace of its own, and a path to it that can begin to swallow packets.
+"""A server in a network namespace of its own, and a path to it that can begin to drop packets.
 
 Needs Linux, and a process that was started in a network namespace that it may change, as
-``unshare -rn`` gives one. What is severed says nothing: no reset, no error, no acknowledgement.
+``unshare -rn`` gives one. A severed path gives no sign: no reset, no error, no acknowledgement.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ class SeverablePath(Running):
             child.wait()
 
     def forget_connections(self) -> None:
-        """Once: those that are there are swallowed for good, new ones are not."""
-        self.swallow()
+        """Once: packets of those that exist are dropped from now on, those of new ones are not."""
+        self.drop_packets()
         self._client += 1
         _do(f"ip route change 10.83.0.0/24 dev path0 src {CLIENT.format(self._client)}")
 
-    def swallow(self) -> None:
+    def drop_packets(self) -> None:
         """Everything, from now on."""
         _do(f"ip route add blackhole {CLIENT.format(self._client)}/32", *self._inside)
 
     def pass_on(self) -> None:
-        """Everything again, after ``swallow``."""
+        """Everything again, after ``drop_packets``."""
         _do(f"ip route delete blackhole {CLIENT.format(self._client)}/32", *self._inside)
 
     def _child(self, *command: str) -> subprocess.Popen[str]:

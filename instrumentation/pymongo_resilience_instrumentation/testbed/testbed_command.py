@@ -1,4 +1,4 @@
-"""The command ``pymongo-resilience testbed``: a deployment for as long as somebody wants it."""
+"""The command ``pymongo-resilience testbed``: a deployment until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Connects(Interceptor):
         left = driver.csot.remaining()
         if driver.csot.now() >= making.ends and (left is None or left > 0):
             error.__cause__ = AttemptTimeoutError(making.seconds)
-            # The driver's text names a timeoutMS that nobody has set.
+            # The driver's text names a timeoutMS that was not set.
             error.args = (f"{address_text(making.instance.address)}: {error.__cause__}",)
         return error
 

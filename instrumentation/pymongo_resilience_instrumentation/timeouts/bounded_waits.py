@@ -106,7 +106,7 @@ def within_wait(seconds: float) -> AbstractContextManager[None]:
     """What is in it ends within so many seconds, also where a timeout of 0 is in force."""
     if driver.csot.TIMEOUT.get():
         return driver.csot.within(seconds)
-    return driver.csot.Timeout.anew(max(seconds, RESOLUTION)).resume()
+    return driver.csot.Timeout.from_now(max(seconds, RESOLUTION)).resume()
 
 
 def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:

@@ -65,7 +65,7 @@ def timed_out(
 def of_call(call: Call, error: BaseException | None) -> BaseException | None:
     """What a call ends with: a timeout under a deadline is an OperationTimeoutError, also where it
     was raised outside of the driver's loop; anything else is what it was."""
-    if not call.timeout or error is call.judged or not isinstance(error, PyMongoError):
+    if not call.timeout or error is call.final_error or not isinstance(error, PyMongoError):
         return error
     if isinstance(error, OperationTimeoutError) or not classify.expired(error):
         return error

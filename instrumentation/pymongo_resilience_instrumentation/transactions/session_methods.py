@@ -43,8 +43,8 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Me
     for name, interceptor in (
         ("start_transaction", transaction_spans.StartTransaction(runtime.transaction_spans, first)),
         ("with_transaction", WithTransaction(runtime, asynchronous)),
-        ("commit_transaction", EndTransaction(runtime, COMMIT, anew=False)),
-        ("abort_transaction", EndTransaction(runtime, ABORT, anew=True)),
+        ("commit_transaction", EndTransaction(runtime, COMMIT, whole_timeout=False)),
+        ("abort_transaction", EndTransaction(runtime, ABORT, whole_timeout=True)),
     ):
         yield name, interceptor.method(runtime.enabled_flag, asynchronous)
 
@@ -69,18 +69,18 @@ def start_session() -> Method:
 
 
 class EndTransaction(CallInterceptor):
-    """A commit or an abort. ``anew``: it has the whole timeout, whatever has passed.
+    """A commit or an abort. ``whole_timeout``: it has all of it, whatever has passed.
 
-    pymongo 4.20 sends no abort once the deadline is over, and says nothing: the transaction stays
+    pymongo 4.20 sends no abort once the deadline is over, without an error: the transaction stays
     open on the server, and keeps its locks.
     """
 
     runtime: Runtime
 
-    def __init__(self, runtime: Runtime, operation: str, *, anew: bool) -> None:
+    def __init__(self, runtime: Runtime, operation: str, *, whole_timeout: bool) -> None:
         super().__init__(runtime)
         self._operation = operation
-        self._anew = anew
+        self._whole_timeout = whole_timeout
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call | None:
         session, runtime = given[0], self.runtime
@@ -91,9 +91,9 @@ class EndTransaction(CallInterceptor):
         call.bound = call_sessions.default_of(session)
         call.transaction = transaction_timeouts.transaction_of(session)
         call.ends = transaction_spans.span_of(session)
-        runtime.enter(call, anew=self._anew)
+        runtime.enter(call, whole_timeout=self._whole_timeout)
         runtime.start_span(call, call.ends)
-        if call.timeout is not None and not self._anew:
+        if call.timeout is not None and not self._whole_timeout:
             runtime.deprecated.of_commit(call, session)
         return call
 

@@ -90,7 +90,7 @@ class Repetition:
         """Commits it, or after ``error`` aborts it. Whether another attempt follows; raises what it
         ends with, where that is another error. ``sleep``: of the clock."""
         if error is not None:
-            what = self._judge(error, committing=False)
+            what = self._decide(error, committing=False)
             if session.in_transaction:
                 with self._for_the_abort(what):
                     yield session.abort_transaction
@@ -107,7 +107,7 @@ class Repetition:
                 raise
             else:
                 break
-            what = self._judge(error, committing=True)
+            what = self._decide(error, committing=True)
             if what is not Repeat.COMMIT:
                 if self._follows(what, error):
                     return True
@@ -126,9 +126,9 @@ class Repetition:
         seconds = driver.csot.Timeout.in_force().seconds
         if what is Repeat.TRANSACTION or not seconds:
             return nullcontext()
-        return driver.csot.Timeout.anew(seconds).resume()
+        return driver.csot.Timeout.from_now(seconds).resume()
 
-    def _judge(self, error: BaseException, *, committing: bool) -> Repeat:
+    def _decide(self, error: BaseException, *, committing: bool) -> Repeat:
         """What is repeated, after ``delay`` seconds."""
         if not isinstance(error, PyMongoError):
             return Repeat.NOTHING
@@ -202,5 +202,5 @@ class Repetition:
             state_origin(
                 error, server=server, attempts=attempts, reasons=reasons, rule=rule, why=why
             )
-            self._call.judged = error if isinstance(error, Exception) else None
+            self._call.final_error = error if isinstance(error, Exception) else None
         return error

@@ -214,7 +214,7 @@ def _limits_nothing(limits: Any) -> bool:
 
 
 def _is_the_sdks(start_span: Any) -> bool:
-    """Not one that somebody has put in its place, and that wants to be called."""
+    """Not one that was put in its place, and has to be called."""
     return type(start_span) is FunctionType and start_span.__globals__["__name__"] == SDK
 
 

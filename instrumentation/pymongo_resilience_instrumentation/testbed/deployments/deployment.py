@@ -117,7 +117,7 @@ class Deployment(Running):
         return self._call(self._play(scenario))
 
     def clear(self, *, strict: bool = False) -> None:
-        """End all faults, and scenarios that would bring more, and mend what they did.
+        """End all faults, and scenarios that would bring more, and repair what they did.
 
         ``strict``: then raises :class:`TestbedError` for every fault that was given to ``inject``
         since the last time, and never struck; those of scenarios need not.

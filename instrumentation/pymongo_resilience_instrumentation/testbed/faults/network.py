@@ -1,4 +1,4 @@
-"""Faults of the network: connections refused, reset, cut, swallowed, slowed down."""
+"""Faults of the network: connections refused, reset, cut, dropped, slowed down."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class PoolClearingStorm(Fault):
 class BlackHole(Lasting):
     """Swallows every request and hello for so many seconds; then their connections are closed.
 
-    Nothing that was swallowed is ever executed. New connections are accepted, and hear nothing. A
+    Nothing that was dropped is ever executed. New connections are accepted, and get no answer. A
     client that awaits a hello does not learn of a change either.
     """
 

@@ -48,7 +48,7 @@ class Election(Fault):
 
 
 class SilentPrimary(BlackHole):
-    """The primary swallows everything for so many seconds; another member is elected meanwhile.
+    """The primary answers nothing for so many seconds; another member is elected meanwhile.
 
     What it is sent is never executed, and never answered.
 

@@ -1,7 +1,7 @@
 """The one server behind all members, and what it lacks to stand in for a replica set.
 
-Three shortcomings of the embedded server are made up for here, so that a retry meets what it
-would meet on mongod: it recognises a repeated write only with an equal ``maxTimeMS``, which
+Three shortcomings of the embedded server are corrected here, so that a retry finds what it
+would find on mongod: it recognises a repeated write only with an equal ``maxTimeMS``, which
 changes under a deadline, and only when the first one has finished; and it accepts a transaction
 number older than the session's last one.
 """
@@ -39,7 +39,7 @@ class Session:
         """What is said to a transaction number that was used for something else before.
 
         To an older one, what mongod says. To one that another write has, what no driver ever
-        should hear: mongod would answer with the record of the other write, and lose this one.
+        should get: mongod would answer with the record of the other write, and lose this one.
         """
         number = request.body["txnNumber"]
         if number > self.number:
@@ -99,11 +99,11 @@ class Backend:
 
     async def abort_transactions(self) -> None:
         """Abort every open transaction, as the end of a primary's term does."""
-        doomed = [session for session in self._sessions.values() if session.in_transaction]
-        if not doomed:
+        aborted = [session for session in self._sessions.values() if session.in_transaction]
+        if not aborted:
             return
         async with await self.connect() as upstream:
-            for session in doomed:
+            for session in aborted:
                 async with session.lock:
                     if session.in_transaction:
                         await upstream.ask(_abort(session))
