@@ -20,8 +20,8 @@ from .live_view import shown
 from .process_pool import ProcessPool
 from .result import Result
 from .runner import Runner
+from .side_process import Settings
 from .tally import Tally
-from .worker import Settings
 from .workload import prepare
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import time
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from . import worker
+from . import side_process
 from .messages import FinalMessage, Outcome
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DemoError(RuntimeError):
 class ProcessPool:
     """Starts one process per side, on entering; ends them all, on leaving. Not thread-safe."""
 
-    def __init__(self, settings: list[worker.Settings]) -> None:
+    def __init__(self, settings: list[side_process.Settings]) -> None:
         self._settings = settings
         self._processes: dict[Side, SpawnProcess] = {}
         self._connections: dict[Side, Connection[Any, Any]] = {}
@@ -80,11 +80,11 @@ class ProcessPool:
         process.join(_STOP_TIMEOUT)
         return DemoError(f"the process of {side.title} ended with status {process.exitcode}")
 
-    def _start(self, settings: worker.Settings) -> None:
+    def _start(self, settings: side_process.Settings) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=worker.main, args=(settings, theirs), name=settings.side.value, daemon=True
+            target=side_process.main, args=(settings, theirs), name=settings.side.value, daemon=True
         )
         with _ctrl_c_ignored():
             process.start()
