@@ -11,8 +11,8 @@ import pytest
 from pymongo import InsertOne
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.traffic import Interception
 from support.clients import SentCommands, Side
+from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, TakesTime, drivers_time, limits
 
@@ -35,13 +35,6 @@ BULKS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
         ),
     ),
 }
-
-
-class SmallBatches(Interception):
-    """Every operation of a bulk is a command of its own."""
-
-    def on_hello(self, reply: Any) -> None:
-        reply["maxWriteBatchSize"] = 1
 
 
 def timed_out(error: BaseException) -> bool:

@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 from pymongo import InsertOne, UpdateMany
 from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
-from pymongo_resilience_instrumentation.testbed import (
-    CutBefore,
-    Fail,
-    Fault,
-    Interception,
-    Overload,
-    ReplicaSet,
-)
+from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Fault, Overload, ReplicaSet
 from support.clients import SentCommands, Side
+from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
@@ -72,13 +66,6 @@ def test_plain_pymongo_raises_what_its_retry_has_mended(
         side.do(client.bulk_write, [update_many(database)])
     assert isinstance(caught.value.error, OperationFailure)
     assert control[database].coll.find_one() == {"_id": 0, "n": 1}
-
-
-class SmallBatches(Interception):
-    """Every operation of a bulk is a command of its own."""
-
-    def on_hello(self, reply: Any) -> None:
-        reply["maxWriteBatchSize"] = 1
 
 
 class FailsLater(Fail):

@@ -10,7 +10,6 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pymongo
@@ -28,7 +27,6 @@ from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.testbed import (
     Election,
-    EmbeddedServer,
     Interception,
     Latency,
     Refuse,
@@ -40,19 +38,14 @@ from pymongo_resilience_instrumentation.testbed import (
 from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
 from pymongo_resilience_instrumentation.testbed.traffic import Answer
 from support.dns_server import resolving
-from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World
+from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World, world
 from support.wait_helpers import NOBODY
 
+__all__ = ["world"]
 pytestmark = pytest.mark.oldest
 
 LIMIT = 5.0
 """Seconds, the start of Python included."""
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with EmbeddedServer(user="root", password="root") as locked:
-        yield World.made(server, locked, tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.selection.diagnosis import Diagnosis, Symptom
-from pymongo_resilience_instrumentation.testbed import (
-    Election,
-    EmbeddedServer,
-    Refuse,
-    ReplicaSet,
-    Reset,
-)
+from pymongo_resilience_instrumentation.testbed import Election, Refuse, ReplicaSet, Reset
 from support.clients import Side, wait_until
-from support.misconfigurations import MISCONFIGURATIONS, World
+from support.misconfigurations import MISCONFIGURATIONS, World, world
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, override
 
+__all__ = ["world"]
 pytestmark = pytest.mark.oldest
 
 MONITOR_SEES = {
@@ -31,12 +25,6 @@ MONITOR_SEES = {
 }
 NEVER = {"wrong password", "missing rights", "no user"}
 """Servers are selected, and commands fail."""
-
-
-@pytest.fixture(scope="module")
-def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with EmbeddedServer(user="root", password="root") as locked:
-        yield World.made(server, locked, tmp_path_factory.mktemp("tls"))
 
 
 def unselected(side: Side, coll: Any) -> str:

@@ -30,6 +30,7 @@ from support.clients import Side, wait_until
 from support.command_listeners import OnCommands
 from support.every_operation import BY_CLASS, Scene
 from support.pool_connections import Closed
+from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
@@ -192,7 +193,7 @@ def test_each_batch_of_a_bulk_write_has_what_is_left_then(
 ) -> None:
     """One deadline for all: "not to each individual batch"."""
     instrument(timeout_ms=TIMEOUT)
-    proxy.inject(SmallBatches())
+    proxy.inject(SmallBatches(2))
     client = side.client(proxy.uri, event_listeners=[pausing()], **OLDER)
     coll = client[database].coll
     if whose == "client":
@@ -204,13 +205,6 @@ def test_each_batch_of_a_bulk_write_has_what_is_left_then(
     assert len(sent) == 3
     assert not any(map(wrong, sent))
     assert falls([each["maxTimeMS"] for each in sent])
-
-
-class SmallBatches(Interception):
-    """The server takes two writes at a time."""
-
-    def on_hello(self, reply: Any) -> None:
-        reply["maxWriteBatchSize"] = 2
 
 
 def min_rtt(client: Any) -> float:

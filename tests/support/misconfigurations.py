@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pymongo
+import pytest
 import trustme
 from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
 from pymongo_resilience_instrumentation.testbed import (
@@ -56,6 +57,12 @@ class World:
         host, port = self.locked.address
         login = f"{quote(user, safe='')}:{quote(password, safe='')}"
         return f"mongodb://{login}@{host}:{port}/{database}?authSource=admin"
+
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with EmbeddedServer(user="root", password="root") as locked:
+        yield World.made(server, locked, tmp_path_factory.mktemp("tls"))
 
 
 Planted = Callable[[World], AbstractContextManager[str]]
