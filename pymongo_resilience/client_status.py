@@ -60,7 +60,7 @@ class ClientStatus:
     retry_tokens: float | None
     """What its retries may still spend; None without a budget."""
     dead_peer_s: int | None = None
-    """After how many seconds without a sign of life from a server a new connection to it is closed;
+    """Seconds without a packet from a server's host, after which a new connection to it is closed;
     None where it is not: the option is off, or the system cannot do it."""
     spans: str | None = None
     """Who records the spans of its operations: ``pymongo_resilience``, or ``pymongo`` where the

@@ -45,7 +45,7 @@ class Feature(enum.Enum):
     EVENTS = "publishing events without an object for each, which costs less"
     SINGLE_WRITES = "the transaction numbers of bulk writes to many documents that pin _id"
     RECOVERY = "checking a server at once after a network error, and often while one waits for it"
-    DEAD_PEERS = "closing connections whose server shows no sign of life"
+    DEAD_PEERS = "closing connections to a host that is silent"
     LOST_PRIMARIES = "interrupting what waits for a member that is no longer the primary"
     EXISTING_CLIENTS = "the warning about clients that exist already"
 

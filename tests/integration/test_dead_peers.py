@@ -1,4 +1,4 @@
-"""Connections whose server shows no sign of life are closed by the kernel, and what waits goes on.
+"""Connections to a host that is silent are closed by the kernel, and what waits goes on.
 
 What swallows packets is a path between two network namespaces, in a process of its own.
 """
@@ -53,7 +53,7 @@ def test_one_that_may_not_be_repeated_ends_in_an_error_that_names_the_cause(kind
     answer, _ = run("dead_peer", kind, "1", "update_many", prefix=INSIDE)
     assert answer["seconds"] < SOON
     assert answer["lost"] is True
-    assert "connection closed: no sign of life from the server for 1 s" in answer["text"]
+    assert "connection closed: nothing received from the server's host for 1 s" in answer["text"]
     assert answer["reasons"] == ["dead_peer"]
 
 

@@ -19,7 +19,9 @@ class DeadPeerError(LostConnectionError):
     reason = RetryReason.DEAD_PEER
 
     def __init__(self, seconds: int) -> None:
-        super().__init__(f"connection closed: no sign of life from the server for {seconds} s")
+        super().__init__(
+            f"connection closed: nothing received from the server's host for {seconds} s"
+        )
 
 
 class AttemptTimeoutError(LostConnectionError, TimeoutError):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def watched_for(config: Config) -> int | None:
-    """Seconds without a sign of life from a server; None where nothing is watched."""
+    """Seconds without a packet from a server's host; None where nothing is watched."""
     return (config.dead_peer_s or None) if driver.connections.can_watch() else None
 
 

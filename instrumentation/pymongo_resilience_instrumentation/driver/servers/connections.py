@@ -42,7 +42,7 @@ def failed_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
 
 
 def watch_peer(interface: Any, seconds: int) -> None:
-    """Have the kernel close the connection ``seconds`` after the peer's last sign of life: what was
+    """Have the kernel close the connection ``seconds`` after the peer's last packet: what was
     sent stays unacknowledged, or probes do. A peer that lives and is slow acknowledges both.
 
     Raises OSError where the socket is closed.
@@ -75,7 +75,7 @@ def can_watch() -> bool:
 
 
 def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool:
-    """Whether ``error`` ended the connection because its peer showed no sign of life.
+    """Whether ``error`` ended the connection because nothing came from its peer.
 
     Before the socket is closed: pymongo's read takes the kernel's error for one of its own looks at
     the clock, and then finds the connection closed.
