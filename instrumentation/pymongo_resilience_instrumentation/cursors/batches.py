@@ -52,9 +52,9 @@ class Batch(CallInterceptor):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
         self._shows_calls = runtime.shows_calls
-        self._may_be_plain = not runtime.rules.any
+        self._may_begin_fast = not runtime.rules.any
         self._resumes = runtime.resumes_finds
-        self.begins_late = runtime.begins_late and self._may_be_plain and self.send is None
+        self.begins_late = runtime.begins_late and self._may_begin_fast and self.send is None
 
     def method(self, flag: EnabledFlag, asynchronous: bool) -> Method:
         generic = super().method(flag, asynchronous)
@@ -67,7 +67,9 @@ class Batch(CallInterceptor):
 
         return Method(around)
 
-    def holds_nothing(self, given: tuple[Any, ...], kwargs: dict[str, Any] = NO_KEYWORDS) -> bool:
+    def no_policy_applies(
+        self, given: tuple[Any, ...], kwargs: dict[str, Any] = NO_KEYWORDS
+    ) -> bool:
         client, operation, of = driver.cursors.run_operation_arguments(given, kwargs)
         cursor, session = driver.cursors.cursor_of(of), operation.session
         return (
@@ -100,7 +102,7 @@ class Batch(CallInterceptor):
             call.batch_of = type(cursor)
         session = operation.session
         if (
-            self._may_be_plain
+            self._may_begin_fast
             and cursor is not None
             and kept_by(cursor) is None
             and policy_of_cursor(cursor) is NOTHING
@@ -108,7 +110,7 @@ class Batch(CallInterceptor):
         ):
             if self._shows_calls:
                 call.server = driver.cursors.pinned_address(operation)
-            if self.begin_plain(call, None if session is None else parent_of(session)):
+            if self.begin_fast(call, None if session is None else parent_of(session)):
                 return call
         self._begin(call, operation, cursor)
         return call
@@ -146,7 +148,11 @@ class Batch(CallInterceptor):
 def _late(interceptor: Batch, flag: EnabledFlag, original: Function, method: Function) -> Function:
     """As ``method``, of a call that begins late, but that it takes what the driver gives it: to
     pass that on as it came takes 2,200 instructions more, as many as a seventh of a batch."""
-    found, holds_nothing, no_sdk = calls.found, interceptor.holds_nothing, interceptor.no_sdk
+    found, no_policy_applies, no_sdk = (
+        calls.found,
+        interceptor.no_policy_applies,
+        interceptor.no_sdk,
+    )
     timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
 
     def late(client: Any, operation: Any, run_with_conn: Any, address: Any = None) -> Any:
@@ -156,7 +162,7 @@ def _late(interceptor: Batch, flag: EnabledFlag, original: Function, method: Fun
             or not flag.on
             or timeout_in_force() is not None
             or deadline() != NEVER
-            or (POLICIES.used and not holds_nothing((client, operation, run_with_conn)))
+            or (POLICIES.used and not no_policy_applies((client, operation, run_with_conn)))
         ):
             return method(client, operation, run_with_conn, address)
         given, kwargs = (client, operation, run_with_conn, address), NO_KEYWORDS
@@ -178,7 +184,7 @@ def _late(interceptor: Batch, flag: EnabledFlag, original: Function, method: Fun
             or not flag.on
             or timeout_in_force() is not None
             or deadline() != NEVER
-            or (POLICIES.used and not holds_nothing((client, operation, run_with_conn)))
+            or (POLICIES.used and not no_policy_applies((client, operation, run_with_conn)))
         ):
             return await method(client, operation, run_with_conn, address)
         given, kwargs = (client, operation, run_with_conn, address), NO_KEYWORDS

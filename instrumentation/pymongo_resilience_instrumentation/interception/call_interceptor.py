@@ -53,7 +53,7 @@ class CallInterceptor(Interceptor):
         self.end = runtime.end
         self._spans, self._metrics = runtime.operation_spans, runtime.operation_metrics
         self._watches_slow = runtime.slow_seconds is not None
-        self.begin_plain = _begin_plain(runtime)
+        self.begin_fast = _begin_fast(runtime)
         self.no_sdk = runtime.no_sdk
 
     def has_no_timeout(self, client: Any) -> bool:
@@ -104,9 +104,9 @@ class CallInterceptor(Interceptor):
         calls.undo(call, around, error)
 
 
-def _begin_plain(runtime: Lifecycle) -> Callable[[Call, Any], bool]:
-    """As ``Runtime.begin``, of a call that nothing holds for, neither a policy nor a timeout, but
-    for what its own object and session say: most calls. Else it does nothing, and returns False."""
+def _begin_fast(runtime: Lifecycle) -> Callable[[Call, Any], bool]:
+    """As ``Runtime.begin``, for most calls: the process, the block and the client set no policy and
+    no timeout, and the caller has looked at its object and session. Else it returns False."""
     if not runtime.no_configured_timeout:
         return lambda _call, _transaction: False
     # On the way of every operation, so looked up once.
@@ -114,8 +114,8 @@ def _begin_plain(runtime: Lifecycle) -> Callable[[Call, Any], bool]:
     timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
     own_timeouts = runtime.client_timeouts
     make_current, spans = calls.make_current, runtime.operation_spans
-    # Of a variable that is not set, its default is looked for anew each time: as long as for three
-    # that are set, and the driver asks for this one sixteen times.
+    # To read a variable that is not set takes as long as to read three that are, and the driver
+    # reads this one sixteen times.
     set_timeout = driver.csot.TIMEOUT.set
 
     def begin(call: Call, transaction: Any) -> bool:

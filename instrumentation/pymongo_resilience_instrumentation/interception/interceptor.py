@@ -65,7 +65,7 @@ class Interceptor:
     no_sdk: Callable[[], bool] | None = None
     """Whether there is no SDK yet to show a call to; None where calls are never shown."""
 
-    def holds_nothing(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def no_policy_applies(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether no policy and no timeout holds for what it is called on and with, nor for the
         block that the caller is in. Not asked until a policy was in force in this process."""
         raise NotImplementedError
@@ -149,7 +149,7 @@ def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) ->
     if not interceptor.begins_late:
         return method
     timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
-    holds_nothing, no_sdk = interceptor.holds_nothing, interceptor.no_sdk
+    no_policy_applies, no_sdk = interceptor.no_policy_applies, interceptor.no_sdk
 
     def late(*given: Any, **kwargs: Any) -> Any:
         if (
@@ -158,7 +158,7 @@ def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) ->
             or not flag.on
             or timeout_in_force() is not None
             or deadline() != NEVER
-            or (POLICIES.used and not holds_nothing(given, kwargs))
+            or (POLICIES.used and not no_policy_applies(given, kwargs))
         ):
             return method(*given, **kwargs)
         put_off = True  # noqa: F841 - for begin_late, which looks for it
@@ -207,7 +207,7 @@ def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -
     if not interceptor.begins_late:
         return method
     timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
-    holds_nothing, no_sdk = interceptor.holds_nothing, interceptor.no_sdk
+    no_policy_applies, no_sdk = interceptor.no_policy_applies, interceptor.no_sdk
 
     async def late(*given: Any, **kwargs: Any) -> Any:
         if (
@@ -216,7 +216,7 @@ def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -
             or not flag.on
             or timeout_in_force() is not None
             or deadline() != NEVER
-            or (POLICIES.used and not holds_nothing(given, kwargs))
+            or (POLICIES.used and not no_policy_applies(given, kwargs))
         ):
             return await method(*given, **kwargs)
         put_off = True  # noqa: F841 - for begin_late, which looks for it

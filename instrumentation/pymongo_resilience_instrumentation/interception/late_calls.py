@@ -25,9 +25,9 @@ wrappers: set[CodeType] = set()
 
 
 def set_nothing() -> None:
-    """The driver's timeout and deadline as they are where none is in force, set: of a variable that
-    is not, the default is looked for anew each time, as long as for three that are set. The driver
-    asks for the timeout sixteen times."""
+    """Set the driver's timeout and deadline to what they are where none is in force: to read a
+    variable that is not set takes as long as to read three that are, and the driver reads the
+    timeout sixteen times."""
     driver.csot.TIMEOUT.set(None)
     driver.csot.DEADLINE.set(calls.NEVER)
 

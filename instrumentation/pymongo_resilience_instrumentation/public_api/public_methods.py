@@ -54,7 +54,7 @@ class PublicMethod(CallInterceptor):
         self._session_at = session_at
         self._bound_session = driver.sessions.bound_session_of(asynchronous)
         self._before_session = MOST_ARGUMENTS if session_at is None else 1 + session_at
-        self._may_be_plain = operation.only_reads is None and (
+        self._may_begin_fast = operation.only_reads is None and (
             operation.gives is None or not runtime.rules.any
         )
         named = "Collection" in owner.__name__ and runtime.shows_calls
@@ -63,12 +63,12 @@ class PublicMethod(CallInterceptor):
         self._after = cursor_creation.after(runtime, operation.gives)
         self.begins_late = (
             runtime.begins_late
-            and self._may_be_plain
+            and self._may_begin_fast
             and self.send is None
             and operation.method not in NEVER_LATE
         )
 
-    def holds_nothing(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def no_policy_applies(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         instance = given[0]
         return (
             blocks.innermost() is None
@@ -84,12 +84,12 @@ class PublicMethod(CallInterceptor):
         target = None if self._names is None else self._names(instance)
         call = Call(operation.client(instance), operation.name, target, (operation, given, kwargs))
         if (
-            self._may_be_plain
+            self._may_begin_fast
             and type(instance) is self._owner
             and self._bound_session() is None
             and len(given) <= self._before_session
             and "session" not in kwargs
-            and self.begin_plain(call, None)
+            and self.begin_fast(call, None)
         ):
             return call
         return self._begin(call, instance, given[1:], kwargs)

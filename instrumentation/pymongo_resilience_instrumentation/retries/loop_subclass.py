@@ -87,7 +87,7 @@ def _inside(loop: Any) -> bool:
     )
 
 
-def _holds_nothing(loop: Any) -> bool:
+def _no_policy_applies(loop: Any) -> bool:
     """Not asked until a policy was in force in this process."""
     return blocks.innermost() is None and transaction_of(driver.retry_loop.session(loop)) is None
 
@@ -229,7 +229,7 @@ def _late_run(runtime: Runtime, begun: Run) -> Run:
             or exception() is not None
             or (timeout is not None and timeout is not NOT_SET)
             or deadline() != NEVER
-            or (POLICIES.used and not _holds_nothing(self))
+            or (POLICIES.used and not _no_policy_applies(self))
         ):
             return begun(self)
         if timeout is NOT_SET:
@@ -271,7 +271,7 @@ def _late_async_run(runtime: Runtime, begun: Run) -> Run:
             or exception() is not None
             or (timeout is not None and timeout is not NOT_SET)
             or deadline() != NEVER
-            or (POLICIES.used and not _holds_nothing(self))
+            or (POLICIES.used and not _no_policy_applies(self))
         ):
             return await begun(self)
         if timeout is NOT_SET:
