@@ -15,7 +15,10 @@ from pymongo.errors import OperationFailure
 from pymongo.read_preferences import Nearest
 from pymongo.synchronous.collection import Collection
 from pymongo_resilience_instrumentation.hedged_reads import workers
-from pymongo_resilience_instrumentation.hedged_reads.hedges import ClientHedges, HedgeRegistry
+from pymongo_resilience_instrumentation.hedged_reads.hedge_registry import (
+    ClientHedges,
+    HedgeRegistry,
+)
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience_instrumentation.testbed.faults import Overload

@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation.public_api.public_methods import CursorM
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
 from pymongo_resilience_instrumentation.transactions import call_sessions
 
-from .hedges import HedgeRegistry
+from .hedge_registry import HedgeRegistry
 from .race import FIRST, HEDGE, Race
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
 
-    from .hedges import ClientHedges
+    from .hedge_registry import ClientHedges
     from .race import Read, Try
 
 METHODS = (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
 
-    from .hedges import ClientHedges
+    from .hedge_registry import ClientHedges
     from .workers import TaskWorkers, ThreadWorkers
 
 FACTS = (
