@@ -10,7 +10,7 @@
 #   make examples                   the examples of frameworks: each loses replies, and shows the retries
 #   make bench                      what a healthy operation costs, beside pymongo and others
 #   make report                     all that the documents quote: measured, kept, written into them
-#   make bench-sick                 what a sick server costs, with circuit breakers and without
+#   make bench-failing-server       what a failing server costs, with circuit breakers and without
 #   make bench-recovery             how fast operations go on after a fault, beside plain pymongo
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
 #   make docs                       the documents as a site: build/site/index.html
@@ -36,7 +36,7 @@ DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-sick bench-hedging bench-recovery bench-overload fleet report gate docs examples package clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report gate docs examples package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -89,9 +89,9 @@ package: $(MAIN)/dev.stamp $(PACKAGE)/stamp
 	  PYTHONPATH=$$PWD:$$PWD/instrumentation $(CURDIR)/$(MAIN)/bin/python -m pytest -q --no-header \
 	  -p no:cacheprovider -m "not hypothesis and not thorough and not alone" $(ARGS) tests/unit
 
-# How long the server is sick, in seconds: ARGS=30.
-bench-sick: $(MAIN)/demo.stamp
-	@$(MAIN)/bin/python bench/sick_server.py $(ARGS)
+# How long the server fails, in seconds: ARGS=30.
+bench-failing-server: $(MAIN)/demo.stamp
+	@$(MAIN)/bin/python bench/failing_server.py $(ARGS)
 
 # Five minutes. How long each phase is, in seconds: ARGS=30.
 bench-hedging: $(MAIN)/demo.stamp

@@ -241,7 +241,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
     end = sum(seconds for seconds, _ in case.phases)
     good = sum(well and ended < end for _, ended, well in done)
     over = case.election[1] if case.election is not None else sum(s for s, _ in case.phases[:2])
-    sick = [
+    failing = [
         call.due - over
         for call, ended, well in done
         if call.due > over and (not well or ended - call.due > SLOW_S)
@@ -258,7 +258,7 @@ def simulate(case: Case, policy: Policy, seed: int) -> Outcome:
         attempts / operations,
         sum(not well for _, _, well in done),
         sum(high) / len(high) if high else None,
-        max(sick, default=0.0),
+        max(failing, default=0.0),
     )
 
 

@@ -149,7 +149,7 @@ def test_what_is_not_known_is_named_beside_what_is(
         "make_report.py",
         "overload.py",
         "fleet.py",
-        "sick_server.py",
+        "failing_server.py",
         "hedging.py",
         "fail_fast.py",
         "deadlines.py",
@@ -164,7 +164,7 @@ def test_help_shows_how_a_script_is_called(script: str) -> None:
     assert f"python bench/{script}" in done.stdout
 
 
-@pytest.mark.parametrize("script", ["sick_server.py", "growth.py"])
+@pytest.mark.parametrize("script", ["failing_server.py", "growth.py"])
 def test_a_number_that_is_none_is_an_error_in_one_line(script: str) -> None:
     done = run(script, *(["--bursts"] if script == "growth.py" else []), "many")
 

@@ -56,7 +56,7 @@ QUICK = {
 LONG = QUICK | {"circuit_breaker_open_s": 60.0}
 
 
-def sick() -> Fail:
+def failing() -> Fail:
     return Fail("update", times=1000, code=HOST_UNREACHABLE)
 
 
@@ -87,7 +87,7 @@ def decisions(telemetry: Telemetry) -> list[Any]:
 
 def open_breaker(side: Side, coll: Any, servers: Deployment, telemetry: Telemetry) -> None:
     """By writes, which are not repeated, on a deployment of one server; then nothing is wrong."""
-    servers.inject(sick())
+    servers.inject(failing())
     told = len(breaker_events(telemetry))
     while len(breaker_events(telemetry)) == told:
         with pytest.raises(OperationFailure):
@@ -96,7 +96,7 @@ def open_breaker(side: Side, coll: Any, servers: Deployment, telemetry: Telemetr
 
 
 def read_until_open(side: Side, coll: Any, telemetry: Telemetry) -> None:
-    """Some reads meet the sick member twice, and fail."""
+    """Some reads reach the failing member twice, and fail."""
 
     def read() -> list[Any]:
         with contextlib.suppress(OperationFailure):
@@ -357,7 +357,7 @@ def test_any_mongos_will_do(
 ) -> None:
     telemetry = instrument(**LONG)
     coll = collection(side, cluster.uri, database)
-    cluster.inject(sick(), on=0)
+    cluster.inject(failing(), on=0)
 
     def write() -> bool:
         try:
@@ -379,7 +379,7 @@ def test_the_only_server_has_one_where_that_is_asked_for(
     with Standalone(server.address) as alone:
         coll = side.do(side.client, alone.uri)[database].coll
         side.do(coll.find_one)
-        alone.inject(sick())
+        alone.inject(failing())
         for _ in range(3):
             with pytest.raises(OperationFailure):
                 side.do(coll.update_many, {}, {"$set": {"n": 1}})
@@ -545,7 +545,7 @@ def test_with_pymongo_s_own_loop_they_have_no_effect(
     telemetry = instrument(**LONG, config_strategy="driver")
     assert "circuit breakers have no effect" in caplog.text
     coll = collection(side, proxy.uri, database)
-    proxy.inject(sick())
+    proxy.inject(failing())
     for _ in range(10):
         with pytest.raises(OperationFailure):
             side.do(coll.update_many, {}, {"$set": {"n": 1}})

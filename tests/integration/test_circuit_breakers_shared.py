@@ -33,7 +33,7 @@ HELD_S = 1.0
 """Seconds for which a reply is held back."""
 
 
-def sick() -> Fail:
+def failing() -> Fail:
     return Fail("update", times=1000, code=6)
 
 
@@ -76,7 +76,7 @@ def client(
     sent = SentCommands()
     with pymongo.MongoClient[Any](proxy.uri, event_listeners=[sent]) as made:
         made.db.coll.find_one()
-        proxy.inject(sick())
+        proxy.inject(failing())
         for _ in range(MINIMUM):
             with pytest.raises(PyMongoError):
                 made.db.coll.update_many({}, {"$set": {"n": 1}})
@@ -150,7 +150,7 @@ async def _cancelled_probes(uri: str, proxy: ReplicaSet, clock: TurnedClock, eve
     async with AsyncMongoClient[Any](uri) as client:
         coll = client.db.coll
         await coll.find_one()
-        proxy.inject(sick())
+        proxy.inject(failing())
         for _ in range(MINIMUM):
             with pytest.raises(PyMongoError):
                 await coll.update_many({}, {"$set": {"n": 1}})
@@ -186,7 +186,7 @@ async def _many_tasks(uri: str, proxy: ReplicaSet, clock: TurnedClock, events: A
     async with AsyncMongoClient[Any](uri, event_listeners=[sent]) as client:
         coll = client.db.coll
         await coll.find_one()
-        proxy.inject(sick())
+        proxy.inject(failing())
         for _ in range(MINIMUM):
             with pytest.raises(PyMongoError):
                 await coll.update_many({}, {"$set": {"n": 1}})
@@ -262,7 +262,7 @@ def test_what_ends_cursors_and_sessions_is_neither_refused_nor_counted(
         coll.insert_many([{} for _ in range(6)])
         cursor = coll.find(batch_size=2)
         cursor.next()
-        proxy.inject(sick())
+        proxy.inject(failing())
         for _ in range(MINIMUM):
             with pytest.raises(PyMongoError):
                 coll.update_many({}, {"$set": {"n": 1}})

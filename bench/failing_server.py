@@ -1,6 +1,6 @@
 """What one bad secondary costs, by how servers are chosen and with circuit breakers or without.
 
-    python bench/sick_server.py [SECONDS] [--record FILE]
+    python bench/failing_server.py [SECONDS] [--record FILE]
 
 A replica set of three, eight threads that read with ``nearest`` under a deadline of half a
 second, with a pause of 20 ms on average between two reads. After a healthy second one secondary
