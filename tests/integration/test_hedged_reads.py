@@ -109,7 +109,7 @@ def hedges(coll: Any) -> ClientHedges:
     return found
 
 
-def save_up(coll: Any, hedged: int = 3) -> None:
+def save_up(coll: Any, hedged: int = hedging.MOST_HEDGES) -> None:
     """As after so many reads that were not hedged."""
     Policy(hedge=True)
     for _ in range(hedged * hedging.READS_PER_HEDGE):
@@ -350,7 +350,7 @@ def test_a_transaction_is_not_hedged(
 def test_without_a_hedge_left_the_read_waits(
     side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
 ) -> None:
-    while hedges(coll).budget.take():
+    while hedges(coll).budget.take(again=True):
         pass
     replica_set.inject(slow(seconds=0.06))
     with override(hedge=5):
@@ -361,7 +361,7 @@ def test_without_a_hedge_left_the_read_waits(
 def test_a_read_that_found_no_hedge_left_is_hedged_once_there_is_one(
     side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
 ) -> None:
-    while hedges(coll).budget.take():
+    while hedges(coll).budget.take(again=True):
         pass
     replica_set.inject(slow())
     timer = threading.Timer(0.1, save_up, [coll])

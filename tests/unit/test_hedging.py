@@ -14,6 +14,7 @@ from pymongo_resilience.selection.hedging import (
     READS_PER_HEDGE,
     REMEMBERED_NAMESPACES,
     REMEMBERED_READS,
+    RESERVED_HEDGES,
     HedgeBudget,
     Hedging,
     Latencies,
@@ -33,10 +34,10 @@ def reads(budget: HedgeBudget, count: int) -> None:
 
 def test_no_read_is_hedged_before_twenty(budget: HedgeBudget) -> None:
     reads(budget, READS_PER_HEDGE - 1)
-    assert not budget.take()
+    assert not budget.take(again=True)
     budget.read()
-    assert budget.take()
-    assert not budget.take()
+    assert budget.take(again=True)
+    assert not budget.take(again=True)
     assert (budget.reads, budget.sent) == (READS_PER_HEDGE, 1)
 
 
@@ -46,22 +47,50 @@ def test_at_most_one_read_in_twenty_is_hedged_at_any_time(budget: HedgeBudget, s
     for _ in range(3000):
         reads(budget, dice.randrange(8))
         if dice.random() < 0.5:
-            budget.take()
+            budget.take(again=True)
         assert budget.sent * READS_PER_HEDGE <= budget.reads
     assert budget.sent == budget.reads // READS_PER_HEDGE
 
 
 def test_what_was_saved_up_is_ten_hedges(budget: HedgeBudget) -> None:
     reads(budget, 100 * READS_PER_HEDGE)
-    assert [budget.take() for _ in range(20)].count(True) == MOST_HEDGES
+    assert [budget.take(again=True) for _ in range(20)].count(True) == MOST_HEDGES
+
+
+def test_some_are_left_to_reads_that_ask_again(budget: HedgeBudget) -> None:
+    reads(budget, 100 * READS_PER_HEDGE)
+    assert [budget.take(again=False) for _ in range(20)].count(
+        True
+    ) == MOST_HEDGES - RESERVED_HEDGES
+    assert [budget.take(again=True) for _ in range(20)].count(True) == RESERVED_HEDGES
+
+
+@pytest.mark.parametrize("asking", [0.06, 0.08])
+def test_slow_reads_are_hedged_though_others_ask_first(budget: HedgeBudget, asking: float) -> None:
+    """2 % are slow. Of all that ask, the others are answered before they would ask again."""
+    dice = random.Random(7)  # noqa: S311 - no secrets
+    waiting: list[int] = []
+    refused = 0
+    for number in range(50_000):
+        budget.read()
+        if waiting and waiting[0] <= number:
+            waiting.pop(0)
+            refused += not budget.take(again=True)
+        if (
+            dice.random() < asking
+            and not budget.take(again=False)
+            and dice.random() < 0.02 / asking
+        ):
+            waiting.append(number + 5)
+    assert refused < 50_000 * 0.001
 
 
 def test_what_was_not_sent_is_given_back(budget: HedgeBudget) -> None:
     reads(budget, READS_PER_HEDGE)
-    assert budget.take()
+    assert budget.take(again=True)
     budget.give_back()
     assert budget.sent == 0
-    assert budget.take()
+    assert budget.take(again=True)
 
 
 def test_none_is_sent_while_a_server_rejects_for_overload(
@@ -70,12 +99,12 @@ def test_none_is_sent_while_a_server_rejects_for_overload(
     reads(budget, 2 * READS_PER_HEDGE)
     budget.overloaded()
     clock.advance(OVERLOAD_PAUSE_S - 0.1)
-    assert not budget.take()
+    assert not budget.take(again=True)
     budget.overloaded()
     clock.advance(OVERLOAD_PAUSE_S - 0.1)
-    assert not budget.take()
+    assert not budget.take(again=True)
     clock.advance(0.2)
-    assert budget.take()
+    assert budget.take(again=True)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -141,11 +141,12 @@ class Race:
             self._read.adopt(self._first)
             return (yield from self._read.send(self._first))
         try:
-            while not (yield partial(self._decided.wait, delay)):
-                if self._hedge():
+            seconds = delay
+            while not (yield partial(self._decided.wait, seconds)):
+                if self._hedge(again=seconds > delay):
                     yield self._decided.wait
                     break
-                delay *= 2
+                seconds *= 2
             return self._settle()
         except BaseException:
             self._abandon()
@@ -193,24 +194,24 @@ class Race:
                 tried.finished.set()
             return self._winner is not tried
 
-    def _hedge(self) -> bool:
+    def _hedge(self, *, again: bool) -> bool:
         """Begin the second try. False where none is allowed now, or has no server to go to: later
         there may be one."""
-        if not self._hedges.budget.take():
+        if not self._hedges.budget.take(again=again):
             return False
-        again = False
+        later = False
         try:
             with shielded("before a read was hedged"):
                 loop = self._first.loop
                 server = None if loop is None else driver.retry_loop.server_address(loop)
                 if server is None or not self._hedges.may_go_elsewhere(loop, server):
-                    again = True
+                    later = True
                 else:
                     self._begin_second(server)
         finally:
             if self._second is None or not self._second.begun:
                 self._hedges.budget.give_back()
-        return not again
+        return not later
 
     def _begin_second(self, slow: str) -> None:
         self.slow, self._waited = slow, time.perf_counter() - self._began
