@@ -141,12 +141,13 @@ class Race:
             self._read.adopt(self._first)
             return (yield from self._read.send(self._first))
         try:
-            seconds = delay
-            while not (yield partial(self._decided.wait, seconds)):
-                if self._hedge(again=seconds > delay):
+            unanswered = 0.0
+            while not (yield partial(self._decided.wait, unanswered or delay)):
+                if self._hedge(again=unanswered > 0):
                     yield self._decided.wait
                     break
-                seconds *= 2
+                # After twice the delay, four times, and so on.
+                unanswered += unanswered or delay
             return self._settle()
         except BaseException:
             self._abandon()
