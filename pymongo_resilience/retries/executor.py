@@ -42,7 +42,7 @@ class Work(Protocol):
     def operation(self) -> Operation:
         """The operation that the rules decide on; asked for once, at the first failure."""
 
-    def describe(self, error: Exception, operation: Operation, /) -> Failure:
+    def classify(self, error: Exception, operation: Operation, /) -> Failure:
         """The facts of the attempt that ended with ``error``."""
 
     def prepare(self, failure: Failure, operation: Operation, /) -> None:
@@ -61,7 +61,7 @@ class SyncWork(Work, Protocol[T_co]):
 
     def attempt(self) -> T_co: ...
 
-    def leave(self, failure: Failure, /) -> Callable[[], object] | None:
+    def release_attempt(self, failure: Failure, /) -> Callable[[], object] | None:
         """The failed attempt is over, whatever follows: what releases what it held, if anything."""
 
 
@@ -70,7 +70,7 @@ class AsyncWork(Work, Protocol[T_co]):
 
     def attempt(self) -> Awaitable[T_co]: ...
 
-    def leave(self, failure: Failure, /) -> Callable[[], Awaitable[object]] | None:
+    def release_attempt(self, failure: Failure, /) -> Callable[[], Awaitable[object]] | None:
         """As in SyncWork. No coroutine yet: an exception of a signal handler that strikes between
         one and its ``await`` leaves it unawaited."""
 
@@ -135,7 +135,7 @@ class _Decisions:
                 deliver(error)
                 try:
                     operation = operation or work.operation()
-                    failure = work.describe(error, operation)
+                    failure = work.classify(error, operation)
                     end = yield from self._after_decision(work, operation, failure, ask)
                 except Exception:
                     logger.exception(
@@ -158,7 +158,7 @@ class _Decisions:
         self, work: Any, operation: Operation, failure: Failure, ask: Callable[..., Any]
     ) -> Steps[Exception | float]:
         """The error to raise, or the seconds to wait before the next attempt."""
-        release = work.leave(failure)
+        release = work.release_attempt(failure)
         if release is not None:
             yield from _done(release)
         operation.record(failure)

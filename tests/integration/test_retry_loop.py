@@ -147,19 +147,19 @@ def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``after``: so many failures that were judged."""
-    describe = Attempts.describe
+    classify = Attempts.classify
     faults: list[Exception] = []
 
     def broken(self: Any, error: Exception, operation: Any) -> Any:
         if operation.attempts == after:
             faults.append(error)
             raise RuntimeError("broken")
-        return describe(self, error, operation)
+        return classify(self, error, operation)
 
     telemetry = instrument(base_backoff_ms=1, timeout_ms=20_000)
     sent = SentCommands()
     coll = side.client(proxy.uri, event_listeners=[sent])[database].coll
-    monkeypatch.setattr(Attempts, "describe", broken)
+    monkeypatch.setattr(Attempts, "classify", broken)
     proxy.inject(CutAfter("insert", times=after + 1))
     side.do(coll.insert_one, {})
     assert len(faults) == 1

@@ -191,7 +191,7 @@ class EndlessClock(FakeClock):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("where", ["attempt", "wait", "strategy", "leave"])
+@pytest.mark.parametrize("where", ["attempt", "wait", "strategy", "release_attempt"])
 def test_a_cancellation_ends_it_wherever_it_comes(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_cancellation_ends_it_wherever_it_comes(
     async def main() -> None:
         strategy = Answering(never) if where == "strategy" else waiting(1.0)
         work = AwaitedWork(READ, [CUT] * 3, strategy, clock=EndlessClock(START), timeout=10)
-        if where in ("attempt", "leave"):
+        if where in ("attempt", "release_attempt"):
             monkeypatch.setattr(work, where, never if where == "attempt" else lambda _: never)
         heard = RecordingListener()
         executor = AsyncExecutor(RETRY_RULES, work.clock, heard)

@@ -61,7 +61,7 @@ def assert_logged(caplog: pytest.LogCaptureFixture, step: str) -> None:
 
 
 @both
-@pytest.mark.parametrize("step", ["operation", "describe", "leave", "prepare"])
+@pytest.mark.parametrize("step", ["operation", "classify", "release_attempt", "prepare"])
 def test_the_original_error_is_raised_and_the_fault_logged(
     step: str,
     kind: type[FakeWork],
@@ -99,14 +99,14 @@ def test_the_latest_error_is_the_one(
     kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = kind(READ, [CUT, CUT], FAST_FAIL)
-    describe = work.describe
+    classify = work.classify
 
     def fail_at_the_second(error: Exception, operation: Any, /) -> Any:
         if work.attempts == 2:
             raise OurFault
-        return describe(error, operation)
+        return classify(error, operation)
 
-    monkeypatch.setattr(work, "describe", fail_at_the_second)
+    monkeypatch.setattr(work, "classify", fail_at_the_second)
     with pytest.raises(AttemptFailed, match="2"):
         run(work, RecordingListener())
 
@@ -115,7 +115,7 @@ def test_the_latest_error_is_the_one(
 def test_the_cause_of_the_error_is_kept(
     kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = broken("describe", kind(READ, [CUT], FAST_FAIL), monkeypatch)
+    work = broken("classify", kind(READ, [CUT], FAST_FAIL), monkeypatch)
     cause = LookupError("the driver's own")
     attempt = work._attempt
 
@@ -149,6 +149,6 @@ def test_without_a_failure_nothing_of_ours_runs(
     kind: type[FakeWork], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = kind(READ, [], FAST_FAIL)
-    for step in ("operation", "describe", "leave", "prepare", "final_error"):
+    for step in ("operation", "classify", "release_attempt", "prepare", "final_error"):
         broken(step, work, monkeypatch)
     assert run(work, RecordingListener()) == RESULT

@@ -172,7 +172,7 @@ def test_it_passes_who_keeps_listeners_apart(struck: Callable[[], None], again: 
 
 
 @pytest.mark.parametrize("kind", [BlockingWork, AwaitedWork], ids=["thread", "task"])
-@pytest.mark.parametrize("step", ["attempt", "operation", "describe", "prepare", "strategy"])
+@pytest.mark.parametrize("step", ["attempt", "operation", "classify", "prepare", "strategy"])
 def test_no_step_of_an_executor_takes_it_for_a_fault(
     step: str,
     kind: Any,

@@ -63,7 +63,7 @@ attempts = st.builds(
 @examples(150)
 @given(error=exceptions, attempt=attempts)
 def test_every_exception_is_described(error: Exception, attempt: classify.Attempt) -> None:
-    failure = classify.describe(error, attempt)
+    failure = classify.failure_of(error, attempt)
     assert type(failure) is Failure
     assert failure.error is error
     assert isinstance(failure.stage, Stage)
@@ -104,7 +104,7 @@ def _labels_are_there(error: Exception) -> bool:
 def test_no_error_makes_an_unsafe_write_be_repeated(error: Exception) -> None:
     """Unsure whether it was sent: it was. Unsure whether it may be repeated: it may not."""
     assume(not _labels_are_there(error))
-    failure = classify.describe(error, SENT)
+    failure = classify.failure_of(error, SENT)
     assert not failure.retryable_overload
     assert isinstance(RetryRules().check_rules(replace(MANY, attempts=1), failure), GiveUp)
 
@@ -125,7 +125,7 @@ coded = st.builds(
 def test_a_reason_that_allows_any_write_proves_that_nothing_happened(
     error: Exception, attempt: classify.Attempt
 ) -> None:
-    failure = classify.describe(error, attempt)
+    failure = classify.failure_of(error, attempt)
     assert failure.reason is not RetryReason.CIRCUIT_BREAKER_OPEN, "nothing has opened one"
     if failure.reason.allows_non_idempotent_retry:
         assert failure.retryable_overload or failure.stage is Stage.NOT_SENT
@@ -139,11 +139,11 @@ def test_every_reason_that_allows_any_write_is_met(reason: RetryReason) -> None:
     labelled = OperationFailure("busy", 462, {"errorLabels": list(BOTH_OVERLOAD_LABELS)})
     unsent = SENT._replace(reached_connection=False)
     met = {
-        classify.describe(labelled, SENT).reason,
-        classify.describe(AutoReconnect("refused"), unsent).reason,
-        classify.describe(ServerSelectionTimeoutError("none"), unsent).reason,
-        classify.describe(refused_by_a_breaker(), unsent).reason,
-        classify.describe(refused_by_the_client(), unsent).reason,
+        classify.failure_of(labelled, SENT).reason,
+        classify.failure_of(AutoReconnect("refused"), unsent).reason,
+        classify.failure_of(ServerSelectionTimeoutError("none"), unsent).reason,
+        classify.failure_of(refused_by_a_breaker(), unsent).reason,
+        classify.failure_of(refused_by_the_client(), unsent).reason,
     }
     assert reason in met
 
@@ -159,9 +159,9 @@ def refused_by_the_client() -> Exception:
 
 def test_a_refusal_from_within_an_attempt_is_another_client_s() -> None:
     unsent = SENT._replace(reached_connection=False)
-    shed, another_s = (classify.describe(refused_by_the_client(), it) for it in (unsent, SENT))
+    shed, another_s = (classify.failure_of(refused_by_the_client(), it) for it in (unsent, SENT))
     assert (shed.reason, another_s.reason) == (RetryReason.LOAD_SHED, RetryReason.OVERLOADED)
-    own, another_s = (classify.describe(refused_by_a_breaker(), it) for it in (unsent, SENT))
+    own, another_s = (classify.failure_of(refused_by_a_breaker(), it) for it in (unsent, SENT))
     assert (own.reason, own.next_probe_in) == (RetryReason.CIRCUIT_BREAKER_OPEN, 5.0)
     assert (another_s.reason, another_s.next_probe_in) == (RetryReason.UNKNOWN, None)
     assert another_s.stage is Stage.IN_FLIGHT
@@ -174,7 +174,7 @@ def test_labels_count_as_strings_in_a_list_alone(document: dict[str, Any], said:
     error = made(lambda: OperationFailure("hostile", 6, document))
     assume(isinstance(error, OperationFailure))
     strings = {each for each in said if isinstance(each, str)} if isinstance(said, list) else set()
-    failure = classify.describe(error, SENT)
+    failure = classify.failure_of(error, SENT)
     assert failure.labels == strings & set(classify.LABELS)
     ran = bool(document.get("ok")) or "writeConcernError" in document
     assert failure.executed is ran
@@ -200,7 +200,7 @@ def test_a_server_cannot_say_that_the_driver_refused(
     error: type[OperationFailure], stage: Stage, more: dict[str, Any]
 ) -> None:
     document = {"ok": 0, "errmsg": TEXT_OF_A_REFUSAL, "code": 50, **more}
-    failure = classify.describe(error(TEXT_OF_A_REFUSAL, 50, document), SENT)
+    failure = classify.failure_of(error(TEXT_OF_A_REFUSAL, 50, document), SENT)
     assert failure.stage is (Stage.ANSWERED if more else stage)
 
 
@@ -227,7 +227,7 @@ def test_the_driver_refuses_in_words_and_a_type_of_its_own(
 ) -> None:
     """mongod answers with a double for ``ok``; the words are those of pymongo 4.17 to 4.20."""
     error = ExecutionTimeout(text, 50, {"ok": ok, "errmsg": text, "code": 50})
-    assert classify.describe(error, SENT).stage is stage
+    assert classify.failure_of(error, SENT).stage is stage
 
 
 def test_the_refusal_of_the_installed_driver_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_the_refusal_of_the_installed_driver_is_known(monkeypatch: pytest.Monkey
     parameters = inspect.signature(Connection.apply_timeout).parameters  # 4.17: the client, too
     with pymongo.timeout(5), pytest.raises(ExecutionTimeout) as raised:
         Connection.apply_timeout(connection, *[None] * (len(parameters) - 1))
-    assert classify.describe(raised.value, SENT).stage is Stage.NOT_SENT
+    assert classify.failure_of(raised.value, SENT).stage is Stage.NOT_SENT
 
 
 def test_the_rest_of_a_stumbling_error_is_still_read() -> None:
@@ -246,7 +246,7 @@ def test_the_rest_of_a_stumbling_error_is_still_read() -> None:
     error = BulkWriteError({"writeErrors": [], "writeConcernErrors": [concern]})
     with pytest.raises(AttributeError):
         _ = error.timeout
-    failure = classify.describe(error, SENT)
+    failure = classify.failure_of(error, SENT)
     assert (failure.reason, failure.code) == (RetryReason.NOT_PRIMARY, 91)
     assert not failure.timed_out
 
@@ -257,7 +257,7 @@ def test_the_rest_of_a_stumbling_error_is_still_read() -> None:
      (True, None), (None, None), ([6], None), ({}, None)],
 )  # fmt: skip
 def test_a_code_is_a_whole_number(said: Any, code: int | None) -> None:
-    failure = classify.describe(OperationFailure("hostile", said, {"ok": 0, "code": said}), SENT)
+    failure = classify.failure_of(OperationFailure("hostile", said, {"ok": 0, "code": said}), SENT)
     assert failure.code == code
     assert type(failure.code) in (int, Int64, type(None))
     assert failure.reason is (
@@ -272,7 +272,7 @@ def test_a_code_is_a_whole_number(said: Any, code: int | None) -> None:
 )  # fmt: skip
 def test_the_base_of_the_back_off_is_a_positive_number(said: Any, seconds: float | None) -> None:
     error = OperationFailure("overloaded", 462, {"ok": 0, "baseBackoffMS": said})
-    assert classify.describe(error, SENT).base_backoff == seconds
+    assert classify.failure_of(error, SENT).base_backoff == seconds
 
 
 @examples(60)

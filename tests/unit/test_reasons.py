@@ -44,7 +44,7 @@ def test_no_code_has_two_reasons() -> None:
 @pytest.mark.parametrize(("row", "code"), CODES, ids=lambda each: getattr(each, "name", ""))
 def test_a_code_is_classified_as_the_table_has_it(row: reasons.Row, code: reasons.Code) -> None:
     error = OperationFailure("", code.number, {"ok": 0, "code": code.number})
-    failure = classify.describe(error, SENT)
+    failure = classify.failure_of(error, SENT)
     assert (failure.reason, failure.listed_retryable) == (row.reason, code.listed)
     assert not failure.reason.allows_non_idempotent_retry, "a code alone proves nothing"
 
@@ -56,10 +56,10 @@ def test_the_codes_of_the_text_are_in_the_texts_and_no_others() -> None:
 @pytest.mark.parametrize("row", [row for row in reasons.ROWS if row.labels])
 def test_labels_are_classified_as_the_table_has_them(row: reasons.Row) -> None:
     whole = OperationFailure("", 1, {"ok": 0, "errorLabels": sorted(row.labels)})
-    assert classify.describe(whole, SENT).reason is row.reason
+    assert classify.failure_of(whole, SENT).reason is row.reason
     for label in row.labels:
         part = OperationFailure("", 1, {"ok": 0, "errorLabels": sorted(row.labels - {label})})
-        assert classify.describe(part, SENT).reason is RetryReason.UNKNOWN
+        assert classify.failure_of(part, SENT).reason is RetryReason.UNKNOWN
 
 
 def _caused_by(cause: Exception) -> AutoReconnect:
@@ -92,7 +92,7 @@ def test_a_class_is_classified_as_the_table_has_it(
 ) -> None:
     assert isinstance(error, row.errors)
     attempt = SENT._replace(reached_connection=sent)
-    assert classify.describe(error, attempt).reason is row.reason
+    assert classify.failure_of(error, attempt).reason is row.reason
 
 
 def test_every_row_of_a_class_is_among_them() -> None:
@@ -106,10 +106,10 @@ def test_every_row_of_a_class_is_among_them() -> None:
 )  # fmt: skip
 def test_a_peer_that_hangs_up_is_not_about_tls(cause: Exception, sent: bool) -> None:
     attempt = SENT._replace(reached_connection=sent)
-    assert classify.describe(_caused_by(cause), attempt).reason is not RetryReason.TLS_ERROR
+    assert classify.failure_of(_caused_by(cause), attempt).reason is not RetryReason.TLS_ERROR
 
 
 def test_a_selection_that_fails_within_an_attempt_is_another_clients() -> None:
-    failure = classify.describe(ServerSelectionTimeoutError("of a key vault"), SENT)
+    failure = classify.failure_of(ServerSelectionTimeoutError("of a key vault"), SENT)
     assert failure.reason is RetryReason.UNKNOWN
     assert failure.selection, "never repeated, as pymongo has it"

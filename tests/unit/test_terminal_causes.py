@@ -111,7 +111,7 @@ def test_the_error_is_pymongos_and_says_the_cause_the_servers_and_what_to_check(
 @pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
 def test_the_error_is_classified_as_the_table_has_it(cause: Cause) -> None:
     error = terminal_causes.selection_error(cause, {A: UNTRUSTED}, None)
-    failure = classify.describe(error, NOT_SENT)
+    failure = classify.failure_of(error, NOT_SENT)
     assert failure.reason is terminal_causes.TABLE[cause].reason
     assert (failure.selection, failure.terminal, failure.timed_out) == (True, True, False)
     assert not classify.expired(error)
@@ -121,7 +121,7 @@ def test_the_error_is_classified_as_the_table_has_it(cause: Cause) -> None:
 def test_an_attribute_of_somebody_elses_says_nothing(said: Any) -> None:
     error = ServerSelectionTimeoutError("none")
     error.terminal_cause = said
-    failure = classify.describe(error, NOT_SENT)
+    failure = classify.failure_of(error, NOT_SENT)
     assert (failure.reason, failure.terminal) == (RetryReason.NODE_NOT_AVAILABLE, False)
 
 

@@ -66,9 +66,9 @@ class Cleanup:
     def attempt(self) -> Any:
         return self.send()
 
-    def describe(self, error: Exception, operation: Operation) -> Failure:  # noqa: ARG002 - the protocol's shape, as below
+    def classify(self, error: Exception, operation: Operation) -> Failure:  # noqa: ARG002 - the protocol's shape, as below
         address = self.call.address
-        return classify.describe(
+        return classify.failure_of(
             error,
             classify.Attempt(
                 # Nothing else is known; in doubt it counts as sent.
@@ -80,7 +80,7 @@ class Cleanup:
             ),
         )
 
-    def leave(self, failure: Failure) -> None:
+    def release_attempt(self, failure: Failure) -> None:
         """Nothing is held between two attempts."""
 
     def prepare(self, failure: Failure, operation: Operation) -> None:

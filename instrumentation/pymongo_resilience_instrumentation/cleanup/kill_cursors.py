@@ -103,8 +103,8 @@ class KillWork(Cleanup):
         self._classified = self._operation(**facts)
         return self._classified
 
-    def describe(self, error: Exception, operation: Operation) -> Failure:
-        failure = super().describe(error, operation)
+    def classify(self, error: Exception, operation: Operation) -> Failure:
+        failure = super().classify(error, operation)
         # The next run comes when it comes, whatever the server would like.
         return replace(failure, base_backoff=None) if self._in_background else failure
 

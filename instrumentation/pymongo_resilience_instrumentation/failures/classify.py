@@ -82,7 +82,7 @@ class Attempt(NamedTuple):
     min_rtt: float
 
 
-def describe(error: Exception, attempt: Attempt) -> Failure:
+def failure_of(error: Exception, attempt: Attempt) -> Failure:
     """The facts. Anything malformed in the server's document counts as absent.
 
     Never raises: of an error that cannot be read at all nothing is known, so nothing is repeated.

@@ -83,7 +83,7 @@ class Try:
         if self.name == HEDGE:
             with shielded("after a hedged read"):
                 # That server failed, whichever answers first: breakers and budgets count it.
-                loop.describe(error, loop.operation())
+                loop.classify(error, loop.operation())
             return True
         second = None if self._race is None else self._race.close()
         if second is None:

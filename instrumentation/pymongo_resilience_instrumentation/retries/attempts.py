@@ -292,7 +292,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         given = shorter(timeout, self.call.timeout or 0)
         return Deadline(clock, clock.now() + left, given), None
 
-    def describe(self, error: Exception, operation: Operation) -> Failure:
+    def classify(self, error: Exception, operation: Operation) -> Failure:
         self._uncount(unfinished=False, succeeded=False)
         if self.call.waits:
             wait_times.over(self.call, None if self.reached_connection else error)
@@ -312,7 +312,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             name_servers_once(error, self.call.likely_cause)
         if terminal_cause(error) is not None:
             driver.waits.forget_transient(error)
-        failure = classify.describe(
+        failure = classify.failure_of(
             error,
             classify.Attempt(
                 reached_connection=self.reached_connection,
@@ -334,7 +334,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             self.runtime.hedges.of(self.call.client).budget.overloaded()
         return failure
 
-    def leave(self, failure: Failure) -> Callable[[], Any] | None:
+    def release_attempt(self, failure: Failure) -> Callable[[], Any] | None:
         return driver.repetition.needed_unpin(self, failure)
 
     def prepare(self, failure: Failure, operation: Operation) -> None:

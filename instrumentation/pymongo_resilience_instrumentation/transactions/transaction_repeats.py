@@ -167,7 +167,7 @@ class Repetition:
             server=server,
             min_rtt=driver.csot.min_rtt(),
         )
-        return classify.describe(error, attempt)
+        return classify.failure_of(error, attempt)
 
     def _limits(self) -> tuple[Deadline | None, Deadline | None]:
         timeout = driver.csot.Timeout.in_force()

@@ -137,7 +137,7 @@ class FakeWork:
         self.operations.append(made)
         return made
 
-    def describe(self, error: Exception, operation: Operation, /) -> Failure:
+    def classify(self, error: Exception, operation: Operation, /) -> Failure:
         fault = self._fault
         assert fault is not None
         if fault.next_command:
@@ -158,7 +158,7 @@ class BlockingWork(FakeWork):
     def attempt(self) -> str:
         return self._attempt()
 
-    def leave(self, failure: Failure, /) -> None:
+    def release_attempt(self, failure: Failure, /) -> None:
         self.left.append(failure)
 
 
@@ -167,7 +167,7 @@ class AwaitedWork(FakeWork):
         await asyncio.sleep(0)  # the loop gets its turn, as with a real connection
         return self._attempt()
 
-    def leave(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
+    def release_attempt(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
         async def release() -> None:
             await asyncio.sleep(0)
             self.left.append(failure)

@@ -129,12 +129,12 @@ class _Watched(FakeWork):
 
 
 class _WatchedBlockingWork(_Watched, BlockingWork):
-    def leave(self, failure: Failure, /) -> None:
+    def release_attempt(self, failure: Failure, /) -> None:
         self.clock.advance(self.ran.step.slowness.leave)
 
 
 class _WatchedAwaitedWork(_Watched, AwaitedWork):
-    def leave(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
+    def release_attempt(self, failure: Failure, /) -> Callable[[], Awaitable[None]]:
         async def release() -> None:
             self.clock.advance(self.ran.step.slowness.leave)
 

@@ -49,7 +49,7 @@ class SteppedWork(FakeWork):
             return RESULT
         raise AttemptFailed(self.attempts)
 
-    def leave(self, failure: Failure, /) -> None:
+    def release_attempt(self, failure: Failure, /) -> None:
         self.left.append(failure)
 
 
