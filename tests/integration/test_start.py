@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -45,19 +46,24 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
         f"{OTHER_HALF}.{name}"
         for name in ("cli", "dashboards", "demo", "doctor", "pytest_plugin", "report", "testbed")
     }
-    questions = {f"{ENGINE}.{name}" for name in ("client_status", "eligibility", "explanation")}
+    questions = {
+        f"{ENGINE}.{name}"
+        for name in ("client_status", "selection.eligibility", "selection.explanation")
+    }
     of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs.stream_deadlines", "driver.gridfs")}
-    of_a_file = {f"{ENGINE}.policy_file"}
-    assert by_default & (tools | questions | of_gridfs | of_a_file) == set()
+    of_a_file = {f"{ENGINE}.options.policy_file"}
+    left_out = tools | questions | of_gridfs | of_a_file
+    assert all(map(importlib.util.find_spec, left_out))
+    assert by_default & left_out == set()
 
 
 @pytest.mark.parametrize(
     ("module", "variable", "value"),
     [
-        (f"{ENGINE}.breaker", "CIRCUIT_BREAKER", "on"),
+        (f"{ENGINE}.breakers.breaker", "CIRCUIT_BREAKER", "on"),
         (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
         (f"{OTHER_HALF}.selection.operation_counts", "SERVER_SELECTION", "least_loaded"),
-        (f"{ENGINE}.peak_ewma", "SERVER_SELECTION", "peak_ewma"),
+        (f"{ENGINE}.selection.peak_ewma", "SERVER_SELECTION", "peak_ewma"),
         (f"{OTHER_HALF}.telemetry.commands.command_comments", "COMMAND_COMMENT", "on"),
     ],
     ids=["breakers", "least_loaded", "operation counts", "peak_ewma", "comments"],
