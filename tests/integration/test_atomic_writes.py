@@ -448,7 +448,7 @@ def test_what_no_transaction_can_do_is_refused_before_it_is_sent(
             side.do(function, *arguments)
     assert f"{function.__name__} with atomic=True was not sent" in str(caught.value)
     assert set(names(sent)) <= {"listCollections"}
-    assert len(names(sent)) <= 1, "asked once"
+    assert len(names(sent)) in (0, 2), "asked before each refusal"
     assert len(telemetry.operations()) == 2
 
 
@@ -469,16 +469,76 @@ def test_a_standalone_server_is_refused(
         side.do(client.close)
 
 
-def test_where_nobody_may_ask_the_server_decides(
-    side: Side, proxy: ReplicaSet, opened: Any, sent: SentCommands, instrument: Instrument
-) -> None:
-    instrument()
-    coll = opened().database.other
-    proxy.inject(Fail("listCollections", code=13))
+UNANSWERED: dict[str, tuple[Any, int]] = {
+    "no privilege": (lambda: Fail("listCollections", code=13), 1),
+    "another error": (lambda: Fail("listCollections", 2, code=8000), 2),
+    "lost replies": (lambda: CutAfter("listCollections", times=2), 3),
+}
+"""With how often it is asked for two writes."""
+
+
+@pytest.mark.parametrize("name", UNANSWERED)
+def test_where_the_server_does_not_say_what_a_collection_is_it_decides_itself(
+    name: str, side: Side, proxy: ReplicaSet, opened: Any, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=LOW)
+    other = opened().database.other
+    control[database].other.insert_one({"n": 0})
+    make, asked = UNANSWERED[name]
+    proxy.inject(make())
     with override(atomic=True):
         for _ in range(2):
+            assert counts(side.do(other.update_many, {}, INC)) == (1, 1)
+    assert names(sent).count("listCollections") == asked
+    assert names(sent)[-2:] == ["update", "commitTransaction"]
+    assert control[database].other.find_one({}, {"_id": 0}) == {"n": 2}
+
+
+def test_a_collection_that_is_not_there_is_asked_for_until_it_is(
+    side: Side, opened: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    new = opened().database.new
+    with override(atomic=True):
+        assert counts(side.do(*bulk(new))) == (1, 1), "which makes it"
+        assert counts(side.do(*update(new))) == (1, 1)
+        assert counts(side.do(*update(new))) == (1, 1)
+    assert names(sent) == [
+        *("listCollections", "insert", "update", "commitTransaction"),
+        *("listCollections", "update", "commitTransaction"),
+        *("update", "commitTransaction"),
+    ]
+
+
+@pytest.mark.parametrize("made_anew", [True, False])
+def test_a_collection_that_was_made_anew_as_another_kind(
+    made_anew: bool, side: Side, opened: Any, sent: SentCommands, instrument: Instrument,
+    control: Any, database: str,
+) -> None:  # fmt: skip
+    """One that cannot be written to any more is refused by the server, and one that was refused
+    before is written to."""
+    instrument()
+    coll = opened().database.capped
+    options = {"capped": True, "size": 10_000}
+    control[database].create_collection("capped", **({} if made_anew else options))
+    control[database].capped.insert_one({"_id": 1, "n": 0})
+    with override(atomic=True):
+        if made_anew:
+            assert counts(side.do(*update(coll))) == (1, 1)
+        else:
+            with pytest.raises(ConfigurationError, match="a capped collection"):
+                side.do(*update(coll))
+        control[database].capped.drop()
+        control[database].create_collection("capped", **(options if made_anew else {}))
+        control[database].capped.insert_one({"_id": 1, "n": 0})
+        if not made_anew:
+            assert counts(side.do(*update(coll))) == (1, 1)
+            return
+        with pytest.raises(OperationFailure, match="capped collection") as caught:
             side.do(*update(coll))
-    assert names(sent) == ["listCollections"] + ["update", "commitTransaction"] * 2
+    assert caught.value.code == 263
+    assert control[database].capped.find_one({}, {"_id": 0}) == {"n": 0}
 
 
 @pytest.mark.parametrize("name", ["bulk_write", "client's bulk_write", "unordered"])

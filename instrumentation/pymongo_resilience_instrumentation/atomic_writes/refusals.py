@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 OF_THE_SERVER = frozenset({"admin", "config", "local"})
 """Databases in which no transaction writes."""
+REFUSED = (CAPPED, TIME_SERIES)
+"""Kinds of collections."""
 STANDALONE = "a standalone server has no transactions, but a replica set of one member has"
 UNACKNOWLEDGED = "with write concern 0 the result of the transaction would be unknown"
 
@@ -23,8 +25,8 @@ UNACKNOWLEDGED = "with write concern 0 the result of the transaction would be un
 def refuse(call: Call, concern: Any, namespaces: Collection[str], known: Collections) -> Steps:
     """Raises ConfigurationError with the reason.
 
-    What a collection is, the server is asked once; where it does not say, it refuses itself what a
-    transaction cannot do.
+    What a collection is, the server is asked once, and before each refusal; where it does not say,
+    it refuses itself what a transaction cannot do.
     """
     if not concern.acknowledged:
         raise _refusal(call, UNACKNOWLEDGED)
@@ -34,8 +36,8 @@ def refuse(call: Call, concern: Any, namespaces: Collection[str], known: Collect
             raise _refusal(call, f"{namespace} belongs to the server: no transaction can write it")
     _refuse_standalone(call)
     for namespace in namespaces:
-        kind = yield from known.kind(call.client, namespace)
-        if kind in (CAPPED, TIME_SERIES):
+        kind = yield from known.kind(call.client, namespace, anew=REFUSED)
+        if kind in REFUSED:
             raise _refusal(call, f"transactions cannot write to {namespace}, a {kind} collection")
     # It may not have been known before.
     _refuse_standalone(call)

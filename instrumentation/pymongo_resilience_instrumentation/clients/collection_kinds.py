@@ -13,7 +13,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience.internal_errors import shielded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from pymongo_resilience_instrumentation.interception.steps import Steps
 
@@ -42,10 +42,11 @@ class Collections:
         for namespace in namespaces:
             self._remember(namespace, OTHER)
 
-    def kind(self, client: Any, namespace: str) -> Steps:
-        """None where the server did not say."""
+    def kind(self, client: Any, namespace: str, anew: Container[str] = ()) -> Steps:
+        """None where the server did not say. ``anew``: the kinds for which it is asked again; the
+        collection may have been dropped and made as another one."""
         kind = self._kinds.get(namespace)
-        if kind is None:
+        if kind is None or kind in anew:
             database, _, name = namespace.partition(".")
             try:
                 cursor = yield partial(client[database].list_collections, filter={"name": name})
