@@ -8,6 +8,24 @@ import traceback
 DRIVER = frozenset({"pymongo", "bson", "gridfs"})
 """Packages whose exceptions quote values of documents."""
 WITHHELD = "text withheld, it may quote documents"
+LONGEST_CODE_NAME = 100
+"""Characters; the longest of mongod's own has about half as many."""
+
+
+def code_name(name: object) -> str | None:
+    """A server's name of its error code; None for any other text, which may quote documents."""
+    if isinstance(name, str) and len(name) <= LONGEST_CODE_NAME and name.isidentifier():
+        return name
+    return None
+
+
+def error_name(error: BaseException, code: object, name: object) -> str:
+    """Class, code and code name: no text of a server or a document."""
+    text = type(error).__name__
+    if isinstance(code, int):
+        text += f", code {code}"
+    known = code_name(name)
+    return text if known is None else f"{text} ({known})"
 
 
 class RedactionFilter(logging.Filter):

@@ -39,6 +39,10 @@ class RetryScheduled(NamedTuple):
     attempt: int
     """How many attempts of this command have failed, this one included."""
     delay: float
+    error: str = ""
+    """Class, code and code name of what the attempt ended with, without its text."""
+    held_back: bool = False
+    """The client's retry budget is spent, and the delay is longer for it."""
 
 
 class RetryDeclined(NamedTuple):
@@ -53,6 +57,8 @@ class RetryDeclined(NamedTuple):
     """The rule that declined."""
     why: str = ""
     """The same in words, as the error has it."""
+    error: str = ""
+    """As in RetryScheduled."""
 
 
 def of_both_events(
@@ -143,13 +149,16 @@ class Broadcast:
                     )
 
 
+HELD_BACK = ", held back: the retry budget is spent"
+
+
 class DecisionLog:
     """Writes every decision to the logger ``pymongo_resilience.retry``, with structured fields.
 
     The fields are a dict in the record's attribute ``pymongo_resilience``, as formatters for JSON
     and OpenTelemetry's handler show it: ``event`` (``"retry.scheduled"`` or ``"retry.declined"``),
-    ``operation``, ``namespace``, ``reason``, ``server``, ``attempt``, and ``delay`` (seconds) or
-    ``rule`` and ``why``.
+    ``operation``, ``namespace``, ``reason``, ``server``, ``attempt``, ``error`` (class, code and
+    code name), and ``delay`` (seconds) and ``held_back``, or ``rule`` and ``why``.
 
     Scheduled retries at INFO, declined ones at WARNING where at least one attempt had been
     repeated, else at DEBUG: an ordinary error of the application is no news.
@@ -163,18 +172,18 @@ class DecisionLog:
             "event": "retry.scheduled" if scheduled else "retry.declined",
             "reason": event.reason.value,
         }
-        failed = "%s %s: attempt %d failed on %s (%s)"
+        failed = "%s %s: attempt %d failed on %s (%s%s)"
         facts = (
             event.operation,
             event.namespace,
             event.attempt,
             event.server or "no server",
             event.reason.value,
+            event.error and f": {event.error}",
         )
         if isinstance(event, RetryScheduled):
-            retry_logger.info(
-                f"{failed}, again in %.3f s", *facts, event.delay, extra={EXTRA: fields}
-            )
+            again = f"{failed}, again in %.3f s{HELD_BACK if event.held_back else ''}"
+            retry_logger.info(again, *facts, event.delay, extra={EXTRA: fields})
             return
         fields["rule"] = event.rule.value
         retry_logger.log(

@@ -195,10 +195,12 @@ class _Decisions:
         if isinstance(verdict, GiveUp):
             if not operation.part:
                 why = why_not_repeated(verdict.rule, operation, failure)
-                self.listener.on_event(RetryDeclined(*facts, verdict.rule, why))
+                self.listener.on_event(RetryDeclined(*facts, verdict.rule, why, failure.error_name))
             return work.final_error(failure, verdict.rule, operation)
         work.prepare(failure, operation)
-        self.listener.on_event(RetryScheduled(*facts, verdict.delay))
+        self.listener.on_event(
+            RetryScheduled(*facts, verdict.delay, failure.error_name, verdict.held_back)
+        )
         return verdict.delay - (self.clock.now() - decided)
 
     def _checked(self, answer: Answer) -> Answer:

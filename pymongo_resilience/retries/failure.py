@@ -9,6 +9,8 @@ import enum
 import warnings
 from dataclasses import dataclass, field
 
+from pymongo_resilience.redaction import error_name
+
 SYSTEM_OVERLOADED = "SystemOverloadedError"
 RETRYABLE = "RetryableError"
 RETRYABLE_WRITE = "RetryableWriteError"
@@ -119,6 +121,12 @@ class Failure:
     """Seconds for which the server's circuit breaker stays open; None where none refused."""
     elsewhere: bool = False
     """Another server, whose breaker would let the attempt through, can be selected at once."""
+
+    @property
+    def error_name(self) -> str:
+        """Class, code and code name of the error, for example ``"OperationFailure, code 6
+        (HostUnreachable)"``: no text of a server or a document."""
+        return error_name(self.error, self.code, self.code_name)
 
     @property
     def hopeless(self) -> bool:

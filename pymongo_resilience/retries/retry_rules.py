@@ -71,6 +71,8 @@ class Retry(NamedTuple):
     """Repeat after ``delay`` seconds."""
 
     delay: float
+    held_back: bool = False
+    """The client's budget is spent, and the delay is longer for it."""
 
 
 class NeedsStrategy:
@@ -117,10 +119,10 @@ class RetryRules:
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:
-            delay = max(0.0, answer.delay)
-            if self.holds_back(operation):
+            delay, held_back = max(0.0, answer.delay), self.holds_back(operation)
+            if held_back:
                 delay = max(delay, backoff.held_back(operation.attempts, self.random))
-            verdict = self._fit(operation, failure, delay)
+            verdict = self._fit(operation, failure, delay, held_back=held_back)
             if isinstance(verdict, GiveUp) or failure.next_probe_in is None or failure.elsewhere:
                 return verdict
             return self._wait_for_probe(operation, failure, failure.next_probe_in, verdict)
@@ -128,15 +130,18 @@ class RetryRules:
         delay = backoff.overload(operation.attempts, self.random, base, self.max_backoff)
         if operation.time_limit is not None and not operation.time_limit.allows(delay):
             return GiveUp(Rule.ATTEMPTS if operation.deadline is None else Rule.OVERLOAD_WAIT)
-        wait, budget = answer.delay, operation.budget
+        wait, budget, held_back = answer.delay, operation.budget, False
         if budget is not None:
             rejected = budget.is_rejection(failure)
             if not budget.allows(overloaded=rejected):
                 if rejected:
                     return GiveUp(Rule.BUDGET)
+                held_back = True
                 wait = max(wait, backoff.held_back(operation.attempts, self.random))
         longer = self._fit(operation, failure, wait) if wait > delay else None
-        return Retry(max(delay, longer.delay) if isinstance(longer, Retry) else delay)
+        if isinstance(longer, Retry):
+            return Retry(max(delay, longer.delay), held_back)
+        return Retry(delay)
 
     def holds_back(self, operation: Operation) -> bool:
         """Rule 8 for what is no overload: the budget is spent, and a retry has to wait. An election
@@ -192,15 +197,17 @@ class RetryRules:
             return Rule.ATTEMPTS if operation.retry_window.expired() else None
         return Rule.ATTEMPTS if retries >= 1 else None
 
-    def _fit(self, operation: Operation, failure: Failure, delay: float) -> Verdict:
+    def _fit(
+        self, operation: Operation, failure: Failure, delay: float, *, held_back: bool = False
+    ) -> Verdict:
         """Rule 6 for delays that are not an overloaded server's: shortened for one last attempt."""
         if operation.time_limit is None:
-            return Retry(delay)
+            return Retry(delay, held_back)
         room = _room(operation.time_limit, failure)
         # Here and below, the comparison is written so that NaN leaves no room.
         if not room >= (LAST_ATTEMPT if delay else SHORTEST):
             return GiveUp(_out_of_time(operation))
-        return Retry(min(delay, max(0.0, room - LAST_ATTEMPT)))
+        return Retry(min(delay, max(0.0, room - LAST_ATTEMPT)), held_back)
 
     def _wait_for_probe(
         self, operation: Operation, failure: Failure, next_probe_in: float, retry: Retry
@@ -212,7 +219,7 @@ class RetryRules:
         # Written so that NaN does not fit.
         if not next_probe_in <= room:
             return GiveUp(Rule.BREAKER)
-        return Retry(max(retry.delay, next_probe_in))
+        return retry._replace(delay=max(retry.delay, next_probe_in))
 
 
 LAST_ATTEMPT = 0.005

@@ -128,5 +128,7 @@ def test_a_log_record_carries_trace_and_span(
         "server": server,
         "attempt": 1,
         "delay": 0.0,
+        "error": "AutoReconnect",
+        "held_back": False,
     }
     assert trace.get_current_span() is trace.INVALID_SPAN

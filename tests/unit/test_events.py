@@ -29,7 +29,7 @@ from pymongo_resilience.retries.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import RecordingListener
 
 SCHEDULED = RetryScheduled(
-    "find", "shop.orders", RetryReason.NOT_PRIMARY, "db1.example:27017", 1, 0.0015
+    "find", "shop.orders", RetryReason.NOT_PRIMARY, "db1.example:27017", 1, 0.0015, "Error, code 6"
 )
 DECLINED = RetryDeclined(
     "find",
@@ -38,7 +38,7 @@ DECLINED = RetryDeclined(
     "db1.example:27017",
     2,
     Rule.ATTEMPTS,
-    "find: no timeout is set: one retry",
+    "find: without a timeout there is one retry: set timeout_ms",
 )
 OPENED = BreakerOpened("db1.example:27017", 20, 12, 5.0)
 CLOSED = BreakerClosed("db1.example:27017")
@@ -124,8 +124,8 @@ def test_events_cannot_be_changed(event: Event) -> None:
 def test_events_carry_facts_and_no_error_text() -> None:
     """What a listener exports must not leak documents: there is no field for them."""
     common = ["operation", "namespace", "reason", "server", "attempt"]
-    assert RetryScheduled._fields == (*common, "delay")
-    assert RetryDeclined._fields == (*common, "rule", "why")
+    assert RetryScheduled._fields == (*common, "delay", "error", "held_back")
+    assert RetryDeclined._fields == (*common, "rule", "why", "error")
     hedge = ["server", "second_server", "waited", "winner"]
     assert ReadHedged._fields == ("operation", "namespace", *hedge)
     assert BreakerClosed._fields == ("server",)
@@ -158,6 +158,8 @@ def test_a_scheduled_retry_is_logged_with_its_facts(caplog: pytest.LogCaptureFix
     record = logged(SCHEDULED, caplog)
     assert record.levelname == "INFO"
     check_facts(record, "find shop.orders", "1", "db1.example:27017", "not_primary", "0.002 s")
+    check_facts(record, "Error, code 6")
+    assert "budget" not in record.getMessage()
     assert shown_as_json(record) == {
         "event": "retry.scheduled",
         "operation": "find",
@@ -166,7 +168,13 @@ def test_a_scheduled_retry_is_logged_with_its_facts(caplog: pytest.LogCaptureFix
         "server": "db1.example:27017",
         "attempt": 1,
         "delay": 0.0015,
+        "error": "Error, code 6",
+        "held_back": False,
     }
+
+
+def test_a_retry_that_the_budget_holds_back_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    check_facts(logged(SCHEDULED._replace(held_back=True), caplog), "budget")
 
 
 def test_a_declined_retry_is_logged_with_its_rule(caplog: pytest.LogCaptureFixture) -> None:
@@ -181,7 +189,8 @@ def test_a_declined_retry_is_logged_with_its_rule(caplog: pytest.LogCaptureFixtu
         "server": "db1.example:27017",
         "attempt": 2,
         "rule": "attempts",
-        "why": "find: no timeout is set: one retry",
+        "why": DECLINED.why,
+        "error": "",
     }
 
 

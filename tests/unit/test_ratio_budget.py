@@ -155,7 +155,7 @@ def test_spent_it_holds_back_every_other_retry_but_the_first(failure: Failure) -
     first, *others = (decided(one, failure) for _ in range(5))
     assert isinstance(first, Retry)
     assert first.delay <= 0.001
-    assert others == [Retry(pytest.approx(each)) for each in (0.075, 0.3, 1.2, 1.2)]
+    assert others == [Retry(pytest.approx(each), held_back=True) for each in (0.075, 0.3, 1.2, 1.2)]
 
 
 def test_a_connection_that_cannot_be_made_is_held_back_too() -> None:
@@ -166,7 +166,7 @@ def test_a_connection_that_cannot_be_made_is_held_back_too() -> None:
         Retry(0.1),
         Retry(0.2),
         Retry(0.4),
-        Retry(pytest.approx(1.2)),
+        Retry(pytest.approx(1.2), held_back=True),
         Retry(1.6),
     ]
     assert decided(one, refused) == GiveUp(Rule.ATTEMPTS)
@@ -178,7 +178,7 @@ def test_a_connection_that_cannot_be_made_is_held_back_too() -> None:
 def test_an_election_is_waited_for_to_the_last_attempt() -> None:
     one = operation(spent(), timeout=0.05)
     decided(one, NOT_PRIMARY)
-    assert decided(one, NOT_PRIMARY) == Retry(pytest.approx(0.045))
+    assert decided(one, NOT_PRIMARY) == Retry(pytest.approx(0.045), held_back=True)
 
 
 def test_without_a_deadline_the_one_retry_is_made() -> None:

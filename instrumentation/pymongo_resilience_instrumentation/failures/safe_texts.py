@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from .classify import attribute
+from pymongo_resilience import redaction
 
-LONGEST_CODE_NAME = 100
-"""Characters; the longest of mongod's own has about half as many."""
+from .classify import attribute
 
 
 def qualified_name(error: BaseException) -> str:
@@ -18,19 +17,9 @@ def qualified_name(error: BaseException) -> str:
 def code_name(error: BaseException) -> str | None:
     """The server's name of its error code, where it gave one: any other text stays here."""
     details = attribute(error, "details")
-    name = details.get("codeName") if isinstance(details, dict) else None
-    if isinstance(name, str) and len(name) <= LONGEST_CODE_NAME and name.isidentifier():
-        return name
-    return None
+    return redaction.code_name(details.get("codeName") if isinstance(details, dict) else None)
 
 
 def safe_message(error: BaseException) -> str:
     """Class, code and code name: no text of a server or a document."""
-    code = attribute(error, "code")
-    name = code_name(error)
-    text = type(error).__name__
-    if isinstance(code, int):
-        text += f", code {code}"
-    if name is not None:
-        text += f" ({name})"
-    return text
+    return redaction.error_name(error, attribute(error, "code"), code_name(error))

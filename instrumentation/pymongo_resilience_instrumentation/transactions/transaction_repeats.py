@@ -146,12 +146,14 @@ class Repetition:
         facts = of_both_events(operation, failure)
         if isinstance(verdict, Retry):
             self.delay = verdict.delay
-            self._scheduled = RetryScheduled(*facts, verdict.delay)
+            self._scheduled = RetryScheduled(
+                *facts, verdict.delay, failure.error_name, verdict.held_back
+            )
             self._listener.on_event(self._scheduled)
             return what
         rule, why = verdict.rule, why_not_repeated(verdict.rule, operation, failure)
         if part is not None or what is not Repeat.NOTHING:
-            self._listener.on_event(RetryDeclined(*facts, rule, why))
+            self._listener.on_event(RetryDeclined(*facts, rule, why, failure.error_name))
         unknown = committing and error.has_error_label(transaction_rules.UNKNOWN_COMMIT)
         self._final = self._ends_with(error, failure, rule, UNKNOWN if unknown else why)
         return Repeat.NOTHING
