@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .retried_operation import Operation
 
 NEVER_REPEATED = "docs/retries.md#never-retried"
+SELECTION = "a failed server selection is not repeated"
+RETRY_SELECTION = "no server could be selected for a retry within serverSelectionTimeoutMS"
 
 
 def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
@@ -23,6 +25,8 @@ def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
     match rule:
         case Rule.NEVER_REPEATED if operation.in_transaction:
             return f"{name} in a transaction is never repeated by itself ({NEVER_REPEATED})"
+        case Rule.NEVER_REPEATED if operation.kind is Kind.AGGREGATE_WRITE:
+            return f"{name} with $out or $merge is never repeated ({NEVER_REPEATED})"
         case Rule.NEVER_REPEATED:
             return f"{name} is never repeated ({NEVER_REPEATED})"
         case Rule.NOT_SAFE if not operation.acknowledged:
@@ -35,7 +39,7 @@ def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
 def _reason(rule: Rule, operation: Operation, failure: Failure) -> str:
     match rule:
         case Rule.SELECTION:
-            return "a failed server selection is not repeated"
+            return SELECTION if operation.attempts == 1 else RETRY_SELECTION
         case Rule.TERMINAL:
             return f"a retry would not help ({failure.reason.value})"
         case Rule.TRANSACTION_OVER:
@@ -76,4 +80,4 @@ def _attempts(operation: Operation) -> str:
         return f"without a timeout, retries end after {operation.retry_window.timeout:.0f} s"
     if operation.retry_window is not None:
         return "with a timeout of 0, retries end after serverSelectionTimeoutMS"
-    return "no timeout is set: one retry"
+    return "without a timeout there is one retry: set timeout_ms"

@@ -12,7 +12,13 @@ import pytest
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.testbed import Fault, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore, Fail, Overload
+from pymongo_resilience_instrumentation.testbed.faults import (
+    CutAfter,
+    CutBefore,
+    Election,
+    Fail,
+    Overload,
+)
 from support.clients import Side
 from support.telemetry import Instrument
 
@@ -48,6 +54,14 @@ def find_one(side: Side, coll: Any) -> None:
 
 def update_many(side: Side, coll: Any) -> None:
     side.do(coll.update_many, {}, INC)
+
+
+def insert_one(side: Side, coll: Any) -> None:
+    side.do(coll.insert_one, {})
+
+
+def aggregate_out(side: Side, coll: Any) -> None:
+    side.do(coll.aggregate, [{"$out": "copy"}])
 
 
 def get_more(side: Side, coll: Any) -> None:
@@ -90,6 +104,15 @@ CASES = {
         lambda side, coll: side.do(coll.database.command, "ping"),
         cut("ping"), Rule.NEVER_REPEATED, f"command {NEVER}",
     ),
+    "an aggregate that writes": Case(
+        aggregate_out, lambda: CutAfter("aggregate"), Rule.NEVER_REPEATED,
+        f"aggregate with $out or $merge {NEVER}",
+    ),
+    "no server for a retry": Case(
+        insert_one, lambda: Election(gap=3.0), Rule.SELECTION,
+        "insert_one: no server could be selected for a retry within serverSelectionTimeoutMS",
+        (RetryReason.NOT_PRIMARY,), {}, {"serverSelectionTimeoutMS": 300},
+    ),
     "a transaction": Case(
         in_transaction, cut("find"), Rule.NEVER_REPEATED,
         "find_one in a transaction is never repeated by itself (docs/retries.md#never-retried)",
@@ -99,10 +122,11 @@ CASES = {
         "update_many was sent and is not declared idempotent",
     ),
     "no timeout": Case(
-        find_one, cut("find"), Rule.ATTEMPTS, "find_one: no timeout is set: one retry", (CUT,)
+        find_one, cut("find"), Rule.ATTEMPTS,
+        "find_one: without a timeout there is one retry: set timeout_ms", (CUT,),
     ),
     "overload": Case(
-        lambda side, coll: side.do(coll.insert_one, {}), overload("insert"), Rule.ATTEMPTS,
+        insert_one, overload("insert"), Rule.ATTEMPTS,
         "insert_one: the limit of 5 retries after an overload error is reached", (OVERLOADED,) * 5,
         {"base_backoff_ms": 1},
     ),
@@ -172,6 +196,8 @@ def test_the_error_and_the_log_say_why(
     declined = [each for each in telemetry.decisions.events if isinstance(each, RetryDeclined)]
     # After it, a transaction is aborted.
     assert (declined[0].rule, declined[0].why) == (case.rule, case.text)
+    if case.rule is not Rule.SELECTION:  # its own error says less than the one before
+        assert declined[0].error.startswith(type(error).__name__)
     logged = [record.getMessage() for record in caplog.records]
     assert any(line.endswith(f"not repeated: {case.text}") for line in logged)
     again: Any = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes

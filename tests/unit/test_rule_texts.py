@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,14 @@ def test_every_rule_names_the_operation_and_no_value(rule: Rule, method: str) ->
     assert SECRET not in said
 
 
+def test_the_name_of_an_error_has_no_text_of_a_server() -> None:
+    named = replace(FAILURE, code=13)
+    assert named.error_name == "ValueError, code 13"
+    assert (
+        replace(named, code_name="Unauthorized").error_name == "ValueError, code 13 (Unauthorized)"
+    )
+
+
 def test_no_two_rules_say_the_same() -> None:
     assert len({why(rule) for rule in Rule}) == len(Rule)
 
@@ -49,6 +58,8 @@ def test_no_two_rules_say_the_same() -> None:
          "update: with a timeout of 0, retries end after serverSelectionTimeoutMS"),
         (Rule.ATTEMPTS, {"overloaded": True, "attempts": 2},
          "update: the limit of 1 retry after an overload error is reached"),
+        (Rule.NEVER_REPEATED, {"kind": Kind.AGGREGATE_WRITE, "method": "aggregate"},
+         "aggregate with $out or $merge is never repeated (docs/retries.md#never-retried)"),
         (Rule.BREAKER, {"deadline": Deadline.after(FakeClock(), 1)},
          "update: the circuit breaker's next probe is after the deadline"),
     ],
