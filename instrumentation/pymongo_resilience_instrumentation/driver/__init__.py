@@ -26,25 +26,3 @@ from . import (
     waits,
 )
 from .servers import attempts_in_flight, checks, connections, monitors, pools, topologies
-
-__all__ = [
-    "attempts_in_flight",
-    "checks",
-    "clients",
-    "commands",
-    "connections",
-    "csot",
-    "cursors",
-    "finds",
-    "interruptions",
-    "monitors",
-    "pools",
-    "private_names",
-    "publishing",
-    "repetition",
-    "retry_loop",
-    "selection",
-    "sessions",
-    "topologies",
-    "waits",
-]
