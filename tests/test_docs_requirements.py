@@ -51,7 +51,7 @@ def test_every_reason_and_every_code_is_in_the_table() -> None:
         numbers = {int(number) for number in re.findall(r"(?<=[;,] )\d+|^\d+", causes)}
         assert {code.number for code in row.codes} <= numbers
         for code in row.codes:
-            # A star for what MongoDB's texts do not retry.
+            # A star for what MongoDB's specifications do not retry.
             assert code.listed == (f"{code.number} {code.name} \\*" not in causes)
         assert all(f"`{error.__name__}`" in causes for error in row.errors)
         assert all(label in causes for label in row.labels)

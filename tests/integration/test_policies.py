@@ -32,7 +32,7 @@ from pymongo_resilience.testing import set_active
 pytestmark = pytest.mark.oldest
 
 WRITE_CONFLICT = 112
-"""Repeated for a read, but not by the strategy that follows MongoDB's texts."""
+"""Repeated for a read, but not by the strategy that follows MongoDB's specifications."""
 
 
 class Own:

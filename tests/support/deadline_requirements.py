@@ -1,4 +1,4 @@
-"""Each MUST of MongoDB's text about timeouts, in our words, with what holds it.
+"""Each MUST of MongoDB's specification about timeouts, in our words, with what holds it.
 
 Source: Client-Side Operations Timeout, its normative sections, and the few rules there that have no
 MUST but are rules. ``python tests/test_docs.py`` writes docs/deadlines.md from this table, and
