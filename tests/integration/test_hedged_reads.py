@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from pymongo import ReadPreference
-from pymongo.errors import OperationFailure
+from pymongo import CursorType, ReadPreference
+from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.monitoring import ConnectionClosedEvent, ConnectionPoolListener
 from pymongo.read_preferences import Nearest
 from pymongo.synchronous.collection import Collection
 from pymongo_resilience_instrumentation.hedged_reads import workers
@@ -19,9 +21,10 @@ from pymongo_resilience_instrumentation.hedged_reads.hedge_registry import (
     ClientHedges,
     HedgeRegistry,
 )
+from pymongo_resilience_instrumentation.hedged_reads.workers import ThreadPool
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
-from pymongo_resilience_instrumentation.testbed.faults import Overload
+from pymongo_resilience_instrumentation.testbed.faults import Fail, Overload
 from pymongo_resilience_instrumentation.testbed.faults.command_faults import DRIVER_COMMANDS
 from pymongo_resilience_instrumentation.testbed.traffic import (
     Answer,
@@ -36,6 +39,7 @@ from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import (
+    BreakerOpened,
     OperationTimeoutError,
     Policy,
     ReadHedged,
@@ -157,6 +161,27 @@ def test_the_second_server_answers_where_the_first_is_slow(
     settle(side, coll)
 
 
+class Connections(ConnectionPoolListener):
+    """Why connections were closed."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+
+    def connection_closed(self, event: ConnectionClosedEvent) -> None:
+        self.closed.append(event.reason)
+
+    def pool_created(self, event: Any) -> None: ...
+    def pool_ready(self, event: Any) -> None: ...
+    def pool_cleared(self, event: Any) -> None: ...
+    def pool_closed(self, event: Any) -> None: ...
+    def connection_created(self, event: Any) -> None: ...
+    def connection_ready(self, event: Any) -> None: ...
+    def connection_check_out_started(self, event: Any) -> None: ...
+    def connection_check_out_failed(self, event: Any) -> None: ...
+    def connection_checked_out(self, event: Any) -> None: ...
+    def connection_checked_in(self, event: Any) -> None: ...
+
+
 class Cursors(SentCommands):
     """The cursors that servers have open, by what they answered."""
 
@@ -213,6 +238,23 @@ def test_a_cursor_goes_on_where_it_was_opened_and_the_other_is_killed(
     settle(side, coll)
     settle(side, coll, lambda: not cursors.open)
     assert lsids(cursors) == idle_lsids(coll.database.client)
+    first = [each for each in cursors.started_events if each.command_name in {"find", "aggregate"}]
+    assert len({bytes(each.command["lsid"]["id"]) for each in first}) == len(first) == 2
+
+
+def test_no_connection_is_closed_though_its_answer_is_not_used(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    instrument()
+    pool = Connections()
+    coll = collection(side, replica_set, database, event_listeners=[pool])
+    for name in ("find_one", "aggregate"):
+        replica_set.inject(slow())
+        with override(hedge=HEDGE_MS):
+            read(side, coll, name)
+        settle(side, coll)
+    assert hedges(coll).won == 2
+    assert pool.closed == []
 
 
 def test_the_spans_show_both_tries_and_which_one_won(
@@ -282,6 +324,35 @@ def in_a_session(side: Side, coll: Any) -> None:
     side.do(session.end_session)
 
 
+def find_in_a_session(side: Side, coll: Any) -> None:
+    session = side.do(coll.database.client.start_session)
+    side.documents(coll.find(session=session))
+    side.do(session.end_session)
+
+
+def aggregate_in_a_session(side: Side, coll: Any) -> None:
+    session = side.do(coll.database.client.start_session)
+    side.documents(side.do(coll.aggregate, [], session=session))
+    side.do(session.end_session)
+
+
+def tailable(side: Side, coll: Any) -> None:
+    with suppress(OperationFailure):  # the collection is not capped
+        side.do(coll.find(cursor_type=CursorType.TAILABLE).next)
+
+
+def exhaust(side: Side, coll: Any) -> None:
+    side.documents(coll.find(cursor_type=CursorType.EXHAUST, batch_size=2))
+
+
+def explained(side: Side, coll: Any) -> None:
+    side.do(coll.find().explain)
+
+
+def with_merge(side: Side, coll: Any) -> None:
+    side.do(coll.aggregate, [{"$merge": "copy"}])
+
+
 def with_out(side: Side, coll: Any) -> None:
     side.do(coll.aggregate, [{"$out": "copy"}])
 
@@ -301,6 +372,10 @@ def from_the_preferred_primary(side: Side, coll: Any) -> None:
     side.do(coll.with_options(read_preference=ReadPreference.PRIMARY_PREFERRED).find_one)
 
 
+def found_in_the_primary(side: Side, coll: Any) -> None:
+    side.documents(coll.with_options(read_preference=ReadPreference.PRIMARY).find())
+
+
 def switched_off(side: Side, coll: Any) -> None:
     with override(hedge=False):
         side.do(coll.find_one)
@@ -310,9 +385,16 @@ def switched_off(side: Side, coll: Any) -> None:
     "unhedged",
     [
         in_a_session,
+        find_in_a_session,
+        aggregate_in_a_session,
+        tailable,
+        exhaust,
+        explained,
+        with_merge,
         with_out,
         later_batch,
         from_the_primary,
+        found_in_the_primary,
         from_the_preferred_primary,
         switched_off,
     ],
@@ -326,11 +408,13 @@ def test_what_may_not_be_sent_twice_is_sent_once(
 ) -> None:
     script = slow(9, seconds=0.06)
     replica_set.inject(script)
+    before = hedges(coll).budget.reads
     with override(hedge=5):
         unhedged(side, coll)
     assert script.injected
     assert hedged(telemetry_of(request)) == []
     assert hedges(coll).budget.sent == 0
+    assert hedges(coll).budget.reads == before or unhedged is from_the_preferred_primary
 
 
 def test_a_transaction_is_not_hedged(
@@ -411,6 +495,7 @@ def test_the_percentile_is_that_of_the_reads_before(
         for _ in range(hedging.LEAST_READS):
             side.do(coll.find_one)
         assert hedges(coll).budget.sent == 0
+        assert hedges(coll).delay(True, coll.full_name) is not None
         hedges(coll)._latencies.clear()
         for _ in range(hedging.LEAST_READS):
             hedges(coll).observe(coll.full_name, 0.03)
@@ -420,6 +505,57 @@ def test_the_percentile_is_that_of_the_reads_before(
     assert event.waited >= 0.03
     assert event.winner == "hedge"
     settle(side, coll)
+
+
+def test_the_percentile_is_that_of_first_tries_to_their_answers(
+    side: Side, coll: Any, replica_set: ReplicaSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the reads ended, or slow servers would make others look slow, too, or fast."""
+    observed: list[float] = []
+    monkeypatch.setattr(ClientHedges, "observe", lambda *given: observed.append(given[-1]))
+    replica_set.inject(slow())
+    with override(hedge=HEDGE_MS):
+        side.do(coll.find_one)
+    settle(side, coll)
+    (seconds,) = observed
+    assert seconds >= SLOW_S
+    assert hedges(coll).won == 1
+
+
+def test_a_hedge_that_is_rejected_for_overload_is_the_last_one(
+    side: Side, coll: Any, replica_set: ReplicaSet
+) -> None:
+    labels = ["SystemOverloadedError", "RetryableError"]
+    rejected = Answer({"ok": 0.0, "code": 462, "errmsg": "no", "errorLabels": labels})
+    replica_set.inject(Script(Delay(0.15), rejected, Delay(0.15)))
+    with override(hedge=HEDGE_MS):
+        side.do(coll.find_one)
+        side.do(coll.find_one)
+    assert hedges(coll).budget.sent == 1
+    settle(side, coll)
+
+
+def test_a_server_whose_breaker_is_open_is_no_place_for_a_hedge(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(
+        circuit_breaker="on", circuit_breaker_minimum_calls=4, circuit_breaker_open_s=60.0
+    )
+    coll = collection(side, replica_set, database)
+    for member in (1, 2):
+        replica_set.inject(Fail("find", times=1000, code=6), on=member)
+        there = Nearest(tag_sets=[{"member": str(member)}])
+        while sum(isinstance(each, BreakerOpened) for each in telemetry.decisions.events) < member:
+            with suppress(PyMongoError):
+                side.do(coll.with_options(read_preference=there).find_one)
+    replica_set.clear()
+    script = slow(seconds=0.15)
+    replica_set.inject(script)
+    with override(hedge=20):
+        assert side.do(coll.find_one)["x"] == 1
+    assert script.injected == 1
+    assert hedged(telemetry) == []
+    assert hedges(coll).budget.sent == 0
 
 
 def test_a_hedge_that_fails_is_no_failure_of_the_read(
@@ -487,9 +623,10 @@ class Struck(BaseException):
 def test_a_signal_ends_the_wait_at_once(
     replica_set: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    instrument()
+    telemetry = instrument(metrics="all")
     side, cursors = Side("sync", None), Cursors()
     coll = collection(side, replica_set, database, event_listeners=[cursors])
+    telemetry.clear()
     replica_set.inject(slow(2))
     began = time.perf_counter()
 
@@ -506,8 +643,14 @@ def test_a_signal_ends_the_wait_at_once(
         signal.signal(signal.SIGALRM, before)
     assert time.perf_counter() - began < SLOW_S
     assert hedges(coll).budget.sent == 1
+    assert [each.winner for each in hedged(telemetry)] == [None]
     settle(side, coll, lambda: not cursors.open)
     assert lsids(cursors) == idle_lsids(coll.database.client)
+    (operation,) = telemetry.operations()
+    assert operation.attributes is not None
+    assert operation.attributes["pymongo_resilience.hedge.winner"] == "neither"
+    ((attributes, _),) = telemetry.points("pymongo_resilience.hedged_reads")
+    assert attributes["pymongo_resilience.hedge.winner"] == "neither"
     side.close()
 
 
@@ -516,13 +659,14 @@ def test_a_signal_ends_the_wait_at_once(
 def test_a_cancelled_task_leaves_nothing(
     replica_set: ReplicaSet, database: str, instrument: Instrument, after: float, name: str
 ) -> None:
-    instrument()
+    telemetry = instrument()
     side, cursors = Side("async", asyncio.Runner()), Cursors()
     coll = collection(side, replica_set, database, event_listeners=[cursors])
     for member in "012":
         # pymongo 4.17 counts a task for good that is cancelled while it makes a connection.
         there = Nearest(tag_sets=[{"member": member}])
         side.do(coll.with_options(read_preference=there).find_one)
+    telemetry.clear()
     replica_set.inject(slow(2))
 
     async def cancelled() -> float:
@@ -533,10 +677,14 @@ def test_a_cancelled_task_leaves_nothing(
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
+        await asyncio.wait({*hedges(coll).tasks, asyncio.ensure_future(asyncio.sleep(0))})
         return time.perf_counter() - began
 
     with override(hedge=HEDGE_MS):
         assert side.do(cancelled) < SLOW_S
+    for operation in telemetry.operations():
+        ended = [each for each in telemetry.commands_of(operation) if each.end_time]
+        assert len(ended) == 2 if after else len(ended) <= 1
     settle(side, coll, lambda: not cursors.open)
     side.close()
 
@@ -552,8 +700,13 @@ def test_the_deadline_holds_for_both_tries(side: Side, coll: Any, replica_set: R
 
 @pytest.mark.parametrize("ends", ["close", "uninstrument"])
 def test_no_thread_is_left(
-    replica_set: ReplicaSet, database: str, instrument: Instrument, ends: str
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    ends: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(workers, "IDLE_S", 600.0)
     instrument()
     side = Side("sync", None)
     coll = collection(side, replica_set, database)
@@ -567,6 +720,24 @@ def test_no_thread_is_left(
         uninstrument()
     wait_until(lambda: threads.count == 0)
     side.close()
+
+
+def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "IDLE_S", 0.01)
+    threads = ThreadPool()
+    assert threads.start(lambda: None)
+    wait_until(lambda: threads.count == 0)
+
+
+def test_a_busy_thread_ends_with_its_work_once_it_is_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "IDLE_S", 600.0)
+    threads, goes_on = ThreadPool(), threading.Event()
+    assert threads.start(goes_on.wait)
+    threads.stop()
+    goes_on.set()
+    wait_until(lambda: threads.count == 0)
 
 
 def test_where_all_threads_are_busy_reads_are_made_without_a_hedge(

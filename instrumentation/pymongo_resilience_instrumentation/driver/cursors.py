@@ -99,12 +99,12 @@ def cursor_address(operation: Any, address: Any) -> Any:
 
 
 def may_be_sent_twice(operation: Any, cursor: Any) -> bool:
-    """Whether the first batch of the cursor could come from any server: nobody's session, and no
-    connection of its own."""
+    """Whether the first batch of the cursor could come from any server: no session of the
+    application's, no connection of its own, and no plan of one server's."""
     session = operation.session
     return not (
-        operation.conn_mgr
-        or operation.exhaust
+        operation.exhaust
+        or cursor._explain
         or is_tailable(cursor)
         or (session is not None and not session._implicit)
     )

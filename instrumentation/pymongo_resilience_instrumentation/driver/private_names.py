@@ -83,7 +83,7 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
         (
             Feature.CURSORS,
             f"{cursors}:{prefix}Cursor",
-            (CLONE, "_query_flags", "_max_await_time_ms", "_session"),
+            (CLONE, "_explain", "_query_flags", "_max_await_time_ms", "_session"),
         ),
         (
             Feature.CURSORS,
