@@ -129,6 +129,32 @@ def test_too_few_members_for_an_election_are_a_fault(replica_set: ReplicaSet) ->
     assert (found.verdict.well, found.verdict.symptom) == (False, Symptom.NO_MAJORITY)
 
 
+def with_another_name(replica_set: ReplicaSet) -> str:
+    """A URI that names the first member by another name than the set has for it."""
+    _, port = replica_set.members[0].address
+    return f"mongodb://localhost:{port}"
+
+
+def test_a_member_with_two_names_counts_once(replica_set: ReplicaSet) -> None:
+    found = examine(with_another_name(replica_set))
+    assert_well(found)
+    assert "3 of 3 members reached" in texts(found, Level.OK)
+
+
+def test_a_member_with_two_names_is_no_majority(replica_set: ReplicaSet) -> None:
+    replica_set.inject(Election(gap=60))
+    for index in (1, 2):
+        replica_set.inject(Refuse(60), on=index)
+    found = examine(with_another_name(replica_set))
+    assert (found.verdict.well, found.verdict.symptom) == (False, Symptom.NO_MAJORITY)
+
+
+def test_a_load_balancer_s_option_for_a_replica_set_is_the_cause(replica_set: ReplicaSet) -> None:
+    found = examine(with_another_name(replica_set) + "/?loadBalanced=true")
+    assert not found.verdict.well
+    assert "loadBalanced" in found.verdict.text
+
+
 def test_one_member_that_is_down_is_a_warning(replica_set: ReplicaSet) -> None:
     replica_set.inject(Refuse(60), on=2)
     found = examine(replica_set.uri)
@@ -243,7 +269,7 @@ def test_options_of_the_text_record_hold() -> None:
 @pytest.mark.parametrize(
     ("query", "level", "said"),
     [
-        ("retryWrite=true", Level.WARNING, "ignores retryWrite, an unknown option: retrywrites?"),
+        ("retryWrite=true", Level.WARNING, "ignores retryWrite, an unknown option"),
         ("ssl_ca_certs=ca.pem", Level.WARNING, "ssl_ca_certs is deprecated"),
         ("maxPoolSize=many", Level.WARNING, "ignores maxPoolSize for its value"),
         ("ssl=true&tls=false", Level.WRONG, "pymongo refuses these options together"),
@@ -270,6 +296,16 @@ def test_options_are_checked_against_each_other(query: str, level: Any, said: st
     _, findings = read(f"mongodb://db.example.org/shop?{query}")
     assert [each.level for each in findings][:1] == ([] if level is None else [level])
     assert said in "".join(each.text for each in findings)
+
+
+@pytest.mark.parametrize(
+    "userinfo", ["app:p@ss", "app:p:ss", "app:p%ss", "a@b:pass", "app:100%"], ids=str
+)
+def test_a_password_that_is_not_escaped_is_the_cause(userinfo: str) -> None:
+    target, (finding,) = read(f"mongodb://{userinfo}@db.example.org/shop")
+    assert (target, finding.level) == (None, Level.WRONG)
+    assert "password" in finding.text
+    assert "options" not in finding.text + finding.advice
 
 
 URIS = {

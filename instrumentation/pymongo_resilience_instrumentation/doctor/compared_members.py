@@ -58,6 +58,11 @@ def _hello(probe: Probe, hello: dict[str, Any], target: Target) -> Iterator[Find
     text = f"{state}{named}{version}, wire version {wire[1]}"
     if wire[1] < common.MIN_SUPPORTED_WIRE_VERSION or wire[0] > common.MAX_SUPPORTED_WIRE_VERSION:
         yield diagnosed("hello", Symptom.INCOMPATIBLE, f": {text}", server=probe.name)
+    if target.flag("loadbalanced") and hello.get("msg") != "isdbgrid":
+        # Source: Load Balancer Support: only routers are behind one.
+        text = f"loadBalanced=true, and this is a {text}"
+        yield Finding("hello", Level.WRONG, text, "leave loadBalanced out", probe.name)
+        return
     if wanted is None or given == wanted:
         yield Finding("hello", Level.OK, text, server=probe.name)
         return
@@ -98,7 +103,7 @@ def _times(probe: Probe) -> Iterator[Finding]:
 def of_set(probes: Sequence[Probe], target: Target) -> Iterator[Finding]:
     """The replica set as a whole; nothing of other deployments."""
     members = _members(probes)
-    if not members or target.flag("directconnection"):
+    if not members or target.is_direct:
         return
     yield from _names(probes, members)
     primary = next((each for each in members if each.is_primary), None)
@@ -111,7 +116,7 @@ def of_set(probes: Sequence[Probe], target: Target) -> Iterator[Finding]:
         if ours is not None and theirs is not None and ours - theirs > LAG_S:
             text = f"{ours - theirs:.0f} s behind the primary"
             yield Finding("members", Level.WARNING, text, "its load and its sync source", each.name)
-    text = f"{len(members)} of {_size(members)} members reached, primary {primary.name}"
+    text = f"{_reached(members)} of {_size(members)} members reached, primary {primary.name}"
     yield Finding("members", Level.OK, text)
 
 
@@ -135,7 +140,7 @@ def without_primary(probes: Sequence[Probe]) -> Finding | None:
     members = _members(probes)
     if not members or any(each.is_primary for each in members):
         return None
-    size, reached = _size(members), len(members)
+    size, reached = _size(members), _reached(members)
     enough = reached * 2 > size
     idle = [idle for each in members if (idle := _since_last_write(each)) is not None]
     more = f": {reached} of {size} members reached"
@@ -149,6 +154,11 @@ def without_primary(probes: Sequence[Probe]) -> Finding | None:
 
 def _members(probes: Sequence[Probe]) -> list[Probe]:
     return [each for each in probes if each.is_member and each.symptom is None]
+
+
+def _reached(members: Sequence[Probe]) -> int:
+    """By the names that they have for themselves: a URI may have another for one of them."""
+    return len({address for each in members for address in addresses(each.hello or {}, OWN)})
 
 
 def _size(members: Sequence[Probe]) -> int:

@@ -47,6 +47,8 @@ SHORTEST_SELECTION_MS = 2_000
 """Less than most elections take."""
 _NAME = re.compile(r"[A-Za-z]\w{1,40}")
 _ESCAPED = "escape user and password with urllib.parse.quote_plus"
+_UNESCAPED = re.compile(r"@|:.*:|%(?![0-9a-fA-F]{2})")
+"""In a user and a password. Source: Connection String, "User info"."""
 _MISPLACED = re.compile(r"[/?].*@", re.DOTALL)
 
 
@@ -98,6 +100,8 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
     if _MISPLACED.search(rest) and "@" not in hosts:
         text = "there is an @ after the first / or ?, so the user or the password is cut there"
         return None, [_wrong(text, _ESCAPED)]
+    if _UNESCAPED.search(hosts.rpartition("@")[0]):
+        return None, [_wrong("the user or the password has an @, : or % in it", _ESCAPED)]
     try:
         nodes = split_hosts(hosts.rpartition("@")[2], None if srv else DEFAULT_PORT)
     except (PyMongoError, ValueError):
@@ -135,8 +139,8 @@ def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
             yield _warning(f"{shown} is deprecated", f"replace {shown}: {new}")
         elif name.lower() not in known and caught:
             close = difflib.get_close_matches(name.lower(), known, 1)
-            meant = f": {close[0]}?" if close else ""
-            yield _warning(f"pymongo ignores {shown}, an unknown option{meant}", f"remove {shown}")
+            meant = f"write {close[0]}, or remove" if close else "remove"
+            yield _warning(f"pymongo ignores {shown}, an unknown option", f"{meant} {shown}")
         elif caught:
             yield _warning(f"pymongo ignores {shown} for its value", f"the value of {shown}")
 
