@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Span, SpanLimits, SpanProcessor, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
@@ -165,7 +167,7 @@ def test_a_tracer_that_somebody_has_changed_is_asked(monkeypatch: pytest.MonkeyP
     assert spans.start("root", {}, trace.INVALID_SPAN) is None
     tracer, spans = _spans()
     with monkeypatch.context() as switched_off:
-        switched_off.setattr(tracer, "_is_enabled", lambda: False)
+        switched_off.setattr(tracer._tracer_config, "is_enabled", False)
         assert spans.start("root", {}, trace.INVALID_SPAN) is None
     assert spans.start("root", {}, trace.INVALID_SPAN) is not None
     asked = type(tracer).start_span
@@ -190,6 +192,17 @@ def test_spans_of_another_shape_are_left_to_the_tracer(
 
     monkeypatch.setattr(Span, "__init__", of_another_sdk)
     assert not works.__wrapped__()
+
+
+def test_spans_of_older_sdks_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = BoundedAttributes.__init__
+
+    def before_1_44(bounded: Any, *args: Any, **more: Any) -> None:
+        init(bounded, *args, **more)
+        bounded._lock = threading.RLock()
+
+    monkeypatch.setattr(BoundedAttributes, "__init__", before_1_44)
+    assert works.__wrapped__()
 
 
 def test_what_comes_later_is_heard() -> None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
 
+from .enabled import enabled_check
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from opentelemetry.context import Context
     from opentelemetry.metrics import Histogram
@@ -49,13 +51,14 @@ class Series:
     Thread- and task-safe: what two threads find out at once is the same.
     """
 
-    __slots__ = ("_aggregations", "_histogram", "_sdk", "_storages", "attributes")
+    __slots__ = ("_aggregations", "_histogram", "_is_enabled", "_sdk", "_storages", "attributes")
 
     def __init__(self, histogram: Histogram, attributes: Mapping[str, Any]) -> None:
         self.attributes = attributes
         self._histogram = histogram
         self._sdk: Any = None
         """The histogram, where it is the SDK's own and as known."""
+        self._is_enabled: Callable[[], bool] = bool
         self._storages: Any = None
         """Those of the readers that the aggregations belong to."""
         self._aggregations: tuple[Any, ...] = ()
@@ -67,7 +70,7 @@ class Series:
             self._record_publicly(value)
             return
         consumer = sdk._measurement_consumer
-        if consumer._reader_storages is not self._storages or not sdk._is_enabled():
+        if consumer._reader_storages is not self._storages or not self._is_enabled():
             self._record_publicly(value)
             return
         now, around = time.time_ns(), context.get_current()
@@ -82,7 +85,7 @@ class Series:
         self._histogram.record(value, self.attributes)
         # A histogram that was made before there was an SDK stands for the SDK's.
         sdk: Any = getattr(self._histogram, "_real_instrument", None) or self._histogram
-        if type(sdk).__module__ == SDK and is_known(sdk) and sdk._is_enabled():
+        if type(sdk).__module__ == SDK and is_known(sdk) and enabled_check(sdk)():
             self._look(sdk)
         else:
             self._sdk = None
@@ -92,7 +95,7 @@ class Series:
         storages = sdk._measurement_consumer._reader_storages
         if storages is self._storages:
             return
-        self._storages = storages
+        self._storages, self._is_enabled = storages, enabled_check(sdk)
         found = [_aggregations(storage, sdk, self.attributes) for storage in storages.values()]
         self._aggregations = tuple(each for some in found for each in some or ())
         self._sdk = None if None in found else sdk

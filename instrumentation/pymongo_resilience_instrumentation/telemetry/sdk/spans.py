@@ -24,10 +24,11 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from .enabled import enabled_check
 from .span_copies import SpanCopies, alike
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from opentelemetry.trace import Tracer
 
@@ -36,6 +37,8 @@ SAMPLERS = SDK + ".sampling"
 ALWAYS_ON = "AlwaysOnSampler"
 MOST_ATTRIBUTES = 40
 """More than a span of ours ever has."""
+NO_METRICS = {"NoneType", "NoOpTracerMetrics"}
+"""What does without them; older SDKs have none."""
 UNSET = Status()
 SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
@@ -47,6 +50,7 @@ class DirectSpans:
         self._tracer = tracer
         self._sdk: Any = None
         """The SDK's tracer, where it is as known."""
+        self._is_enabled: Callable[[], bool] = bool
         self._sampler: Any = None
         self._processors: Any = None
         self._suits = False
@@ -135,7 +139,7 @@ class DirectSpans:
         sdk = self._sdk
         if sdk is None:
             sdk = self._find()
-        if sdk is None or not sdk._is_enabled():
+        if sdk is None or not self._is_enabled():
             return None
         if (
             sdk.sampler is not self._sampler
@@ -148,8 +152,12 @@ class DirectSpans:
         # One that was got before there was an SDK stands for the SDK's.
         sdk: Any = getattr(self._tracer, "_real_tracer", None) or self._tracer
         if type(sdk).__module__ == SDK and type(sdk).__name__ == "Tracer" and works():
-            self._sdk = sdk
+            self._take(sdk)
         return self._sdk
+
+    def _take(self, sdk: Any) -> None:
+        self._is_enabled = enabled_check(sdk)
+        self._sdk = sdk
 
     def _look(self, sdk: Any) -> None:
         # Read anew: the application may add a processor or replace the sampler.
@@ -158,7 +166,7 @@ class DirectSpans:
             all(map(_waits_for_the_end, processors))
             and _limits_nothing(sdk._span_limits)
             and _samples_below_sampled(sampler)
-            and type(sdk._tracer_metrics).__name__ == "NoOpTracerMetrics"
+            and type(getattr(sdk, "_tracer_metrics", None)).__name__ in NO_METRICS
         )
         starts = (
             self._suits
@@ -251,7 +259,7 @@ def works() -> bool:
         provider.add_span_processor(seen)
         tracer = provider.get_tracer("self-check", "1")
         direct = DirectSpans(tracer)
-        direct._sdk = tracer
+        direct._take(tracer)
         direct._look(tracer)
         attributes: dict[str, Any] = {"a": "b", "n": 1}
         status = Status(StatusCode.ERROR, "failed")
