@@ -116,6 +116,7 @@ LIVING_TOO_SHORT = {
     "Diagnosis": "these, and addresses",
     # of reports, which are made of files
     "ReportError": "where a file is no recording",
+    "Hedge": "servers and times",
     "Fault": "what the test bed was asked for",
     "Side": "names, times and counts",
     "Latency": "numbers",
