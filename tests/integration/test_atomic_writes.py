@@ -628,6 +628,28 @@ def test_a_commit_that_runs_out_of_time_says_that_its_result_is_unknown(
     assert isinstance(caught.value, AutoReconnect)
 
 
+@pytest.mark.parametrize("ends", [lambda: None, lambda: Fail("commitTransaction", code=2)])
+def test_an_error_counts_the_attempts_of_the_commit_as_well(
+    ends: Any, side: Side, proxy: ReplicaSet, opened: Any, instrument: Instrument
+) -> None:
+    telemetry = instrument(timeout_ms=300)
+    coll = opened()
+    telemetry.clear()
+    last = ends()
+    proxy.inject(CutAfter("commitTransaction", 2 if last else 1000))
+    if last:
+        proxy.inject(last)
+    with override(atomic=True), pytest.raises(PyMongoError) as caught:
+        side.do(*update(coll))
+    *scheduled, _ = telemetry.decisions.events
+    assert len(scheduled) > 1
+    error: Any = caught.value
+    assert error.retry_reasons == tuple(each.reason for each in scheduled)
+    assert error.attempts == 1 + len(scheduled)
+    assert f"{error.attempts} attempts" in str(error)
+    proxy.clear()
+
+
 def test_a_commit_that_the_server_gives_up_says_that_its_result_is_unknown(
     side: Side, proxy: ReplicaSet, opened: Any, instrument: Instrument
 ) -> None:

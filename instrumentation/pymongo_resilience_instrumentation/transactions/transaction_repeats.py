@@ -32,12 +32,12 @@ from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.retries.events import Listener
-    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.retries.failure import Failure, RetryReason
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -182,7 +182,10 @@ class Repetition:
         self, error: PyMongoError, failure: Failure, rule: Rule, why: str
     ) -> PyMongoError:
         deadline, attempts = self._operation.deadline, self._operation.attempts
-        reasons = self._operation.reasons[:-1]
+        reasons: Sequence[RetryReason] = self._operation.reasons[:-1]
+        if self._call is not None:
+            # Those of its commands as well, such as a commit's.
+            attempts, reasons = 1 + len(self._call.reasons), self._call.reasons
         if rule is Rule.DEADLINE and deadline is not None:
             if isinstance(error, OperationTimeoutError):
                 return error
