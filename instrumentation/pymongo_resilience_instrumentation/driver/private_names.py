@@ -71,7 +71,11 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
             f"{package}.bulk:_{prefix}Bulk",
             ("current_run", "retrying", "started_retryable_write"),
         ),
-        (Feature.RETRIES, session, ("_start_retryable_write", "_transaction", "_unpin")),
+        (
+            Feature.RETRIES,
+            session,
+            ("_implicit", "_start_retryable_write", "_transaction", "_unpin"),
+        ),
         (Feature.RETRIES, transaction, _TRANSACTION_NAMES),
         (Feature.OPEN_COMMITS, transaction, (STATE,)),
         (Feature.RETRIES, connection, ("supports_sessions",)),

@@ -54,8 +54,14 @@ class DriverLoop:
 
     def first_write(self) -> Any:
         """The first attempt of a write, with what the driver's ``run`` does before it, once."""
-        if self._retryable and self._is_session_state_retryable():
-            self._session._start_retryable_write()
+        session = self._session
+        # A session that the driver made for this operation, an implicit one, has no transaction.
+        if (
+            self._retryable
+            and session is not None
+            and (session._implicit or self._is_session_state_retryable())
+        ):
+            session._start_retryable_write()
             if self._bulk:
                 self._bulk.started_retryable_write = True
         return self._write()
@@ -71,8 +77,11 @@ class DriverLoop:
             self.was_retryable = None
 
     def note_completed(self) -> None:
-        """As the driver's ``run`` does after an attempt in a transaction that succeeded."""
-        self._session._transaction.has_completed_command = True
+        """As the driver's ``run`` does after an attempt that succeeded, where it is in a
+        transaction: an implicit session has none."""
+        session = self._session
+        if session is not None and not session._implicit and session.in_transaction:
+            session._transaction.has_completed_command = True
 
     def leave_to_driver(self, error: Exception | None = None) -> None:
         """Its own ``run`` is to do it all; with an ``error`` as if its own attempt had just raised

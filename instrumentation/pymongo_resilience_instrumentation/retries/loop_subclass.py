@@ -96,7 +96,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
 
-    def begun(self: Any, failed: Exception | None = None) -> Any:  # noqa: PLR0912 - one run, whole
+    def begun(self: Any, failed: Exception | None = None) -> Any:
         """``failed``: what a first attempt that was made already has raised."""
         call = found()
         if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
@@ -121,9 +121,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
                     result = executor.run(self, failed)
                 elif budgets.incomplete:
                     budgets.succeeded(call.client)
-                session = self._session
-                if session is not None and session.in_transaction:
-                    self.note_completed()
+                self.note_completed()
                 if prepared or call.waits:
                     self.release(None)
                 elif not call.ended:
@@ -153,7 +151,7 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.async_executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
 
-    async def begun(self: Any, failed: Exception | None = None) -> Any:  # noqa: PLR0912 - one run, whole
+    async def begun(self: Any, failed: Exception | None = None) -> Any:
         """``failed``: what a first attempt that was made already has raised."""
         call = found()
         if (
@@ -186,9 +184,7 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
                     result = await executor.run(self, failed)
                 elif budgets.incomplete:
                     budgets.succeeded(call.client)
-                session = self._session
-                if session is not None and session.in_transaction:
-                    self.note_completed()
+                self.note_completed()
                 if prepared or call.waits:
                     self.release(None)
                 elif not call.ended:
@@ -243,9 +239,7 @@ def _late_run(runtime: Runtime, begun: Run) -> Run:
         else:
             if budgets.incomplete:
                 budgets.succeeded(self._client)
-            session = self._session
-            if session is not None and session.in_transaction:
-                self.note_completed()
+            self.note_completed()
             return result
         try:
             begin_late()
@@ -285,9 +279,7 @@ def _late_async_run(runtime: Runtime, begun: Run) -> Run:
         else:
             if budgets.incomplete:
                 budgets.succeeded(self._client)
-            session = self._session
-            if session is not None and session.in_transaction:
-                self.note_completed()
+            self.note_completed()
             return result
         try:
             begin_late()
