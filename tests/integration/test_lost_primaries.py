@@ -106,8 +106,14 @@ def primary_of(side: Side, client: Any) -> Any:
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_writes_in_flight_are_repeated_on_the_new_primary(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument, count: int
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    count: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO", logger="pymongo_resilience")
     telemetry, pools = instrument(timeout_ms=PLENTY_MS), Pools()
     client = connected(side, replica_set, event_listeners=[pools])
     old = primary_of(side, client)
@@ -130,6 +136,8 @@ def test_writes_in_flight_are_repeated_on_the_new_primary(
     status = pymongo_resilience.status(client)
     (lost,) = [each for each in status.servers if each.address == f"{old[0]}:{old[1]}"]
     assert lost.lost_connections["interrupted"] >= 1
+    lines = [each.getMessage() for each in caplog.records if each.name == "pymongo_resilience"]
+    assert any("interrupted" in line and lost.address in line for line in lines)
     replica_set.clear()
 
 

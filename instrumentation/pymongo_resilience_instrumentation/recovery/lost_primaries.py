@@ -22,6 +22,7 @@ from pymongo_resilience.retries.retried_operation import Kind, Operation
 from pymongo_resilience.retries.retry_rules import NeedsStrategy, Retry
 from pymongo_resilience.retries.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.connection_errors import InterruptedAttemptError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
@@ -109,6 +110,10 @@ class FormerPrimary:
         return []
 
     @property
+    def server(self) -> str:
+        return address_text(self._address)
+
+    @property
     def pauses(self) -> bool:
         """A server that the client knows may be selected, and its pool be needed."""
         return not driver.topologies.is_known(self._topology, self._address)
@@ -118,8 +123,8 @@ class FormerPrimary:
         return check is not None and check.seconds >= GRACE
 
 
-def _end(chosen: list[InFlight]) -> None:
-    logger.info("attempts interrupted on a member that is no longer the primary: %d", len(chosen))
+def _end(chosen: list[InFlight], server: str) -> None:
+    logger.info("%d attempts interrupted on %s: no longer the primary", len(chosen), server)
     for each in chosen:
         driver.connections.end(each.connection, InterruptedAttemptError())
 
@@ -135,7 +140,7 @@ def _watch(lost: FormerPrimary, sleep: Any, attempts: Any, interrupt: Any) -> St
             if chosen:
                 connections = [each.connection for each in chosen]
                 yield partial(interrupt, pool, connections, pause=lost.pauses)
-                _end(chosen)
+                _end(chosen, lost.server)
 
 
 def _start_thread(lost: FormerPrimary) -> None:
