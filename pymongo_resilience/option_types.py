@@ -140,8 +140,9 @@ def shown(value: object) -> str:
 
 
 def warn_unknown(name: str, what: str, known: Iterable[str]) -> None:
-    # Without what all variables begin with, by which any two of them would be close.
-    candidates = {each.removeprefix(PREFIX): each for each in known}
-    nearest = get_close_matches(name.removeprefix(PREFIX), candidates, n=1)
+    # Without what all variables begin with, by which any two of them would be close. In one case:
+    # a key of the file may be written as a variable is.
+    candidates = {each.removeprefix(PREFIX).lower(): each for each in known}
+    nearest = get_close_matches(name.removeprefix(PREFIX).lower(), candidates, n=1)
     hint = f"; did you mean {candidates[nearest[0]]}?" if nearest else ""
     logger.warning("unknown %s %s is ignored%s", what, name, hint)

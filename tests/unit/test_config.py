@@ -383,10 +383,11 @@ def test_an_unknown_variable_is_a_warning(
 def test_an_unknown_key_is_a_warning_with_the_nearest_name(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file.write_text("max_retrys = 3\n[nothing_like_it]\n")
+    file.write_text("max_retrys = 3\nPYMONGO_RESILIENCE_TRACES = true\n[nothing_like_it]\n")
     assert Config.from_toml(file) == Config()
-    near, unlike = (set(record.getMessage().split()) for record in caplog.records)
+    near, prefixed, unlike = (set(record.getMessage().split()) for record in caplog.records)
     assert {str(file), "max_retrys", "max_retries?"} <= near
+    assert {variable("TRACES"), "traces?"} <= prefixed
     assert {str(file), "nothing_like_it"} <= unlike
 
 
