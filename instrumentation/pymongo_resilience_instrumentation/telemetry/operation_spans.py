@@ -179,9 +179,10 @@ def _end_operation(
     quotes = shown and tracing_of(call.client).quotes
     try:
         if span.is_recording():
+            attributes = _result_attributes(call, error)
             if call.only_command is not None:
-                write(span, call.only_command.settle(call, error))
-            write(span, _result_attributes(call, error))
+                attributes = {**call.only_command.settle(call, error), **attributes}
+            write(span, attributes)
     finally:
         end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 

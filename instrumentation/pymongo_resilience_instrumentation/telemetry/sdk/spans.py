@@ -70,16 +70,15 @@ class DirectSpans:
             return None
         ids = sdk.id_generator
         if parent is INVALID_SPAN and self._root is not None:
-            above = None
+            above, like = None, self._root
             trace_id = ids.generate_trace_id()
-            _, _, remote, flags, state, valid = self._root
         elif type(parent) is _span_class() and parent._context.trace_flags & 1:
-            above = parent._context
-            trace_id, _, remote, flags, state, valid = above
+            above = like = parent._context
+            trace_id = like.trace_id
         else:
             return None
-        found = (trace_id, ids.generate_span_id(), remote, flags, state, valid)
-        return live.start(name, tuple.__new__(SpanContext, found), above, sdk.resource, attributes)
+        found = _context(trace_id, ids.generate_span_id(), like)
+        return live.start(name, found, above, sdk.resource, attributes)
 
     def suits(self, parent: Any) -> bool:
         """Whether a span below ``parent``, one of the same tracer's, is certain to be recorded and
@@ -111,15 +110,7 @@ class DirectSpans:
         sdk.span_processor.on_end(
             _readable_span_class()(
                 name,
-                # The sampler would have answered with the parent's state, and the flags are those
-                # of a span below a sampled one.
-                SpanContext(
-                    around.trace_id,
-                    sdk.id_generator.generate_span_id(),
-                    False,
-                    around.trace_flags,
-                    around.trace_state,
-                ),
+                _context(around.trace_id, sdk.id_generator.generate_span_id(), around),
                 around,
                 sdk.resource,
                 attributes,
@@ -176,6 +167,12 @@ class DirectSpans:
         self._live = SpanCopies(_live(sdk, NonRecordingSpan(SAMPLED))) if starts else None
         self._root = _live(sdk)._context if starts and _samples_roots(sampler) else None
         self._sampler, self._processors = sampler, processors
+
+
+def _context(trace_id: int, span_id: int, like: SpanContext) -> SpanContext:
+    """As ``like``, but for the ids. A sampler would have answered with its state, and its flags are
+    those of a span below a sampled one."""
+    return tuple.__new__(SpanContext, (trace_id, span_id, *like[2:]))
 
 
 def write(span: Any, attributes: Mapping[str, Any]) -> None:
