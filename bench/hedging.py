@@ -414,8 +414,13 @@ def results(
 
 
 def all_missed(rows: list[Row]) -> list[list[str]]:
-    healthy = {each.workers: each.healthy_p99 for each in rows if each.side == "driver"}
-    return [list(row.missed(healthy.get(row.workers, row.healthy_p99))) for row in rows]
+    """To healthy reads without hedges of the same case, which was measured just before."""
+    healthy = {
+        (each.workers, each.trouble): each.healthy_p99 for each in rows if each.side == "driver"
+    }
+    return [
+        list(row.missed(healthy.get((row.workers, row.trouble), row.healthy_p99))) for row in rows
+    ]
 
 
 def table(rows: list[Row], seconds: float, rate: float) -> Table:
