@@ -16,7 +16,7 @@ TIMEOUT_MS = 5000
 RETRIES = 5
 ONCE = {"retryReads": False}
 FEWEST = 100
-"""Operations from which a 99th percentile is told."""
+"""Operations from which on a 99th percentile is shown."""
 WINDOW_S = 0.5
 LONGER_S = 0.1
 MOST_TRIES = 4

@@ -64,7 +64,7 @@ AT_ONCE = 100
 FAULTS: dict[str, Callable[[random.Random], list[Any]]] = {
     "cuts before": lambda _: [CutBefore("getMore")],
     "cuts after": lambda _: [CutAfter("getMore")],
-    "elections": lambda dice: [Election(gap=dice.uniform(0.05, 0.3)), CutBefore("getMore")],
+    "elections": lambda rng: [Election(gap=rng.uniform(0.05, 0.3)), CutBefore("getMore")],
     "lost cursors": lambda _: [Fail("getMore", code=CURSOR_NOT_FOUND, name="CursorNotFound")],
 }
 
@@ -90,7 +90,7 @@ class Run:
     """A scan, and what came of it."""
 
     members: ReplicaSet
-    dice: random.Random
+    rng: random.Random
     expected: list[bytes]
     """The keys of the documents that exist throughout, in order."""
     faults: int
@@ -103,7 +103,7 @@ class Run:
     def __post_init__(self) -> None:
         # One that would meet the last batch finds no getMore.
         batches = range(1, len(self.expected) // BATCH - 1)
-        self._places = frozenset(self.dice.sample(batches, self.faults))
+        self._places = frozenset(self.rng.sample(batches, self.faults))
 
     @contextmanager
     def batch(self, number: int) -> Iterator[None]:
@@ -111,8 +111,8 @@ class Run:
         if number not in self._places:
             yield
             return
-        failures, kind = self.commands.failures, self.dice.choice(list(FAULTS))
-        over = [self.members.inject(each) for each in FAULTS[kind](self.dice)]
+        failures, kind = self.commands.failures, self.rng.choice(list(FAULTS))
+        over = [self.members.inject(each) for each in FAULTS[kind](self.rng)]
         yield
         for each in over:
             each.result(PLENTY_MS / 1000)
@@ -163,14 +163,14 @@ def writers(uri: str, volatile: list[Any]) -> Iterator[Counter[str]]:
     over, done = threading.Event(), Counter[str]()
 
     def write(number: int) -> None:
-        dice = random.Random(number)  # noqa: S311 - as below
+        rng = random.Random(number)  # noqa: S311 - as below
         mine = volatile[number::2]
         with pymongo.MongoClient(uri) as client:
             while not over.wait(0.1):
-                new = [{"_id": each} for each in dice.sample(mine, AT_ONCE)]
+                new = [{"_id": each} for each in rng.sample(mine, AT_ONCE)]
                 with suppress(BulkWriteError):  # some are there already
                     client.bench.coll.insert_many(new, ordered=False)
-                old = {"_id": {"$in": dice.sample(mine, AT_ONCE)}}
+                old = {"_id": {"$in": rng.sample(mine, AT_ONCE)}}
                 done["deleted"] += client.bench.coll.delete_many(old).deleted_count
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
@@ -205,8 +205,8 @@ def measure(given: argparse.Namespace) -> bool:
     with EmbeddedServer() as server, ReplicaSet(server.address) as members:
         expected, volatile = fill(server.uri, every[others:]), every[:others]
         for writing, side, seed in itertools.product(given.ways, given.sides, given.seeds):
-            dice = random.Random(seed)  # noqa: S311 - as above
-            run = Run(members, dice, expected, given.faults, math.inf if given.quick else MORE)
+            rng = random.Random(seed)  # noqa: S311 - as above
+            run = Run(members, rng, expected, given.faults, math.inf if given.quick else MORE)
             began = time.monotonic()
             with writers(server.uri, volatile) if writing else nullcontext() as written:
                 if side == "sync":

@@ -1,4 +1,4 @@
-"""One process in one state: runs a burst of a workload when told to, and says what it cost.
+"""One process in one state: runs a burst of a workload on demand, and reports what it cost.
 
 Started by ``bursts.py``. Reads a workload and a number of operations per line, and answers with the
 CPU seconds, or under valgrind the instructions, of all of its threads together.

@@ -40,8 +40,8 @@ def test_random_faults_lose_and_double_nothing(side: str) -> None:
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Of a benchmark that keeps its bars: ten batches, three faults, nothing more."""
     monkeypatch.syspath_prepend(str(BENCH))
-    bench, dice = importlib.import_module("resumable"), random.Random(1)  # noqa: S311 - no secret
-    run = bench.Run(None, dice, EXPECTED, faults=3, most_more=bench.MORE)
+    bench, rng = importlib.import_module("resumable"), random.Random(1)  # noqa: S311 - no secret
+    run = bench.Run(None, rng, EXPECTED, faults=3, most_more=bench.MORE)
     run.found[:] = EXPECTED
     run.struck["elections"], run.commands.sent = 3, 13
     assert run.verdict()[0]
