@@ -557,6 +557,7 @@ def test_a_write_that_fails_leaves_nothing_and_counts_nothing(
     details: Any = caught.value.details  # type: ignore[attr-defined]
     counted = {name: each for name, each in details.items() if name.startswith("n")}
     assert set(counted.values()) == {0}
+    assert str(details) in str(caught.value), "in the text as well"
     assert {"nInserted", "nMatched", "nModified"} <= counted.keys()
     assert [each["code"] for each in details["writeErrors"]] == [11000]
     assert numbers() == {1: 0, 2: 0, 3: 0}

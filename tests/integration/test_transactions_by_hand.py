@@ -166,6 +166,44 @@ def test_the_other_api_s_client_is_refused(
         retry_transaction("mongodb://")
 
 
+def test_the_other_api_s_with_is_refused_and_begins_nothing(
+    side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri, event_listeners=[sent])
+
+    def loop() -> None:
+        for attempt in retry_transaction(client):
+            asyncio.run(attempt.__aenter__())
+
+    async def async_loop() -> None:
+        async for attempt in retry_transaction(client):
+            attempt.__enter__()
+
+    with pytest.raises(TypeError, match="needs `"):
+        side.do(loop if side.runner is None else async_loop)
+    assert sent.started_events == []
+
+
+def test_an_attempt_that_is_taken_for_its_session_says_where_that_is(
+    side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    coll = side.client(proxy.uri, event_listeners=[sent]).db.coll
+
+    def loop() -> None:
+        for attempt in retry_transaction(coll.database.client):
+            coll.insert_one({}, session=attempt)
+
+    async def async_loop() -> None:
+        async for attempt in retry_transaction(coll.database.client):
+            await coll.insert_one({}, session=attempt)
+
+    with pytest.raises(AttributeError, match="with attempt as session"):
+        side.do(loop if side.runner is None else async_loop)
+    assert sent.started_events == []
+
+
 def test_max_time_expired_of_a_commit_is_raised(
     side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:

@@ -93,6 +93,7 @@ def _forget_counts(error: BaseException) -> None:
     if not isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         return
     details: Any = error.details
+    shown = str(details)
     for name, value in details.items():
         if isinstance(value, int) and not isinstance(value, bool):
             details[name] = 0
@@ -100,3 +101,5 @@ def _forget_counts(error: BaseException) -> None:
             details[name] = []
         elif name in ("insertResults", "updateResults", "deleteResults"):
             details[name] = {}
+    if error.args:
+        error.args = (str(error.args[0]).replace(shown, str(details)), *error.args[1:])

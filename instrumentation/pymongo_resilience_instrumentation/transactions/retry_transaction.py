@@ -75,14 +75,20 @@ class Transactions:
         return inner
 
     def __iter__(self) -> Self:
-        if self._asynchronous:
-            raise TypeError("an AsyncMongoClient's transaction needs `async for` and `async with`")
+        self.refuse_other_api(asynchronous=False)
         return self
 
     def __aiter__(self) -> Self:
-        if not self._asynchronous:
-            raise TypeError("a MongoClient's transaction needs `for` and `with`")
+        self.refuse_other_api(asynchronous=True)
         return self
+
+    def refuse_other_api(self, *, asynchronous: bool) -> None:
+        """Raises TypeError where the client's API is not the caller's."""
+        if self._asynchronous is asynchronous:
+            return
+        if self._asynchronous:
+            raise TypeError("an AsyncMongoClient's transaction needs `async for` and `async with`")
+        raise TypeError("a MongoClient's transaction needs `for` and `with`")
 
     def __next__(self) -> Attempt:
         if self._over:
@@ -154,7 +160,11 @@ class Attempt:
         self._session = session
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no {name}: the session is in `with attempt as session`")
+
     def __enter__(self) -> Any:
+        self._transactions.refuse_other_api(asynchronous=False)
         try:
             run(self._transactions.begin(self._repetition, self._session))
         except BaseException:
@@ -177,6 +187,7 @@ class Attempt:
             end_unfinished(self._session, None)
 
     async def __aenter__(self) -> Any:
+        self._transactions.refuse_other_api(asynchronous=True)
         self._loop = asyncio.get_running_loop()
         try:
             await run_async(self._transactions.begin(self._repetition, self._session))
