@@ -220,16 +220,23 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in CLIENTS:
         yield owner, driver.cursors.RUN_OPERATION, batches.Batch(runtime)
+    for owner in _where_defined(driver.cursors.cursor_classes(), driver.cursors.CLONE):
+        yield owner, driver.cursors.CLONE, cursor_creation.clone(runtime)
+    if not runtime.no_configured_timeout:
+        yield from _of_lists(runtime)
+
+
+def _of_cursors_with_policies(runtime: Runtime) -> Iterator[Wrapped]:
+    for owner in _where_defined((Cursor, AsyncCursor), "__init__"):
+        yield owner, "__init__", cursor_creation.made(runtime)
+    if runtime.no_configured_timeout:
+        yield from _of_lists(runtime)
+
+
+def _of_lists(runtime: Runtime) -> Iterator[Wrapped]:
     for owner in _where_defined(driver.cursors.cursor_classes(), "to_list"):
         asynchronous = is_async(vars(owner)["to_list"])
         yield owner, "to_list", batches.to_list(runtime, asynchronous)
-    for owner in _where_defined(driver.cursors.cursor_classes(), driver.cursors.CLONE):
-        yield owner, driver.cursors.CLONE, cursor_creation.clone(runtime)
-
-
-def _of_made_cursors(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in _where_defined((Cursor, AsyncCursor), "__init__"):
-        yield owner, "__init__", cursor_creation.made(runtime)
 
 
 def _of_change_streams(runtime: Runtime) -> Iterator[Wrapped]:
@@ -352,7 +359,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
 """What is wrapped where the installed pymongo can have all of the features."""
 _LATE: tuple[tuple[Need, tuple[Feature, ...], Callable[[Runtime], Iterator[Wrapped]]], ...] = (
     ("avoided server", (Feature.RETRIES, Feature.RETARGETING), _of_selection),
-    ("policy", (Feature.CURSORS,), _of_made_cursors),
+    ("policy", (Feature.CURSORS,), _of_cursors_with_policies),
     ("attempt timeout", (Feature.TIME_LIMITS, Feature.WAITS), lambda _: attempt_timeouts.wrapped()),
     ("timeout", (Feature.WAITS,), lambda runtime: bounded_waits.selections(runtime.enabled_flag)),
     ("timeout", (Feature.TIME_LIMITS,), _of_time_limits),

@@ -25,6 +25,10 @@ LIMITED: list[Place] = [
     *((o, "get_server_selection_timeout") for o in driver.waits.selection_timeout_owners()),
 ]
 AVOIDING: list[Place] = [(driver.clients.topology_description(), "apply_selector")]
+LISTS: list[Place] = [
+    (next(each for each in cls.__mro__ if "to_list" in vars(each)), "to_list")
+    for cls in driver.cursors.cursor_classes()
+]
 ENDING: list[Place] = [(cls, "_end_session") for cls, _ in driver.sessions.session_classes()]
 
 
@@ -84,6 +88,8 @@ def transaction(side: Side, client: Any, control: Any) -> None:
         (in_a_block, LIMITED),
         (in_a_block_of_pymongo, LIMITED),
         (of_a_client, LIMITED),
+        (in_a_block, LISTS),
+        (of_a_client, LISTS),
         (overloaded, AVOIDING),
         (transaction, ENDING),
     ],
@@ -104,10 +110,13 @@ def test_the_first_operation_that_needs_them_puts_them_on(
     assert of(places) == before
 
 
-def test_a_configured_timeout_puts_them_on_at_once(instrument: Instrument) -> None:
-    before = of(LIMITED)
+@pytest.mark.parametrize("places", [LIMITED, LISTS])
+def test_a_configured_timeout_puts_them_on_at_once(
+    places: list[Place], instrument: Instrument
+) -> None:
+    before = of(places)
     instrument(timeout_ms=20_000)
-    assert not set(of(LIMITED)) & set(before)
+    assert not set(of(places)) & set(before)
 
 
 def test_threads_that_need_them_at_once_put_one_layer_on(instrument: Instrument) -> None:

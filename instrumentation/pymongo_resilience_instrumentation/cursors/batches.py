@@ -258,9 +258,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
     """All batches of one ``to_list`` have one timeout, also by iteration."""
 
     def begin(cursor: Any) -> AbstractContextManager[None]:
-        nothing_to_fetch = cursor.cursor_id == 0
-        no_timeout = runtime.no_configured_timeout and not POLICIES.used
-        if nothing_to_fetch or no_timeout or driver.csot.timeout_in_force() is not None:
+        if cursor.cursor_id == 0 or driver.csot.timeout_in_force() is not None:
             return NO_DEADLINE
         transaction = transaction_of(call_sessions.or_bound(cursor.session, asynchronous))
         if transaction is not None:
