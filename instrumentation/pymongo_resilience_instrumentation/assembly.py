@@ -105,7 +105,7 @@ def assemble(
     )
     has_breakers = owns_retries and Feature.BREAKERS not in without
     counts_in_flight = owns_retries and Feature.SELECTION not in without
-    breakers = _breakers(config, clock, listener, ours) if has_breakers else None
+    breakers = _breakers(config, clock, listener) if has_breakers else None
     shedding = _shedding(config, clock, rules) if owns_retries else None
     selectors = _selectors(config, breakers, ours, clock, counts_in_flight=counts_in_flight)
     return Runtime(
@@ -158,9 +158,7 @@ def _hooks(settings: Settings) -> SpanHooks:
     return SpanHooks(settings.request_hook, settings.response_hook, settings.failed_hook)
 
 
-def _breakers(
-    config: Config, clock: Clock, listener: Listener, ours: enabled_flag.EnabledFlag
-) -> BreakerRegistry | None:
+def _breakers(config: Config, clock: Clock, listener: Listener) -> BreakerRegistry | None:
     if config.circuit_breaker == "off":
         return None
     from pymongo_resilience.breakers.breaker import BreakerSettings  # noqa: PLC0415 - off by default
@@ -173,7 +171,7 @@ def _breakers(
         open_for=config.circuit_breaker_open_s,
     )
     always = config.circuit_breaker == "always"
-    return BreakerRegistry(settings, clock, listener, ours, always=always)
+    return BreakerRegistry(settings, clock, listener, always=always)
 
 
 def _shedding(config: Config, clock: Clock, rules: NamespaceRules) -> SheddingRegistry | None:

@@ -6,6 +6,7 @@ One for each server. The states are in breaker_states.py; here is what makes the
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from .breaker_states import Closed, HalfOpen, Open, Permit, Refusal, State
@@ -48,10 +49,6 @@ class Snapshot(NamedTuple):
     """Seconds; zero where a call may be sent now."""
 
 
-def _ignore(change: Snapshot) -> None:
-    """For a breaker without a listener."""
-
-
 class CircuitBreaker:
     """Thread- and task-safe: a lock that is held for an addition, never across an ``await``.
     Reentrant, for what a signal handler or a finalizer of the application's does meanwhile.
@@ -66,7 +63,7 @@ class CircuitBreaker:
         self,
         settings: BreakerSettings,
         clock: Clock,
-        changed: Callable[[Snapshot], None] = _ignore,
+        changed: Callable[[Snapshot], object] = lambda _: None,
     ) -> None:
         self.settings = settings
         self._changed = changed
@@ -95,23 +92,15 @@ class CircuitBreaker:
             now = self.now()
             return self._at(now).acquire(now, holder)
 
-    def allows(self) -> bool:
-        """Whether there would be a permit. Takes none: several callers may get one answer."""
-        return self.next_probe_in() <= 0
-
     def next_probe_in(self) -> float:
         """Seconds after which it is worth asking for a permit; zero where there is one now."""
         if isinstance(self._state, Closed):
             return 0.0
         return self.snapshot().next_probe_in
 
-    @property
-    def state(self) -> State:
-        """Half-open as soon as the time is over, whether there are calls or not."""
-        return self.snapshot().state
-
     def snapshot(self) -> Snapshot:
-        """For status and metrics."""
+        """For status and metrics: half-open as soon as the time is over, whether there are calls or
+        not."""
         with self.lock:
             now = self.now()
             return _snapshot(self._at(now), now)
@@ -152,7 +141,7 @@ class Breakers(Generic[Server]):
         self,
         settings: BreakerSettings,
         clock: Clock,
-        changed: Callable[[Server, Snapshot], None] | None = None,
+        changed: Callable[[Server, Snapshot], object] = lambda *_: None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -165,8 +154,7 @@ class Breakers(Generic[Server]):
         return self._by_server.get(server)
 
     def of(self, server: Server) -> CircuitBreaker:
-        known = self._by_server.get(server)
-        return self._add(server) if known is None else known
+        return self._by_server.get(server) or self._add(server)
 
     def keep(self, servers: Collection[Server]) -> None:
         """Forget the others: they have left. One that returns begins again."""
@@ -198,12 +186,7 @@ class Breakers(Generic[Server]):
         with self._lock:
             known = self._by_server.get(server)
             if known is None:
-                known = self._made(server)
+                changed = partial(self._changed, server)
+                known = CircuitBreaker(self._settings, self._clock, changed)
                 self._by_server = {**self._by_server, server: known}
             return known
-
-    def _made(self, server: Server) -> CircuitBreaker:
-        changed = self._changed
-        if changed is None:
-            return CircuitBreaker(self._settings, self._clock)
-        return CircuitBreaker(self._settings, self._clock, lambda change: changed(server, change))

@@ -59,13 +59,6 @@ class Permit:
     def success(self) -> None:
         self._breaker.ended(self, Evidence.HEALTHY)
 
-    def failure(self) -> None:
-        self._breaker.ended(self, Evidence.UNHEALTHY)
-
-    def release(self) -> None:
-        """Nothing was learnt of the server: the call was cancelled, or failed of something else."""
-        self._breaker.ended(self, Evidence.NONE)
-
     def report(self, evidence: Evidence) -> None:
         """What came of it, as ``health.evidence()`` has it."""
         self._breaker.ended(self, evidence)

@@ -233,7 +233,7 @@ def test_no_probe_of_a_breaker_stays_under_way(
     runtime = PymongoResilienceInstrumentor()._runtime
     assert runtime is not None
     assert runtime.breakers is not None
-    (breaker,) = runtime.breakers.of(client)._breakers._by_server.values()
+    (breaker,) = runtime.breakers.of(client)._by_server.values()
 
     @contextmanager
     def half_open() -> Iterator[None]:

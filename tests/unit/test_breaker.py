@@ -18,6 +18,7 @@ from pymongo_resilience.testing import FakeClock
 PROMPT = 1e-6
 """Seconds between two switches of threads: races that there are, are met."""
 SETTINGS = BreakerSettings(failure_rate=0.5, window=10.0, minimum_calls=4, open_for=8.0, probes=2)
+OUTCOMES = {"-": Evidence.UNHEALTHY, ".": Evidence.NONE}
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def restless_threads() -> Iterator[None]:
 
 
 def permit_of(breaker: CircuitBreaker) -> Permit:
-    assert breaker.allows()
+    assert breaker.next_probe_in() == 0
     permit = breaker.try_acquire()
     assert isinstance(permit, Permit)
     return permit
 
 
 def refusal_of(breaker: CircuitBreaker) -> float:
-    assert not breaker.allows()
+    assert breaker.next_probe_in() > 0
     refusal = breaker.try_acquire()
     assert isinstance(refusal, Refusal)
     assert refusal.next_probe_in == breaker.next_probe_in() > 0
@@ -52,28 +53,28 @@ def call(breaker: CircuitBreaker, outcomes: str) -> None:
     """``+`` succeeds, ``-`` fails, and of ``.`` nothing is known."""
     for outcome in outcomes:
         permit = permit_of(breaker)
-        {"+": permit.success, "-": permit.failure, ".": permit.release}[outcome]()
+        permit.success() if outcome == "+" else permit.report(OUTCOMES[outcome])
 
 
 def opened(breaker: CircuitBreaker) -> CircuitBreaker:
     call(breaker, "----")
-    assert breaker.state is State.OPEN
+    assert breaker.snapshot().state is State.OPEN
     return breaker
 
 
 def half_opened(breaker: CircuitBreaker, clock: FakeClock) -> CircuitBreaker:
     opened(breaker)
     clock.advance(8)
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.snapshot().state is State.HALF_OPEN
     return breaker
 
 
 @pytest.mark.parametrize("outcomes", ["----", "++--", "+-+-", "+.+.--", "+++-++----"])
 def test_closed_to_open(breaker: CircuitBreaker, outcomes: str) -> None:
     call(breaker, outcomes[:-1])
-    assert breaker.state is State.CLOSED
+    assert breaker.snapshot().state is State.CLOSED
     call(breaker, outcomes[-1])
-    assert breaker.state is State.OPEN
+    assert breaker.snapshot().state is State.OPEN
     assert refusal_of(breaker) == 8
 
 
@@ -89,16 +90,16 @@ def test_closed_to_open(breaker: CircuitBreaker, outcomes: str) -> None:
 )
 def test_it_stays_closed(breaker: CircuitBreaker, outcomes: str) -> None:
     call(breaker, outcomes)
-    assert breaker.state is State.CLOSED
+    assert breaker.snapshot().state is State.CLOSED
     assert breaker.next_probe_in() == 0
 
 
 def test_a_rate_that_no_float_is_equal_to() -> None:
     tenth = CircuitBreaker(BreakerSettings(failure_rate=0.1, minimum_calls=30), FakeClock())
     call(tenth, "+" * 27 + "--")
-    assert tenth.state is State.CLOSED
+    assert tenth.snapshot().state is State.CLOSED
     call(tenth, "-")
-    assert tenth.state is State.OPEN
+    assert tenth.snapshot().state is State.OPEN
 
 
 def test_what_is_older_than_the_window_does_not_count(
@@ -110,7 +111,7 @@ def test_what_is_older_than_the_window_does_not_count(
     clock.advance(0.5)
     assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
     call(breaker, "-")
-    assert breaker.state is State.CLOSED
+    assert breaker.snapshot().state is State.CLOSED
 
 
 def test_the_window_slides(breaker: CircuitBreaker, clock: FakeClock) -> None:
@@ -131,10 +132,10 @@ def test_open_until_its_time_is_over(breaker: CircuitBreaker, clock: FakeClock) 
     opened(breaker)
     clock.advance(7.5)
     assert refusal_of(breaker) == 0.5
-    assert breaker.state is State.OPEN
+    assert breaker.snapshot().state is State.OPEN
     clock.advance(0.5)
-    assert breaker.allows()
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.next_probe_in() == 0
+    assert breaker.snapshot().state is State.HALF_OPEN
 
 
 def test_calls_of_before_count_no_more_once_it_is_open(
@@ -143,20 +144,20 @@ def test_calls_of_before_count_no_more_once_it_is_open(
     slow = permit_of(breaker)
     opened(breaker)
     clock.advance(4)
-    slow.failure()
+    slow.report(Evidence.UNHEALTHY)
     assert refusal_of(breaker) == 4, "it is not open for longer"
     clock.advance(4)
     slow.success()
-    slow.failure()
-    assert breaker.state is State.HALF_OPEN, "they are no probes"
+    slow.report(Evidence.UNHEALTHY)
+    assert breaker.snapshot().state is State.HALF_OPEN, "they are no probes"
 
 
 def test_half_open_lets_probes_through_and_no_more(
     breaker: CircuitBreaker, clock: FakeClock
 ) -> None:
     half_opened(breaker, clock)
-    assert breaker.allows()
-    assert breaker.allows(), "asking takes none"
+    assert breaker.next_probe_in() == 0
+    assert breaker.next_probe_in() == 0, "asking takes none"
     permit_of(breaker)
     permit_of(breaker)
     assert refusal_of(breaker) == RECHECK
@@ -165,7 +166,7 @@ def test_half_open_lets_probes_through_and_no_more(
 def test_half_open_to_closed(breaker: CircuitBreaker, clock: FakeClock) -> None:
     half_opened(breaker, clock)
     call(breaker, "+")
-    assert breaker.state is State.HALF_OPEN, "one probe is still to come"
+    assert breaker.snapshot().state is State.HALF_OPEN, "one probe is still to come"
     permit = permit_of(breaker)
     assert refusal_of(breaker) > 0, "the first has served"
     permit.success()
@@ -177,8 +178,8 @@ def test_half_open_to_open(breaker: CircuitBreaker, clock: FakeClock) -> None:
     one, other = permit_of(breaker), permit_of(breaker)
     one.success()
     clock.advance(1)
-    other.failure()
-    assert breaker.state is State.OPEN
+    other.report(Evidence.UNHEALTHY)
+    assert breaker.snapshot().state is State.OPEN
     assert refusal_of(breaker) == 8, "the whole time again"
 
 
@@ -187,7 +188,7 @@ def test_a_released_probe_makes_way_for_another(breaker: CircuitBreaker, clock: 
     call(breaker, "." * 100)
     one = permit_of(breaker)
     permit_of(breaker)
-    one.release()
+    one.report(Evidence.NONE)
     call(breaker, "+")
 
 
@@ -196,10 +197,10 @@ def test_a_probe_counts_once(breaker: CircuitBreaker, clock: FakeClock) -> None:
     probe = permit_of(breaker)
     for _ in range(3):
         probe.success()
-    assert breaker.state is State.HALF_OPEN
-    probe.failure()
-    assert breaker.state is State.HALF_OPEN
-    probe.release()
+    assert breaker.snapshot().state is State.HALF_OPEN
+    probe.report(Evidence.UNHEALTHY)
+    assert breaker.snapshot().state is State.HALF_OPEN
+    probe.report(Evidence.NONE)
     permit_of(breaker)
     refusal_of(breaker)
 
@@ -234,7 +235,7 @@ def test_a_probe_that_was_replaced_is_heard_all_the_same(
     clock.advance(8)
     call(breaker, "+")
     hung.report(said)
-    assert breaker.state is state
+    assert breaker.snapshot().state is state
 
 
 def test_a_probe_of_an_earlier_time_counts_no_more(
@@ -244,12 +245,12 @@ def test_a_probe_of_an_earlier_time_counts_no_more(
     late = permit_of(breaker)
     call(breaker, "-")
     clock.advance(8)
-    assert breaker.state is State.HALF_OPEN
-    late.failure()
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.snapshot().state is State.HALF_OPEN
+    late.report(Evidence.UNHEALTHY)
+    assert breaker.snapshot().state is State.HALF_OPEN
     late.success()
     call(breaker, "+")
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.snapshot().state is State.HALF_OPEN
 
 
 class LetsOthersIn:
@@ -281,7 +282,7 @@ def test_threads_get_as_many_probes_as_there_are_and_no_more(
             got.append(permit if isinstance(permit, Permit) else None)
             together.wait(10)
             if isinstance(permit, Permit):
-                permit.release()
+                permit.report(Evidence.NONE)
         return got
 
     with ThreadPoolExecutor(threads) as pool:
@@ -289,7 +290,7 @@ def test_threads_get_as_many_probes_as_there_are_and_no_more(
     granted = [sum(permit is not None for permit in each) for each in zip(*answers, strict=True)]
     assert granted == [SETTINGS.probes] * rounds
     call(breaker, "++")
-    assert breaker.state is State.CLOSED
+    assert breaker.snapshot().state is State.CLOSED
 
 
 @pytest.mark.usefixtures("restless_threads")
@@ -299,7 +300,7 @@ def test_threads_lose_no_count(clock: FakeClock) -> None:
     def work(_: int) -> None:
         for _ in range(500):
             permit_of(breaker).success()
-            permit_of(breaker).failure()
+            permit_of(breaker).report(Evidence.UNHEALTHY)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
@@ -332,7 +333,7 @@ def test_afresh_in_a_forked_child(
     with inherited:  # as a thread of the parent's may have it for good
         breaker.reset_after_fork()
         assert breaker.lock is not inherited
-    permit.failure()
+    permit.report(Evidence.UNHEALTHY)
     permit.success()
     assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
 
@@ -341,8 +342,8 @@ def test_one_breaker_for_each_server(clock: FakeClock) -> None:
     breakers: Breakers[str] = Breakers(SETTINGS, clock)
     assert breakers.snapshots() == {}
     opened(breakers.of("one:27017"))
-    assert breakers.of("one:27017").state is State.OPEN
-    assert breakers.of("two:27017").allows()
+    assert breakers.of("one:27017").snapshot().state is State.OPEN
+    assert breakers.of("two:27017").next_probe_in() == 0
     assert {server: it.state for server, it in breakers.snapshots().items()} == {
         "one:27017": State.OPEN,
         "two:27017": State.CLOSED,
@@ -356,7 +357,7 @@ def test_a_server_that_left_is_forgotten(clock: FakeClock) -> None:
     breakers.keep({"one:27017", "three:27017"})
     assert set(breakers.snapshots()) == {"one:27017"}
     assert breakers.of("one:27017") is stayed
-    assert breakers.of("two:27017").allows()
+    assert breakers.of("two:27017").next_probe_in() == 0
 
 
 @pytest.mark.usefixtures("restless_threads")
@@ -384,9 +385,9 @@ def test_all_breakers_afresh_in_a_forked_child(clock: FakeClock) -> None:
     with one.lock, breakers._lock:
         breakers.reset_after_fork()
         assert not inherited & {one.lock, breakers._lock}
-    assert one.allows()
+    assert one.next_probe_in() == 0
     assert breakers.of("one:27017") is one
-    assert breakers.of("two:27017").allows()
+    assert breakers.of("two:27017").next_probe_in() == 0
 
 
 def test_a_client_s_breakers_tell_which_server_s_has_opened_and_closed(clock: FakeClock) -> None:
@@ -415,5 +416,5 @@ def test_which_servers_refuse_and_for_how_long(clock: FakeClock) -> None:
     assert breakers.refusing() == {}
     permits = [permit_of(breakers.of("one")) for _ in range(SETTINGS.probes)]
     assert breakers.refusing() == {"one": RECHECK}
-    permits[0].release()
+    permits[0].report(Evidence.NONE)
     assert breakers.refusing() == {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.breakers import breaker
+from pymongo_resilience.breakers.breaker import Breakers
 from pymongo_resilience.breakers.breaker_states import Permit, State
 from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience.retries.events import BreakerClosed, BreakerOpened
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pymongo_resilience.breakers.breaker import BreakerSettings, Snapshot
     from pymongo_resilience.breakers.breaker_states import Holder
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.retries.events import Listener
     from pymongo_resilience_instrumentation.addresses import Address
 
@@ -34,7 +33,7 @@ ALONE = frozenset({"Single", "LoadBalanced"})
 """Topologies with nowhere else to go."""
 
 
-class ClientBreakers:
+class ClientBreakers(Breakers["Address"]):
     """Those of one client, which is not held alive. Thread- and task-safe."""
 
     def __init__(
@@ -47,9 +46,9 @@ class ClientBreakers:
         applies: bool | None,
     ) -> None:
         """``applies``: None where that depends on the kind of deployment."""
+        super().__init__(settings, clock, changed)
         self._client = weakref.ref(client)
         self._window = settings.window
-        self._breakers: breaker.Breakers[Address] = breaker.Breakers(settings, clock, changed)
         self._applies = applies
 
     def admit(self, loop: object, server: object, holder: Holder) -> Permit | None:
@@ -64,10 +63,10 @@ class ClientBreakers:
         if not applies:
             return None
         address = driver.selection.address(server)
-        found = self._breakers.known(address)
+        found = self.known(address)
         if found is None:
-            self._keep({address})
-            found = self._breakers.of(address)
+            self._keep_known({address})
+            found = self._add(address)
         answer = found.try_acquire(holder)
         if isinstance(answer, Permit):
             return answer
@@ -84,7 +83,7 @@ class ClientBreakers:
         )
 
     def _is_elsewhere(self, loop: object, address: Address) -> bool:
-        refusing = self._breakers.refusing()
+        refusing = self.refusing()
         try:
             others = driver.selection.choices(loop, self.without_open)
         except Exception as error:  # noqa: BLE001 - the selector is the application's
@@ -98,7 +97,7 @@ class ClientBreakers:
         Never raises, nor logs: the driver's lock is held.
         """
         try:
-            refusing = self._breakers.refusing() if len(servers) > 1 else None
+            refusing = self.refusing() if len(servers) > 1 else None
             if not refusing:
                 return servers
             return [each for each in servers if each.address not in refusing] or servers
@@ -108,17 +107,13 @@ class ClientBreakers:
 
     def snapshots(self) -> dict[Address, Snapshot]:
         """By server, of those that an attempt was meant for."""
-        self._keep(set())
-        return self._breakers.snapshots()
+        self._keep_known(set())
+        return super().snapshots()
 
-    def _keep(self, more: set[Address]) -> None:
+    def _keep_known(self, more: set[Address]) -> None:
         client = self._client()
         if client is not None:
-            self._breakers.keep(driver.selection.known_addresses(client) | more)
-
-    def reset_after_fork(self) -> None:
-        """In a forked child: see CircuitBreaker."""
-        self._breakers.reset_after_fork()
+            self.keep(driver.selection.known_addresses(client) | more)
 
 
 class BreakerRegistry:
@@ -130,7 +125,6 @@ class BreakerRegistry:
         settings: BreakerSettings,
         clock: Clock,
         listener: Listener,
-        enabled_flag: EnabledFlag,
         *,
         always: bool,
     ) -> None:
@@ -138,7 +132,6 @@ class BreakerRegistry:
         self._settings = settings
         self._clock = clock
         self._listener = listener
-        self._enabled_flag = enabled_flag
         self._applies = True if always else None
         self._by_client: dict[int, ClientBreakers] = {}
 
