@@ -55,7 +55,8 @@ pytestmark = pytest.mark.usefixtures("quick_census", "loaded")
 @pytest.fixture(scope="module")
 def loaded() -> None:
     """What is loaded when it is first needed is no residue."""
-    run("", Side.OURS, Api.THREADS, Scenario(), seconds=0.2, seed=SEED)
+    kinds = (*Topology.REPLICA_SET.kinds, *ATOMIC)
+    run("", Side.OURS, Api.THREADS, Scenario(), seconds=0.2, seed=SEED, kinds=kinds)
 
 
 @pytest.fixture(autouse=True)
