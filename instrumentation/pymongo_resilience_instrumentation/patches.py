@@ -33,7 +33,6 @@ from pymongo_resilience_instrumentation.interception.methods import Need, is_asy
 from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.public_api import client_constructor, public_methods
 from pymongo_resilience_instrumentation.recovery import (
-    dead_peers,
     lost_connections,
     lost_primaries,
     woken_monitors,
@@ -352,7 +351,6 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.INTERRUPTIONS,), _of_interruptions),
     ((Feature.COMMENTS,), _of_comments),
     ((Feature.RECOVERY,), woken_monitors.wrapped),
-    ((Feature.DEAD_PEERS,), dead_peers.wrapped),
     ((Feature.DEAD_PEERS,), lost_connections.wrapped),
     ((Feature.DEAD_PEERS, Feature.RETRIES, Feature.LOST_PRIMARIES), lost_primaries.wrapped),
 )

@@ -11,7 +11,7 @@ from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
-from pymongo_resilience_instrumentation.gridfs import stream_deadlines, upload_errors
+from pymongo_resilience_instrumentation.gridfs import stream_deadlines
 from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods
 from support.clients import Side
@@ -133,5 +133,5 @@ def test_the_error_of_a_transaction_is_the_drivers(
 
 
 def test_the_error_of_an_upload_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_errors, "_expiry_behind", fail)
-    assert upload_errors.expiry_behind(OperationFailure("")) is None
+    monkeypatch.setattr(stream_deadlines, "_expiry_behind", fail)
+    assert stream_deadlines.expiry_behind(OperationFailure("")) is None

@@ -260,7 +260,7 @@ def lost_its_txn_number(loop: Any, connection: Any) -> bool:
     """
     if loop._is_read or in_transaction(loop) or not connection.supports_sessions:
         return False
-    if _topology_type(loop) != "Single":
+    if topology_type(loop) != "Single":
         return True
     return not connection.is_standalone and loop._server.description.server_type_name == "Unknown"
 
@@ -281,8 +281,8 @@ def bulk_progress(loop: Any) -> tuple[Any, int] | None:
 
 
 def is_sharded(loop: Any) -> bool:
-    return _topology_type(loop) == "Sharded"
+    return topology_type(loop) == "Sharded"
 
 
-def _topology_type(loop: Any) -> str:
+def topology_type(loop: Any) -> str:
     return str(loop._client.topology_description.topology_type_name)

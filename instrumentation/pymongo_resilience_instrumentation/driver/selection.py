@@ -102,10 +102,6 @@ def note_server(loop: Any, server: Any) -> None:
     loop._server = server
 
 
-def topology_type(loop: Any) -> str:
-    return str(loop._client.topology_description.topology_type_name)
-
-
 def is_bound(loop: Any) -> bool:
     """Nothing was selected: a cursor's batch goes where its cursor is, and a transaction, its end
     included, where its first command was sent."""

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import OperationFailure
+
+from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies.binding import policy_of
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.driver import gridfs
+from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-
-from . import upload_errors
+from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pymongo.errors import PyMongoError
 
     from pymongo_resilience_instrumentation.interception.methods import Method
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -86,7 +91,7 @@ class _Method(Interceptor):
         return _Begun(instance, timeout, _ANEW if by_iteration else timeout)
 
     def failed(self, _entered: object, error: BaseException, *_: Any) -> BaseException:
-        return upload_errors.expiry_behind(error) or error
+        return expiry_behind(error) or error
 
 
 class BucketMethod(_Method):
@@ -122,3 +127,32 @@ class StreamMethod(_Method):
 def _keep(stream: object, timeout: object) -> None:
     # Not as an attribute: what is set on an upload stream becomes a field of the file.
     vars(stream)[_TIMEOUT] = timeout
+
+
+def expiry_behind(error: BaseException) -> PyMongoError | None:
+    """The timeout to raise for the error of a ``write`` or a ``close`` that was made of one.
+
+    While it uploads chunks, gridfs raises another error than the bulk write's, of the class that
+    one write would have raised (pymongo 4.20, ``GridIn._flush_data``): that an expired deadline was
+    the cause would be lost.
+    """
+    with shielded("while preparing an error of GridFS"):
+        return _expiry_behind(error) if isinstance(error, OperationFailure) else None
+    return None
+
+
+def _expiry_behind(error: OperationFailure) -> PyMongoError | None:
+    made_of = error.__context__
+    if isinstance(error, OperationTimeoutError) or not isinstance(made_of, OperationTimeoutError):
+        return None
+    if not classify.expired(error):
+        return None
+    return timed_out(
+        error,
+        timeout_s=made_of.timeout_s,
+        elapsed_s=made_of.elapsed_s,
+        attempts=made_of.attempts,
+        reasons=made_of.retry_reasons,
+        server=made_of.server,
+        stage=made_of.stage,
+    )

@@ -1,9 +1,11 @@
-"""The reason for which a connection was lost, where pymongo knows only that it was."""
+"""Connections to peers that show no sign of life, which the kernel closes; and the reason for which
+a connection was lost, where pymongo knows only that it was."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.connection_errors import (
     DeadPeerError,
@@ -21,9 +23,27 @@ if TYPE_CHECKING:
 
 
 def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
-    """What to wrap of connections, and with what."""
+    """What to wrap of pools and connections, and with what."""
+    if runtime.config.dead_peer_s and driver.connections.can_watch():
+        for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
+            yield half.module("pool"), half.connect, Connected(runtime.config.dead_peer_s)
     for owner, _ in driver.connections.connection_classes():
         yield owner, driver.connections.FAILED, Failed(runtime.config.dead_peer_s)
+
+
+class Connected(Interceptor):
+    """A new connection, once it is there: connecting has a timeout of its own."""
+
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds
+
+    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(None)
+
+    def succeeded(self, _entered: Entered, interface: Any) -> Any:
+        with shielded("after a connection was made"):
+            driver.connections.watch_peer(interface, self._seconds)
+        return interface
 
 
 class _Lost(Entered):

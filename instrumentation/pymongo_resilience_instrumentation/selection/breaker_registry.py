@@ -59,7 +59,7 @@ class ClientBreakers(Breakers["Address"]):
         applies = self._applies
         if applies is None:
             # For good: a server has been selected, and Single remains Single.
-            applies = self._applies = driver.selection.topology_type(loop) not in ALONE
+            applies = self._applies = driver.retry_loop.topology_type(loop) not in ALONE
         if not applies:
             return None
         address = driver.selection.address(server)
