@@ -225,8 +225,9 @@ def retry_transaction(client: object, **options: Any) -> Attempts:
     labelled UnknownTransactionCommitResult the commit. All of it has one timeout, of ``override``
     or the client; without one nothing is repeated after 120 s. ``options``: those of
     ``start_transaction``.
-    Raises OperationTimeoutError where the timeout is over, else the last error; TypeError for what
-    is no client. The result is for one thread or task, what it decorates for any.
+    Raises OperationTimeoutError where the timeout is over, else the last error; InvalidOperation
+    for an attempt without its ``with``; TypeError for what is no client. The result is for one
+    thread or task, what it decorates for any.
     Source: Convenient API for Transactions.
     """
     return _instrumentor().retry_transaction(client, options)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo.errors import DuplicateKeyError, OperationFailure
+from pymongo.errors import DuplicateKeyError, InvalidOperation, OperationFailure
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
 from support.clients import SentCommands, Side
@@ -183,6 +183,24 @@ def test_the_other_api_s_with_is_refused_and_begins_nothing(
     with pytest.raises(TypeError, match="needs `"):
         side.do(loop if side.runner is None else async_loop)
     assert sent.started_events == []
+
+
+def test_an_attempt_that_is_not_entered_is_no_transaction(
+    side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    client = side.client(proxy.uri)
+
+    def loop() -> None:
+        for _ in retry_transaction(client):
+            pass
+
+    async def async_loop() -> None:
+        async for _ in retry_transaction(client):
+            pass
+
+    with pytest.raises(InvalidOperation, match="with attempt as session"):
+        side.do(loop if side.runner is None else async_loop)
 
 
 def test_an_attempt_that_is_taken_for_its_session_says_where_that_is(

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pymongo import AsyncMongoClient
+from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.policies import blocks
@@ -45,6 +46,8 @@ class Transactions:
         self._repetition: Repetition | None = None
         self._deadline: TransactionDeadline | None = None
         self._over = False
+        self._entered = False
+        """The last attempt was."""
 
     def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
         is_coroutine = inspect.iscoroutinefunction(function)
@@ -92,6 +95,7 @@ class Transactions:
 
     def __next__(self) -> Attempt:
         if self._over:
+            self._refuse_unused()
             raise StopIteration
         repetition = self._begun()
         if repetition.delay > 0:
@@ -100,6 +104,7 @@ class Transactions:
 
     async def __anext__(self) -> Attempt:
         if self._over:
+            self._refuse_unused()
             raise StopAsyncIteration
         repetition = self._begun()
         if repetition.delay > 0:
@@ -120,10 +125,16 @@ class Transactions:
 
     def _next(self, repetition: Repetition) -> Attempt:
         # Until its block has been left with an error that allows another one.
-        self._over = True
+        self._over, self._entered = True, False
         return Attempt(self, repetition, self._client.start_session())
 
+    def _refuse_unused(self) -> None:
+        """What ran in place of the block was no transaction."""
+        if not self._entered:
+            raise InvalidOperation("no transaction was made: it needs `with attempt as session`")
+
     def begin(self, repetition: Repetition, session: Any) -> Steps:
+        self._entered = True
         yield from repetition.begin(session)
         if self._deadline is not None:
             transaction_timeouts.enter_transaction(session, self._deadline)
