@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import logging
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,13 +66,19 @@ def listening(log: Log) -> Iterator[None]:
             each.removeHandler(log)
 
 
-@functools.cache
+_asked: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+"""A class of one ``instrument()`` would keep all that belongs to it alive."""
+
+
 def shows_itself(cls: type) -> bool:
     """Whether objects of a class of ours say more than their address."""
-    # Some classes make a property of their module.
-    return str(cls.__module__).startswith(OURS) and (
-        cls.__repr__ is not object.__repr__ or cls.__str__ is not object.__str__
-    )
+    known = _asked.get(cls)
+    if known is None:
+        # Some classes make a property of their module.
+        known = _asked[cls] = str(cls.__module__).startswith(OURS) and (
+            cls.__repr__ is not object.__repr__ or cls.__str__ is not object.__str__
+        )
+    return known
 
 
 @dataclass
@@ -137,6 +143,8 @@ def instrumented(**arguments: Any) -> Iterator[Outputs]:
             }
         )
         # What is there already is looked at once, at the end: each look takes in what is new.
+        # What an earlier test has left is collected.
+        gc.collect()
         gc.freeze()
         try:
             yield outputs
