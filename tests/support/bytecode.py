@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from types import FrameType
@@ -11,15 +12,20 @@ from support.striking import OURS
 
 
 class Instructions:
+    """Without those of finalizers, which the collector may run anywhere."""
+
     def __init__(self) -> None:
         self._counted: Counter[str] = Counter()
 
     def __enter__(self) -> Instructions:
+        gc.collect()
+        gc.disable()
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        gc.enable()
 
     def by_function(self) -> list[tuple[str, int]]:
         return sorted(self._counted.items())
