@@ -201,7 +201,8 @@ def _parser() -> argparse.ArgumentParser:
     files("directory", type=Path, metavar="DIR", text="where to write them")
     files("--force", text="overwrite existing files", **flag)
     every_option = "show every option, its legal range and its present value"
-    command(_config, every_option, every_option.capitalize() + ".")
+    config = command(_config, every_option, every_option.capitalize() + ".")
+    config("--changed", text="only what variables or the file set", **flag)
     return parser
 
 
@@ -334,13 +335,15 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _config(_: argparse.Namespace) -> int:
+def _config(arguments: argparse.Namespace) -> int:
     try:
         loaded = load()
     except ConfigurationError as exc:
         return _print_error(str(exc), USAGE)
     for option in OPTIONS:
         source = loaded.sources.get(option.name)
+        if arguments.changed and source is None:
+            continue
         print(_described(option, getattr(loaded.config, option.name), _place(option, source)))
     for pattern, policy in loaded.config.policies.items():
         print(_rule(pattern, policy))

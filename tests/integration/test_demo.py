@@ -219,6 +219,10 @@ def test_config_says_where_each_value_comes_from(
     assert lines.pop("PYMONGO_RESILIENCE_TIMEOUT_MS = 750") == "from: the variable"
     assert len(lines) == len(OPTIONS) - 2
     assert set(lines.values()) == {"from: the default"}
+    assert cli.main(["config", "--changed"]) == 0
+    changed = capsys.readouterr().out.split("\n\n")
+    assert changed == [each for each in blocks if "from: the default" not in each]
+    assert len(changed) == 2 + 1, "and the end of the text"
 
 
 def test_config_shows_the_rules_of_the_file_without_their_data(
