@@ -308,7 +308,7 @@ def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
 
 
 def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in driver.interruptions.topology_classes():
+    for owner, _ in driver.topologies.topologies():
         yield (
             owner,
             driver.interruptions.HANDLED,

@@ -48,7 +48,7 @@ def limit_attempt(connection: Any, command: Any, seconds: float) -> None:
 
 
 def connections_with(method: str) -> set[type]:
-    """The classes that have ``PASSED`` or ``LIMITED``: two, or the one that both share."""
+    """The classes of connections that define it: two, or the one that both share."""
     found = set()
     for place in CONNECTIONS:
         module, _, name = place.partition(":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pymongo.cursor import CursorType
@@ -144,15 +145,8 @@ def timeout_of_each_next(stream: Any) -> float | None:
     return seconds
 
 
-def client_of_stream(stream: Any) -> Any:
-    return stream._client
-
-
-def target_of_stream(stream: Any) -> Any:
-    """A collection, a database or a client."""
-    return stream._target
-
-
-def cursor_of_stream(stream: Any) -> Any:
-    """The one it reads from now; a resume makes another."""
-    return stream._cursor
+client_of_stream = attrgetter("_client")
+target_of_stream = attrgetter("_target")
+"""A collection, a database or a client."""
+cursor_of_stream = attrgetter("_cursor")
+"""The one it reads from now; a resume makes another."""

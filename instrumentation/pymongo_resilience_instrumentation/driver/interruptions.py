@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -12,17 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HANDLED = "handle_error"
+"""A topology's, called for every error that leaves a connection in use, just before that is given
+back."""
 SENDING = "_run_command"
 SENDERS = ("pymongo.synchronous.command_runner", "pymongo.asynchronous.command_runner")
-
-
-def topology_classes() -> tuple[type, ...]:
-    """Their ``HANDLED`` is called for every error that leaves a connection in use, just before
-    that is given back."""
-    return tuple(
-        importlib.import_module(f"pymongo.{half}.topology").Topology
-        for half in ("synchronous", "asynchronous")
-    )
 
 
 def handled_error(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BaseException:

@@ -147,6 +147,7 @@ client = attrgetter("_client")
 """As the next one, on the way of every operation."""
 server = attrgetter("_server")
 """The one that is selected; None before."""
+session = attrgetter("_session")
 
 
 def is_retryable(loop: Any) -> bool:
@@ -166,10 +167,6 @@ def namespace(loop: Any) -> tuple[str, str | None]:
     """Database and collection of a collection's bulk write; of anything else nothing is known."""
     collection = getattr(loop._bulk, "collection", None)
     return ("", None) if collection is None else (collection.database.name, collection.name)
-
-
-def session(loop: Any) -> Any:
-    return loop._session
 
 
 def in_transaction(loop: Any) -> bool:

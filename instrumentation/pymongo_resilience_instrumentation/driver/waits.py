@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .interruptions import topology_classes
+from .servers.topologies import topologies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,8 +39,7 @@ def selection_timeout_owners() -> tuple[type, ...]:
 def topology_owners(name: str) -> tuple[type, ...]:
     """The classes that define a method: each topology class, or what both derive from (4.20)."""
     owners = [
-        next(cls for cls in topology.__mro__ if name in vars(cls))
-        for topology in topology_classes()
+        next(cls for cls in topology.__mro__ if name in vars(cls)) for topology, _ in topologies()
     ]
     return tuple(dict.fromkeys(owners))
 

@@ -27,7 +27,7 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.config.dead_peer_s and driver.connections.can_watch():
         for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
             yield half.module("pool"), half.connect, Connected(runtime.config.dead_peer_s)
-    for owner, _ in driver.connections.connection_classes():
+    for owner in driver.commands.connections_with(driver.connections.FAILED):
         yield owner, driver.connections.FAILED, Failed(runtime.config.dead_peer_s)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .checks import frames_of_a_task
+from .checks import frames_of_a_task, outwards
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -34,7 +34,7 @@ def in_threads(pool: Any) -> list[InFlight]:
     """On connections of the pool."""
     found: list[InFlight] = []
     for frame in sys._current_frames().values():
-        found += _among(_outwards(frame), pool)
+        found += _among(outwards(frame), pool)
     return found
 
 
@@ -44,12 +44,6 @@ def in_tasks(pool: Any) -> list[InFlight]:
     for task in asyncio.all_tasks():
         found += _among(reversed(list(frames_of_a_task(task))), pool)
     return found
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _among(frames: Iterable[FrameType], pool: Any) -> Iterator[InFlight]:

@@ -60,7 +60,10 @@ def _frames(executor: Any) -> Iterator[FrameType]:
         yield from frames_of_a_task(task)
         return
     thread = getattr(executor, "_thread", None)
-    frame = None if thread is None else sys._current_frames().get(thread.ident)
+    yield from outwards(None if thread is None else sys._current_frames().get(thread.ident))
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back

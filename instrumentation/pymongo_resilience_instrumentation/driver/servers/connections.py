@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import errno
 import functools
-import importlib
 import socket
 import struct
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import _OperationCancelled
 
 from pymongo_resilience_instrumentation.addresses import address_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FAILED = "_raise_connection_failure"
 """A connection's method: called with what ended it, before its socket is closed."""
@@ -27,13 +23,6 @@ _CLOSED, _STATE, _SINCE_DATA, _SINCE_ACKNOWLEDGED, _INFO = 7, 0, 19, 20, struct.
 """Linux: of a TCP_INFO, the state and the milliseconds since the peer's last data and its last
 acknowledgement."""
 _REASON, _LOST = "_pymongo_resilience_reason", "_pymongo_resilience_lost"
-
-
-def connection_classes() -> Iterator[tuple[type, bool]]:
-    """Each with whether it is of asyncio."""
-    for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
-        module = importlib.import_module(f"pymongo.{half}.pool")
-        yield getattr(module, f"{prefix}Connection"), bool(prefix)
 
 
 def failed_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
