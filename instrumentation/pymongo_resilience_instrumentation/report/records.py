@@ -118,14 +118,13 @@ def _since(began: float, faults: Iterable[Fault]) -> list[Fault]:
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
+            # Not every line of an application's log need be its formatter's.
             try:
                 record = json.loads(line)
-            except ValueError as error:
-                raise ReportError(f"{path}, line {number}: not JSON") from error
+            except ValueError:
+                continue
             if not isinstance(record, dict):
-                raise ReportError(f"{path}, line {number}: not a JSON object")
+                continue
             ours = record.get(LOG_FIELD)
             if isinstance(ours, dict):
                 yield number, ours | {"at": _time(record), "type": ours.get("event")}
