@@ -25,20 +25,20 @@ from overload_server import Capacity
 
 from pymongo_resilience.clock import Clock
 from pymongo_resilience.option_types import HIGH, LOW, NORMAL
-from pymongo_resilience.retries import backoff
-from pymongo_resilience.retries.budget import RatioBudget, RetryBudget, TokenBucket
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules import backoff
+from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
     Failure,
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.load_shedding import LoadShedders
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.retry_rules import NeedsStrategy, Retry, RetryRules
-from pymongo_resilience.retries.strategy import FastFailOnTerminalError
+from pymongo_resilience.rules.load_shedding import LoadShedders
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry, RetryRules
+from pymongo_resilience.rules.strategy import FastFailOnTerminalError
 
 RATE = 100.0
 """Requests per second that the server can do."""

@@ -20,7 +20,7 @@ from pymongo_resilience.options.config import Config
 from pymongo_resilience.policies.binding import bind
 from pymongo_resilience.policies.overrides import override
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.retries.events import (
+from pymongo_resilience.rules.events import (
     BreakerClosed,
     BreakerOpened,
     Event,
@@ -29,9 +29,9 @@ from pymongo_resilience.retries.events import (
     RetryDeclined,
     RetryScheduled,
 )
-from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
-from pymongo_resilience.retries.retried_operation import Operation
-from pymongo_resilience.retries.strategy import (
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import Operation
+from pymongo_resilience.rules.strategy import (
     BestEffort,
     FastFailOnTerminalError,
     MongoDBSpecification,
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
     from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
-    from pymongo_resilience.retries.transaction_rules import Attempts
-    from pymongo_resilience.selection.eligibility import SelectionRule
-    from pymongo_resilience.selection.explanation import ServerVerdict
+    from pymongo_resilience.rules.transaction_rules import Attempts
+    from pymongo_resilience.server_choice.eligibility import SelectionRule
+    from pymongo_resilience.server_choice.explanation import ServerVerdict
 
 __all__ = [
     "BestEffort",
@@ -92,9 +92,9 @@ __all__ = [
 _ANSWERS = {
     "ClientStatus": "client_status",
     "HedgeCounts": "client_status",
-    "SelectionRule": "selection.eligibility",
+    "SelectionRule": "server_choice.eligibility",
     "ServerStatus": "client_status",
-    "ServerVerdict": "selection.explanation",
+    "ServerVerdict": "server_choice.explanation",
 }
 """The types of what status() and explain_selection() return: imported on first use."""
 

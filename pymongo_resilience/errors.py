@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pymongo_resilience.policies.policy import Priority
-    from pymongo_resilience.retries.failure import RetryReason, Stage
-    from pymongo_resilience.retries.retry_rules import Rule
+    from pymongo_resilience.rules.failure import RetryReason, Stage
+    from pymongo_resilience.rules.retry_rules import Rule
     from pymongo_resilience.timeline import Phase
 
 

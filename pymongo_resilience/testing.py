@@ -10,7 +10,7 @@ from pymongo_resilience import enabled_flag
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pymongo_resilience.retries.events import Event
+    from pymongo_resilience.rules.events import Event
 
 
 class FakeClock:

@@ -27,7 +27,7 @@ from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 
 from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 if TYPE_CHECKING:
     from pymongo_resilience.options.config import Option

@@ -19,8 +19,8 @@ from support.operations_table import documented, rows, section
 
 from pymongo_resilience import Config, RetryReason
 from pymongo_resilience.options.config import STRATEGIES
-from pymongo_resilience.retries import backoff, budget
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules import backoff, budget
+from pymongo_resilience.rules.retry_rules import Rule
 
 ROOT = Path(__file__).parent.parent
 RETRIES = "docs/retries.md"

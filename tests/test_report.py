@@ -39,8 +39,8 @@ from pymongo_resilience import (
     instrument,
     uninstrument,
 )
-from pymongo_resilience.retries.events import BreakerLog, DecisionLog
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.events import BreakerLog, DecisionLog
+from pymongo_resilience.rules.retry_rules import Rule
 
 SERVER = "db1:27017"
 CLOSED = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT

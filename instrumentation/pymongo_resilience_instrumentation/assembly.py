@@ -12,10 +12,10 @@ from pymongo_resilience._version import __version__
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.options.config import OFF, PEAK_EWMA, TOKENS
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.retries.events import BreakerLog, Broadcast, DecisionLog
-from pymongo_resilience.retries.executor import AsyncExecutor, Executor
-from pymongo_resilience.retries.retry_rules import RetryRules
-from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.rules.events import BreakerLog, Broadcast, DecisionLog
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.options.config import Config
-    from pymongo_resilience.retries.events import Listener
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.events import Listener
+    from pymongo_resilience.rules.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.instrument_arguments import Settings
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.selector import Selectors
@@ -197,7 +197,7 @@ def _selectors(
 
     latencies = None
     if counting and config.server_selection == PEAK_EWMA:
-        from pymongo_resilience.selection.peak_ewma import PeakEwma  # noqa: PLC0415 - as the selector
+        from pymongo_resilience.server_choice.peak_ewma import PeakEwma  # noqa: PLC0415 - as the selector
 
         latencies = partial(PeakEwma, clock)
     return Selectors(ours, breakers, latencies, counting=counting)

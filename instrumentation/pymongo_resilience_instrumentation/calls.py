@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
-    from pymongo_resilience.retries.failure import Failure, RetryReason
-    from pymongo_resilience.retries.retry_rules import Rule
+    from pymongo_resilience.rules.failure import Failure, RetryReason
+    from pymongo_resilience.rules.retry_rules import Rule
     from pymongo_resilience.timeline import Run
     from pymongo_resilience_instrumentation.operations.public_operations import (
         PublicOperation,

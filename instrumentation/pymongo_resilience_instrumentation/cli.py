@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pymongo_resilience
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.options.config import OPTIONS, load
-from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.rules.strategy import NAMED
 
 from . import dashboards
 

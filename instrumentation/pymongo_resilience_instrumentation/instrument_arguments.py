@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pymongo_resilience.options.config import Config, Loaded
-    from pymongo_resilience.retries.events import Listener
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.events import Listener
+    from pymongo_resilience.rules.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import Hook
 
 OBJECTS = (

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pymongo_resilience.client_status import ClientStatus
-    from pymongo_resilience.selection.explanation import ServerVerdict
+    from pymongo_resilience.server_choice.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.transactions.retry_transaction import Transactions
 

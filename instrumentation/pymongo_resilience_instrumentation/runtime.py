@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.options.config import Config
     from pymongo_resilience.policies.namespaces import NamespaceRules
-    from pymongo_resilience.retries.executor import AsyncExecutor, Executor
+    from pymongo_resilience.rules.executor import AsyncExecutor, Executor
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.clients.budget_registry import Budgets

@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.retries.failure import RetryReason, Stage
+from pymongo_resilience.rules.failure import RetryReason, Stage
 
 if TYPE_CHECKING:
-    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.rules.failure import Failure
 
 UNHEALTHY = frozenset(
     {

@@ -32,7 +32,7 @@ from pymongo_resilience.option_types import (
     warn_unknown,
 )
 from pymongo_resilience.policies.namespaces import problems_of
-from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.rules.strategy import NAMED
 
 from .metric_names import METRICS, OF_EACH_OPERATION
 

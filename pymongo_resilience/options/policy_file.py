@@ -18,7 +18,7 @@ from pymongo_resilience.option_types import (
 )
 from pymongo_resilience.policies.namespaces import EXPECTED_PATTERN, is_pattern
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.rules.strategy import NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

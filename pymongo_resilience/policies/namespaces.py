@@ -8,12 +8,12 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.option_types import shown
-from pymongo_resilience.retries.strategy import is_coroutine
+from pymongo_resilience.rules.strategy import is_coroutine
 
 from .policy import NOTHING, Policy
 
 if TYPE_CHECKING:
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.strategy import RetryStrategy
 
 REMEMBERED = 1024
 """Namespaces whose policy is kept; an application may name collections by the day."""

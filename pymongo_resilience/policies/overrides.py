@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Mapping
     from types import TracebackType
 
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.strategy import RetryStrategy
 
     from .blocks import Block
 

@@ -15,12 +15,12 @@ from pymongo_resilience.option_types import (
     TIMEOUT_MS,
     OptionType,
 )
-from pymongo_resilience.retries.strategy import check_strategy
+from pymongo_resilience.rules.strategy import check_strategy
 
 from .first_use import ATOMIC_WRITES, HEDGED_READS, RESUMABLE_FINDS
 
 if TYPE_CHECKING:
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.strategy import RetryStrategy
 
 
 _Number = TypeVar("_Number", int, float)

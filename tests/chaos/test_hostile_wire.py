@@ -28,9 +28,9 @@ from support.hostile_input import (
 )
 
 from pymongo_resilience import OperationTimeoutError
-from pymongo_resilience.retries.events import RetryDeclined
-from pymongo_resilience.retries.failure import RETRYABLE_WRITE, RetryReason
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.events import RetryDeclined
+from pymongo_resilience.rules.failure import RETRYABLE_WRITE, RetryReason
+from pymongo_resilience.rules.retry_rules import Rule
 
 
 @pytest.fixture

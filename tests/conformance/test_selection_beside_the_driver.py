@@ -23,9 +23,9 @@ from pymongo_resilience_instrumentation.retries import deprioritized
 from support.engine.topologies import ALONE, any_criteria, topologies
 from support.hostile_input import examples
 
-from pymongo_resilience.selection.eligibility import Criteria, decide
-from pymongo_resilience.selection.read_preference import Mode
-from pymongo_resilience.selection.server_description import (
+from pymongo_resilience.server_choice.eligibility import Criteria, decide
+from pymongo_resilience.server_choice.read_preference import Mode
+from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
     ServerType,
     TopologyDescription,

@@ -45,7 +45,7 @@ from pymongo_resilience import (
     override,
 )
 from pymongo_resilience.policies.first_use import ATOMIC_WRITES
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testing import set_active
 
 __all__ = ["drivers_time"]

@@ -41,8 +41,8 @@ from pymongo_resilience import (
     status,
 )
 from pymongo_resilience.breakers.breaker import Breakers, CircuitBreaker
-from pymongo_resilience.retries.failure import Stage
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.failure import Stage
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

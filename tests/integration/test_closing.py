@@ -32,7 +32,7 @@ from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
 from pymongo_resilience import RetryReason
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testing import set_active
 
 __all__ = ["background_by_hand", "documents", "drivers_time", "no_jitter"]

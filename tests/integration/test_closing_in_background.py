@@ -26,8 +26,8 @@ from support.cursor_cleanup import (
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
-from pymongo_resilience.retries.events import RetryScheduled
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.rules.retry_rules import Rule
 
 __all__ = ["background_by_hand", "documents"]
 pytestmark = pytest.mark.oldest

@@ -17,7 +17,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, RetryScheduled, Stage
-from pymongo_resilience.retries.retry_rules import LAST_ATTEMPT, Rule
+from pymongo_resilience.rules.retry_rules import LAST_ATTEMPT, Rule
 
 pytestmark = pytest.mark.oldest
 

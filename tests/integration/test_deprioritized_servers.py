@@ -16,7 +16,7 @@ from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import explain_selection
-from pymongo_resilience.selection.eligibility import SelectionRule
+from pymongo_resilience.server_choice.eligibility import SelectionRule
 
 pytestmark = pytest.mark.oldest
 

@@ -16,8 +16,8 @@ from support.every_operation import BY_CLASS, Operation, Scene
 from support.operations_table import NEVER, READ, UNSENT, WRITE, documented
 from support.telemetry import Instrument
 
-from pymongo_resilience.retries.events import RetryScheduled
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.rules.retry_rules import Rule
 
 SECTION_OF_RULE = {Rule.NOT_SAFE: UNSENT, Rule.NEVER_REPEATED: NEVER}
 

@@ -27,9 +27,9 @@ from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.retries.executor import AsyncExecutor, Executor
-from pymongo_resilience.retries.retry_rules import RetryRules, Rule
-from pymongo_resilience.retries.strategy import FastFailOnTerminalError
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.strategy import FastFailOnTerminalError
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 __all__ = ["no_jitter"]

@@ -20,7 +20,7 @@ from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
-from pymongo_resilience.retries.failure import RETRYABLE, SYSTEM_OVERLOADED
+from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED
 
 pytestmark = pytest.mark.oldest
 

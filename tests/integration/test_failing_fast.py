@@ -43,7 +43,7 @@ from pymongo_resilience import (
     RetryReason,
     override,
 )
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

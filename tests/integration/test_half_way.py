@@ -16,7 +16,7 @@ from support.clients import Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 MANY, FEW = 1_000, 20
 INC = {"$inc": {"n": 1}}

@@ -51,7 +51,7 @@ from pymongo_resilience import (
     uninstrument,
 )
 from pymongo_resilience.clock import MonotonicClock
-from pymongo_resilience.selection import hedging
+from pymongo_resilience.server_choice import hedging
 
 pytestmark = pytest.mark.oldest
 

@@ -28,8 +28,8 @@ from pymongo_resilience import (
     override,
     status,
 )
-from pymongo_resilience.retries.load_shedding import LoadShedder
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.load_shedding import LoadShedder
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 
@@ -40,7 +40,7 @@ LABELS = ("SystemOverloadedError", "RetryableError")
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is forgotten within a test, and the dice always show the middle."""
-    monkeypatch.setattr("pymongo_resilience.retries.load_shedding.WINDOW_S", 3600.0)
+    monkeypatch.setattr("pymongo_resilience.rules.load_shedding.WINDOW_S", 3600.0)
     monkeypatch.setattr(shedding_registry, "random", lambda: 0.5)
 
 

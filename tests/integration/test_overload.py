@@ -16,8 +16,8 @@ from support.supported_reads import READS, fill
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import OperationTimeoutError, RetryScheduled
-from pymongo_resilience.retries.retry_rules import Rule
-from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.strategy import NAMED
 
 INC = {"$inc": {"n": 1}}
 NUMBERS = itertools.count()

@@ -26,7 +26,7 @@ from pymongo_resilience import (
     RetryScheduled,
     override,
 )
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

@@ -28,7 +28,7 @@ from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction
-from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
 
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
 """What hello says reaches the client after an error, and not before."""

@@ -15,7 +15,7 @@ from support.clients import POLLING, SentCommands, Side
 from support.command_listeners import Inside
 from support.telemetry import Instrument
 
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

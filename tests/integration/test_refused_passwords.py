@@ -22,7 +22,7 @@ from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

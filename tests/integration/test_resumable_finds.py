@@ -37,7 +37,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.selection.hedging import READS_PER_HEDGE
+from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

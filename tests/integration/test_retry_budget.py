@@ -18,9 +18,9 @@ from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import status
-from pymongo_resilience.retries.budget import RatioBudget, TokenBucket
-from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.budget import RatioBudget, TokenBucket
+from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testing import FakeClock, set_active
 
 pytestmark = pytest.mark.oldest

@@ -16,7 +16,7 @@ from support.telemetry import Instrument
 from support.transactions import commit
 
 from pymongo_resilience import RetryReason
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

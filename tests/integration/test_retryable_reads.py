@@ -31,7 +31,7 @@ from support.telemetry import Instrument, Telemetry
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import RetryReason, RetryScheduled
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 CODES = (6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436)
 SHUTDOWN, NOT_PRIMARY = 91, 10107

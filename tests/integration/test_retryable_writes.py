@@ -21,7 +21,7 @@ from support.clients import SentCommands, Side, fail_command
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason, RetryScheduled
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

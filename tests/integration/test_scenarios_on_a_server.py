@@ -46,9 +46,9 @@ from pymongo_resilience import (
 )
 from pymongo_resilience.breakers.breaker import CircuitBreaker
 from pymongo_resilience.breakers.breaker_states import Permit, Refusal
-from pymongo_resilience.retries.budget import CAPACITY
-from pymongo_resilience.retries.retried_operation import Kind
-from pymongo_resilience.retries.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.budget import CAPACITY
+from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import FakeClock
 
 BOUND = "a transaction is refused at its beginning alone; test_circuit_breakers.py has its end"

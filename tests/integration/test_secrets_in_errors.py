@@ -26,7 +26,7 @@ from support.clients import Side, fail_command
 
 import pymongo_resilience
 from pymongo_resilience import Event, Failure, Operation, override
-from pymongo_resilience.retries.strategy import Answer
+from pymongo_resilience.rules.strategy import Answer
 
 CHILD = PROGRAMS / "canary_child.py"
 URI = f"mongodb://{MARK}-user:{MARK}-password@127.0.0.1/"

@@ -27,7 +27,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import status
-from pymongo_resilience.selection import peak_ewma
+from pymongo_resilience.server_choice import peak_ewma
 
 pytestmark = pytest.mark.oldest
 

@@ -32,7 +32,7 @@ from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryDeclined
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

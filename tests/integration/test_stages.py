@@ -24,7 +24,7 @@ from pymongo_resilience_instrumentation.testbed import (
 from support.clients import Side
 from support.telemetry import Instrument
 
-from pymongo_resilience.retries.failure import Stage
+from pymongo_resilience.rules.failure import Stage
 
 OFF = {"metrics": False, "traces": False}
 

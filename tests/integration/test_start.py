@@ -48,7 +48,7 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
     }
     questions = {
         f"{ENGINE}.{name}"
-        for name in ("client_status", "selection.eligibility", "selection.explanation")
+        for name in ("client_status", "server_choice.eligibility", "server_choice.explanation")
     }
     of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs.stream_deadlines", "driver.gridfs")}
     of_a_file = {f"{ENGINE}.options.policy_file"}
@@ -63,7 +63,7 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
         (f"{ENGINE}.breakers.breaker", "CIRCUIT_BREAKER", "on"),
         (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
         (f"{OTHER_HALF}.selection.operation_counts", "SERVER_SELECTION", "least_loaded"),
-        (f"{ENGINE}.selection.peak_ewma", "SERVER_SELECTION", "peak_ewma"),
+        (f"{ENGINE}.server_choice.peak_ewma", "SERVER_SELECTION", "peak_ewma"),
         (f"{OTHER_HALF}.telemetry.commands.command_comments", "COMMAND_COMMENT", "on"),
     ],
     ids=["breakers", "least_loaded", "operation counts", "peak_ewma", "comments"],

@@ -30,7 +30,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import RetryScheduled
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

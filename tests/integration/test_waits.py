@@ -29,7 +29,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS, half_of, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, RetryAction, RetryScheduled, override
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

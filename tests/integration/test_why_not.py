@@ -37,7 +37,7 @@ from pymongo_resilience import (
     is_instrumented,
     override,
 )
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

@@ -29,7 +29,7 @@ from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import MongoDBSpecification, RetryScheduled, override
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

@@ -15,7 +15,7 @@ from support.canary_operations import CHANGE, Operation, Place
 from support.clients import fail_command
 
 from pymongo_resilience import BestEffort, Failure, OperationTimeoutError, RetryReason, override
-from pymongo_resilience.retries.strategy import Answer
+from pymongo_resilience.rules.strategy import Answer
 
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
 NOT_PRIMARY = {"errorCode": 10107, "errorLabels": ["RetryableWriteError"]}

@@ -12,7 +12,7 @@ import pytest
 from bson.int64 import Int64
 from support.clients import SentCommands, Side
 
-from pymongo_resilience.retries.retry_rules import RetryRules
+from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.testing import set_active
 
 CURSOR_NOT_FOUND = 43

@@ -13,7 +13,7 @@ from support.clients import Side
 from support.engine.failing_work import Call
 from support.engine.scenarios import Scenario
 
-from pymongo_resilience.retries.retried_operation import Kind
+from pymongo_resilience.rules.retried_operation import Kind
 
 DOCUMENTS = [{"_id": number} for number in range(6)]
 NO_ANSWER = pymongo.WriteConcern(w=0)

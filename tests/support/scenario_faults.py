@@ -17,8 +17,8 @@ from pymongo_resilience_instrumentation.testbed.traffic import (
 from pymongo_resilience_instrumentation.testbed.wire import Message
 from support.engine.failing_work import Call, Fault
 
-from pymongo_resilience.retries.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
-from pymongo_resilience.retries.retried_operation import Kind
+from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.testing import FakeClock
 
 CODES = {

@@ -14,8 +14,8 @@ from support.clients import Side, wait_until
 from support.engine.scenarios import Scenario
 from support.scenario_faults import LOGIN, FaultsInOrder, is_refusal
 
-from pymongo_resilience.retries.failure import Stage
-from pymongo_resilience.retries.retried_operation import Kind
+from pymongo_resilience.rules.failure import Stage
+from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.testing import FakeClock
 
 SHORT_MS = 1000

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 from support.engine.retry_strategies import half
 
-from pymongo_resilience.retries import backoff
-from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.strategy import BestEffort, FastFailOnTerminalError, RetryAction
+from pymongo_resilience.rules import backoff
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.strategy import BestEffort, FastFailOnTerminalError, RetryAction
 
 attempts = st.integers(1, 10**9)
 thrown = st.floats(0, 1, exclude_max=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pymongo_resilience.retries.budget import CAPACITY, RETURN_RATE, TokenBucket
+from pymongo_resilience.rules.budget import CAPACITY, RETURN_RATE, TokenBucket
 
 TENTH = Fraction(1, 10)
 

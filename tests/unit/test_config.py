@@ -22,7 +22,7 @@ from pymongo_resilience.options.config import (
 )
 from pymongo_resilience.options.metric_names import METRICS
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.rules.strategy import NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from support.engine.retry_strategies import AT_ONCE, FAST_FAIL, half, waiting
 from support.engine.scenarios import CUT, OVERLOAD, READ
 
 from pymongo_resilience.clock import Postponed
-from pymongo_resilience.retries.budget import TokenBucket
-from pymongo_resilience.retries.executor import AsyncExecutor, Executor
-from pymongo_resilience.retries.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.budget import TokenBucket
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 both = pytest.mark.parametrize("kind", [BlockingWork, AwaitedWork], ids=["thread", "task"])

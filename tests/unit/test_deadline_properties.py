@@ -23,9 +23,9 @@ from support.engine.retry_strategies import AT_ONCE, waiting
 from support.examples import scaled
 
 from pymongo_resilience.policies import blocks, policy
-from pymongo_resilience.retries.failure import RetryReason, Stage
-from pymongo_resilience.retries.retried_operation import Kind
-from pymongo_resilience.retries.retry_rules import LAST_ATTEMPT, RetryRules, Rule
+from pymongo_resilience.rules.failure import RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.rules.retry_rules import LAST_ATTEMPT, RetryRules, Rule
 
 run = pytest.mark.parametrize(
     "run", [in_thread, lambda plan: asyncio.run(in_task(plan))], ids=["thread", "task"]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.engine.topologies import primary, reading, replica_set, secondary, server, unknown
 
-from pymongo_resilience.selection.eligibility import (
+from pymongo_resilience.server_choice.eligibility import (
     LOCAL_THRESHOLD,
     Criteria,
     decide,
     in_latency_window,
     without_open_breakers,
 )
-from pymongo_resilience.selection.read_preference import Mode
-from pymongo_resilience.selection.server_description import (
+from pymongo_resilience.server_choice.read_preference import Mode
+from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
     ServerType,
     TopologyDescription,

@@ -20,17 +20,17 @@ from support.engine.failing_work import (
 from support.engine.retry_strategies import AT_ONCE, FAST_FAIL, Answering, half, waiting
 from support.engine.scenarios import CUT, NOT_PRIMARY, OVERLOAD, READ, UNKNOWN
 
-from pymongo_resilience.retries.executor import AsyncExecutor, Executor
-from pymongo_resilience.retries.failure import RetryReason
-from pymongo_resilience.retries.retry_rules import RetryRules, Rule
-from pymongo_resilience.retries.strategy import RetryAction
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retried_operation import Operation
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
 
 RETRY_RULES = RetryRules(random=half)
 

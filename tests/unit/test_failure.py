@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
-from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
-from pymongo_resilience.retries.retried_operation import Kind, Operation
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import Kind, Operation
 
 REASONS = {
     # name: value, allows_non_idempotent_retry, always_retry

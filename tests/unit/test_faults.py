@@ -15,9 +15,9 @@ from support.engine.retry_strategies import FAST_FAIL, half
 from support.engine.scenarios import CUT, READ
 
 from pymongo_resilience import internal_errors
-from pymongo_resilience.retries.events import Broadcast
-from pymongo_resilience.retries.executor import AsyncExecutor, Executor
-from pymongo_resilience.retries.retry_rules import RetryRules
+from pymongo_resilience.rules.events import Broadcast
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.testing import RecordingListener
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signals here")
@@ -126,7 +126,7 @@ def test_what_another_thread_sets_in_a_line_of_ours_comes_from_outside() -> None
     # As PyThreadState_SetAsyncExc does it: no frame but that of the line.
     code = compile("raise strange", "ours", "exec")
     names = {
-        "__name__": "pymongo_resilience.retries.retry_rules",
+        "__name__": "pymongo_resilience.rules.retry_rules",
         "strange": SoftTimeLimitExceeded(),
     }
     with pytest.raises(SoftTimeLimitExceeded) as caught:

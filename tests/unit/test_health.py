@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pymongo_resilience.breakers.health import Evidence, evidence
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
     Failure,

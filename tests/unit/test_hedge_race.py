@@ -14,7 +14,7 @@ from pymongo_resilience_instrumentation.hedged_reads.race import Race, Try
 from pymongo_resilience_instrumentation.hedged_reads.workers import ThreadSignal
 from pymongo_resilience_instrumentation.interception.steps import Steps, run
 
-from pymongo_resilience.selection.hedging import READS_PER_HEDGE, RESERVED_HEDGES
+from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE, RESERVED_HEDGES
 from pymongo_resilience.testing import FakeClock
 
 DELAY = 0.25

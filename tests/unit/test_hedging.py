@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pymongo_resilience.selection.hedging import (
+from pymongo_resilience.server_choice.hedging import (
     GROWTH,
     LEAST_READS,
     MOST_HEDGES,

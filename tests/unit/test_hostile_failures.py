@@ -44,10 +44,10 @@ from support.hostile_input import (
 from pymongo_resilience.breakers.breaker import Snapshot
 from pymongo_resilience.breakers.breaker_states import State
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.retry_rules import GiveUp, RetryRules
-from pymongo_resilience.retries.strategy import BestEffort
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules
+from pymongo_resilience.rules.strategy import BestEffort
 
 pytestmark = pytest.mark.oldest
 

@@ -20,18 +20,18 @@ from support.engine.failing_work import (
 from support.engine.retry_strategies import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB, half
 from support.hostile_input import examples, strange_floats
 
-from pymongo_resilience.retries import backoff
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules import backoff
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
     Failure,
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Verdict
-from pymongo_resilience.retries.strategy import RetryAction, RetryStrategy
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Verdict
+from pymongo_resilience.rules.strategy import RetryAction, RetryStrategy
 from pymongo_resilience.testing import FakeClock
 
 READING = Call(kind=Kind.READ)

@@ -26,12 +26,12 @@ from support.engine.failing_work import (
 from support.engine.retry_strategies import Answering, half
 from support.hostile_input import examples, strange_floats
 
-from pymongo_resilience.retries.events import Broadcast, RetryScheduled
-from pymongo_resilience.retries.executor import AsyncExecutor, Executor
-from pymongo_resilience.retries.failure import RetryReason
-from pymongo_resilience.retries.retried_operation import Kind
-from pymongo_resilience.retries.retry_rules import RetryRules
-from pymongo_resilience.retries.strategy import RetryAction
+from pymongo_resilience.rules.events import Broadcast, RetryScheduled
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.strategy import RetryAction
 from pymongo_resilience.testing import RecordingListener
 
 READ = Call(kind=Kind.READ)

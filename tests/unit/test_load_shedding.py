@@ -8,17 +8,17 @@ from typing import Literal
 import pytest
 
 from pymongo_resilience.option_types import PRIORITIES
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
     Failure,
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.load_shedding import WINDOW_S, LoadShedder, LoadShedders
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.retry_rules import GiveUp, RetryRules, Rule
-from pymongo_resilience.retries.strategy import BestEffort
+from pymongo_resilience.rules.load_shedding import WINDOW_S, LoadShedder, LoadShedders
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule
+from pymongo_resilience.rules.strategy import BestEffort
 from pymongo_resilience.testing import FakeClock
 
 Priority = Literal["high", "normal", "low"]

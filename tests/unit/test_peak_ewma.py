@@ -10,8 +10,8 @@ import random
 import pytest
 from support.engine.topologies import secondary
 
-from pymongo_resilience.selection.peak_ewma import DECAY, PeakEwma
-from pymongo_resilience.selection.two_choices import choose
+from pymongo_resilience.server_choice.peak_ewma import DECAY, PeakEwma
+from pymongo_resilience.server_choice.two_choices import choose
 from pymongo_resilience.testing import FakeClock
 
 

@@ -23,11 +23,11 @@ from pymongo_resilience.policies.first_use import (
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.policies.overrides import override
 from pymongo_resilience.policies.policy import NOTHING, Policy
-from pymongo_resilience.retries.strategy import BestEffort, FastFailOnTerminalError
+from pymongo_resilience.rules.strategy import BestEffort, FastFailOnTerminalError
 
 if TYPE_CHECKING:
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retried_operation import Operation
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
 
 
 class SaysNothing:

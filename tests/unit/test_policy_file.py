@@ -13,7 +13,7 @@ from pymongo_resilience.options.config import FILE_VARIABLE, Config
 from pymongo_resilience.options.policy_file import KEYS
 from pymongo_resilience.policies.namespaces import EXPECTED_PATTERN
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.rules.strategy import NAMED
 
 if TYPE_CHECKING:
     from pathlib import Path

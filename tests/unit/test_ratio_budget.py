@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.engine.retry_strategies import BEST_EFFORT, MONGODB, half
 
-from pymongo_resilience.retries.budget import (
+from pymongo_resilience.rules.budget import (
     DEBT,
     FORGOTTEN_S,
     RATIO,
@@ -20,17 +20,17 @@ from pymongo_resilience.retries.budget import (
     RetryBudget,
     TokenBucket,
 )
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
     Failure,
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retried_operation import DISTRESS, Kind, Operation
-from pymongo_resilience.retries.retry_rules import GiveUp, Retry, RetryRules, Rule
-from pymongo_resilience.retries.strategy import RetryAction
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retried_operation import DISTRESS, Kind, Operation
+from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
+from pymongo_resilience.rules.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock
 
 OVERLOAD = Failure(

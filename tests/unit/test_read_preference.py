@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.engine.topologies import primary, replica_set, secondary, unknown
 
-from pymongo_resilience.selection.read_preference import PRIMARY, Mode, ReadPreference
-from pymongo_resilience.selection.server_description import ServerDescription
-from pymongo_resilience.selection.staleness import (
+from pymongo_resilience.server_choice.read_preference import PRIMARY, Mode, ReadPreference
+from pymongo_resilience.server_choice.server_description import ServerDescription
+from pymongo_resilience.server_choice.staleness import (
     IDLE_WRITE_PERIOD,
     SMALLEST_MAXIMUM,
     check_maximum,

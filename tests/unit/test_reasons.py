@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation.failures.connection_errors import (
 from pymongo_resilience_instrumentation.selection.breaker_errors import CircuitBreakerOpenError
 from pymongo_resilience_instrumentation.selection.shedding_registry import OverloadShedError
 
-from pymongo_resilience.retries.failure import RetryReason
+from pymongo_resilience.rules.failure import RetryReason
 
 pytestmark = pytest.mark.oldest
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from pymongo_resilience.retries import resumption
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules import resumption
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
     Failure,
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.resumption import Find
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.strategy import BestEffort
+from pymongo_resilience.rules.resumption import Find
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.strategy import BestEffort
 
 PLAIN = Find({"a": 1})
 MOST = 3

@@ -41,16 +41,16 @@ from support.engine.failing_work import (
 )
 from support.engine.retry_strategies import AT_ONCE, MONGODB
 
-from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.retries.failure import RetryReason
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule
-from pymongo_resilience.retries.strategy import RetryAction
+from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Rule
+from pymongo_resilience.rules.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
-    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.rules.failure import Failure
 
 
 def recorded(call: Call, fault: Fault, timeout: float | None) -> tuple[Operation, Failure]:

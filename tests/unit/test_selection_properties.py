@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings, strategies as st
 from support.engine.topologies import ADDRESSES, any_criteria, topologies
 from support.examples import scaled
 
-from pymongo_resilience.selection.eligibility import Criteria, decide
-from pymongo_resilience.selection.explanation import explain
-from pymongo_resilience.selection.server_description import TopologyDescription
-from pymongo_resilience.selection.two_choices import choose
+from pymongo_resilience.server_choice.eligibility import Criteria, decide
+from pymongo_resilience.server_choice.explanation import explain
+from pymongo_resilience.server_choice.server_description import TopologyDescription
+from pymongo_resilience.server_choice.two_choices import choose
 
 counts = st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 20))
 

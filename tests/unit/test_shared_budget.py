@@ -26,14 +26,14 @@ from support.engine.retry_strategies import BEST_EFFORT
 from support.engine.stepped_operations import Running, SharedClock, SteppedWork
 from support.examples import scaled
 
-from pymongo_resilience.retries.events import RetryScheduled
-from pymongo_resilience.retries.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
-from pymongo_resilience.retries.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 
 if TYPE_CHECKING:
     from support.engine.failing_work import Call
 
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.strategy import RetryStrategy
 
 TENTH = Fraction(1, 10)
 MOST = 6

@@ -13,9 +13,9 @@ from support.engine.retry_strategies import Answering, half
 from support.engine.scenarios import CUT, READ
 from support.striking import SoftTimeLimitExceeded, Tracer
 
-from pymongo_resilience.retries.executor import AsyncExecutor
-from pymongo_resilience.retries.retry_rules import RetryRules
-from pymongo_resilience.retries.strategy import RetryAction
+from pymongo_resilience.rules.executor import AsyncExecutor
+from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.strategy import RetryAction
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 

@@ -29,7 +29,7 @@ from pymongo_resilience_instrumentation.selection.fast_fail import (
     found_on,
 )
 
-from pymongo_resilience.retries.failure import RetryReason
+from pymongo_resilience.rules.failure import RetryReason
 
 pytestmark = pytest.mark.oldest
 

@@ -24,7 +24,7 @@ from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import Tra
 from pymongo_resilience import Config, Policy, override
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.retries.strategy import BestEffort
+from pymongo_resilience.rules.strategy import BestEffort
 
 pytestmark = pytest.mark.oldest
 NOW = 1_000.0

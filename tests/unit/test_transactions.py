@@ -8,18 +8,18 @@ from types import SimpleNamespace
 import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
-from pymongo_resilience.retries.budget import RatioBudget, TokenBucket
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules.budget import RatioBudget, TokenBucket
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
     Failure,
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.retry_rules import GiveUp, Retry, RetryRules, Rule
-from pymongo_resilience.retries.transaction_rules import Repeat, pause, repeat, verdict
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
+from pymongo_resilience.rules.transaction_rules import Repeat, pause, repeat, verdict
 
 TRANSIENT, UNKNOWN = "TransientTransactionError", "UnknownTransactionCommitResult"
 

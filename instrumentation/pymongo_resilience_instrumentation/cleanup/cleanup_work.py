@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ServerSelectionTimeoutError
 
 from pymongo_resilience.policies.policy import NOTHING, Policy
-from pymongo_resilience.retries.retried_operation import NO_DATA, Kind, Operation
+from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import BEGINNING, Call
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.policies.namespaces import NamespaceRules
-    from pymongo_resilience.retries.budget import RetryBudget
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retry_rules import Rule
+    from pymongo_resilience.rules.budget import RetryBudget
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retry_rules import Rule
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
-from pymongo_resilience.retries.operation_deadline import SHORTEST, Deadline
+from pymongo_resilience.rules.operation_deadline import SHORTEST, Deadline
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
@@ -18,7 +18,7 @@ from .cleanup_work import Cleanup, CleanupCall, CleanupInterceptor
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience.retries.retried_operation import Operation
+    from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience_instrumentation.interception.methods import Function
 
 WINDOW = 0.5

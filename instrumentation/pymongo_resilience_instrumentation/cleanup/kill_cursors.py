@@ -18,9 +18,9 @@ from pymongo_resilience.clock import Postponed
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.retries.executor import AsyncExecutor, Executor
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retried_operation import Operation
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
 

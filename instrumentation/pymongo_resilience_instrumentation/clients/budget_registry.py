@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.options.config import OFF, TOKENS
-from pymongo_resilience.retries.budget import RatioBudget, RetryBudget, TokenBucket
+from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
 
 from .by_client import keep
 

@@ -19,7 +19,7 @@ from .pool_state import Pool
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pymongo_resilience.retries.budget import RetryBudget
+    from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience_instrumentation.addresses import Address
 
 

@@ -1,7 +1,7 @@
 """A resumable find: its first command, what is noted of each batch, and the find that is sent in
 place of a getMore that failed.
 
-What can be resumed, how, and after which failure: ``pymongo_resilience/retries/resumption.py``.
+What can be resumed, how, and after which failure: ``pymongo_resilience/rules/resumption.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.retries import resumption
-from pymongo_resilience.retries.failure import RetryReason
+from pymongo_resilience.rules import resumption
+from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception import steps
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.policies.namespaces import NamespaceRules
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retried_operation import Operation
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
 

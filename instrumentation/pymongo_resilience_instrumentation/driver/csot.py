@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
-from pymongo_resilience.retries.operation_deadline import SHORTEST
+from pymongo_resilience.rules.operation_deadline import SHORTEST
 
 if TYPE_CHECKING:
     from contextvars import Token

@@ -13,7 +13,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect
 
-from pymongo_resilience.retries.resumption import Find
+from pymongo_resilience.rules.resumption import Find
 from pymongo_resilience_instrumentation.addresses import address_text
 
 from .raw_documents import raw_documents, without_id

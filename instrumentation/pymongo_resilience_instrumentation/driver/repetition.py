@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ClientBulkWriteException
 
-from pymongo_resilience.retries.failure import RETRYABLE_WRITE, Stage
-from pymongo_resilience.retries.retried_operation import Kind
+from pymongo_resilience.rules.failure import RETRYABLE_WRITE, Stage
+from pymongo_resilience.rules.retried_operation import Kind
 
 from .retry_loop import bulk_progress, in_transaction, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience_instrumentation.addresses import Address
 
 

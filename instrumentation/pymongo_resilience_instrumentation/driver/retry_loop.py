@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.read_preferences import PrimaryPreferred, SecondaryPreferred
 
-from pymongo_resilience.retries.retried_operation import Kind
+from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience_instrumentation.addresses import address_text
 
 from .clients import ASYNC, SYNC

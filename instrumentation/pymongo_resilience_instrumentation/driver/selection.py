@@ -11,7 +11,7 @@ from pymongo.read_preferences import Primary
 from pymongo.server_selectors import any_server_selector, writable_server_selector
 
 from pymongo_resilience.internal_errors import deliver
-from pymongo_resilience.retries.retried_operation import Kind
+from pymongo_resilience.rules.retried_operation import Kind
 
 from .retry_loop import kind
 

@@ -33,7 +33,7 @@ from pymongo_resilience.errors import (
     OverloadShedError,
 )
 from pymongo_resilience.internal_errors import deliver, logger
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
     RETRYABLE_WRITE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pymongo_resilience.retries.failure import RetryReason
+from pymongo_resilience.rules.failure import RetryReason
 
 
 class LostConnectionError(OSError):

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from pymongo.errors import PyMongoError
 
-    from pymongo_resilience.retries.failure import RetryReason
-    from pymongo_resilience.retries.retry_rules import Rule
+    from pymongo_resilience.rules.failure import RetryReason
+    from pymongo_resilience.rules.retry_rules import Rule
 
 
 def attempts_text(attempts: int) -> str:

@@ -9,7 +9,7 @@ from pymongo_resilience.errors import (
     OperationTimeoutError,
     OverloadShedError,
 )
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call

@@ -16,7 +16,7 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     RETRYABLE_WRITE,
     SYSTEM_OVERLOADED,

@@ -18,7 +18,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
-from pymongo_resilience.retries.failure import RetryReason
+from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation.addresses import address_text
 
 if TYPE_CHECKING:

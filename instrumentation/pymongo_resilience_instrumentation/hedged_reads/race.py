@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience.internal_errors import raise_alone, shielded
-from pymongo_resilience.retries.events import ReadHedged
+from pymongo_resilience.rules.events import ReadHedged
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.retries import deprioritized

@@ -16,11 +16,11 @@ from pymongo.errors import AutoReconnect
 
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.options.config import INTERRUPTIONS
-from pymongo_resilience.retries.failure import Failure, RetryReason, Stage
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.retry_rules import NeedsStrategy, Retry
-from pymongo_resilience.retries.strategy import NAMED
+from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry
+from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.connection_errors import InterruptedAttemptError

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pymongo.monitoring import CommandListener
 
-from pymongo_resilience.retries.events import (
+from pymongo_resilience.rules.events import (
     BreakerClosed,
     BreakerOpened,
     ReadHedged,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pymongo.monitoring import CommandFailedEvent, CommandStartedEvent, CommandSucceededEvent
 
-    from pymongo_resilience.retries.events import Event
+    from pymongo_resilience.rules.events import Event
 
 TYPES = {
     RetryScheduled: "retry.scheduled",

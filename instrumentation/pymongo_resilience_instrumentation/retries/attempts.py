@@ -25,12 +25,12 @@ from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies.policy import shorter
-from pymongo_resilience.retries.failure import RetryReason, Stage
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retried_operation import NO_DATA, Kind, Operation
-from pymongo_resilience.retries.retry_rules import Rule
-from pymongo_resilience.retries.rule_texts import why_not_repeated
-from pymongo_resilience.retries.strategy import follows_specification
+from pymongo_resilience.rules.failure import RetryReason, Stage
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.rules.rule_texts import why_not_repeated
+from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.breakers.breaker_states import Permit
-    from pymongo_resilience.retries.budget import RetryBudget
-    from pymongo_resilience.retries.failure import Failure
+    from pymongo_resilience.rules.budget import RetryBudget
+    from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.breakers.breaker import Breakers
 from pymongo_resilience.breakers.breaker_states import Permit, State
 from pymongo_resilience.internal_errors import deliver
-from pymongo_resilience.retries.events import BreakerClosed, BreakerOpened
-from pymongo_resilience.retries.failure import TRANSIENT_TRANSACTION
+from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened
+from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.breakers.breaker import BreakerSettings, Snapshot
     from pymongo_resilience.breakers.breaker_states import Holder
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.retries.events import Listener
+    from pymongo_resilience.rules.events import Listener
     from pymongo_resilience_instrumentation.addresses import Address
 
 ALONE = frozenset({"Single", "LoadBalanced"})

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ConnectionFailure
 
-from pymongo_resilience.selection.read_preference import Mode, ReadPreference
-from pymongo_resilience.selection.server_description import (
+from pymongo_resilience.server_choice.read_preference import Mode, ReadPreference
+from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
     ServerType,
     TopologyDescription,

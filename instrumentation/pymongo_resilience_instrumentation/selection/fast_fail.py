@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.retries.strategy import FastFailOnTerminalError
+from pymongo_resilience.rules.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause

@@ -12,8 +12,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.internal_errors import deliver
-from pymongo_resilience.selection.eligibility import in_latency_window
-from pymongo_resilience.selection.two_choices import choose
+from pymongo_resilience.server_choice.eligibility import in_latency_window
+from pymongo_resilience.server_choice.two_choices import choose
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.selection.peak_ewma import PeakEwma
-    from pymongo_resilience.selection.server_description import ServerDescription
+    from pymongo_resilience.server_choice.peak_ewma import PeakEwma
+    from pymongo_resilience.server_choice.server_description import ServerDescription
 
     from .breaker_registry import BreakerRegistry, ClientBreakers
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.selection.eligibility import Criteria
-from pymongo_resilience.selection.explanation import explain
-from pymongo_resilience.selection.read_preference import Mode
-from pymongo_resilience.selection.server_description import ServerType
+from pymongo_resilience.server_choice.eligibility import Criteria
+from pymongo_resilience.server_choice.explanation import explain
+from pymongo_resilience.server_choice.read_preference import Mode
+from pymongo_resilience.server_choice.server_description import ServerType
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience.breakers.breaker import Snapshot
-    from pymongo_resilience.selection.eligibility import Servers
-    from pymongo_resilience.selection.explanation import ServerVerdict
+    from pymongo_resilience.server_choice.eligibility import Servers
+    from pymongo_resilience.server_choice.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.addresses import Address
 
     from .diagnosis import Diagnosis

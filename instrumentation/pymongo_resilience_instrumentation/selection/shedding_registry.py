@@ -13,8 +13,8 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience import errors
 from pymongo_resilience.option_types import NORMAL
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.retries.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
-from pymongo_resilience.retries.load_shedding import LoadShedder, LoadShedders
+from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
+from pymongo_resilience.rules.load_shedding import LoadShedder, LoadShedders
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import timeline
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.retries.events import RetryScheduled
+from pymongo_resilience.rules.events import RetryScheduled
 from pymongo_resilience.timeline import Run, Wait
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -23,7 +23,7 @@ from . import semconv
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience.retries.events import RetryDeclined
+    from pymongo_resilience.rules.events import RetryDeclined
     from pymongo_resilience.timeline import Phase
     from pymongo_resilience_instrumentation.calls import Call
 

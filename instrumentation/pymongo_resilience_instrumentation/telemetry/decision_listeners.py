@@ -6,13 +6,13 @@ import itertools
 from typing import TYPE_CHECKING
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.retries.events import Broadcast, RetryEvent, RetryScheduled
+from pymongo_resilience.rules.events import Broadcast, RetryEvent, RetryScheduled
 from pymongo_resilience_instrumentation import calls
 
 from .call_timelines import note
 
 if TYPE_CHECKING:
-    from pymongo_resilience.retries.events import Event
+    from pymongo_resilience.rules.events import Event
 
 
 class CallLog:

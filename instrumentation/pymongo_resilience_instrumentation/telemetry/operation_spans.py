@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind
 
-from pymongo_resilience.retries.events import BreakerEvent, ReadHedged, RetryScheduled
+from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, Tracer
 
-    from pymongo_resilience.retries.events import Event
+    from pymongo_resilience.rules.events import Event
     from pymongo_resilience_instrumentation.calls import Call
 
 EVENTS = {

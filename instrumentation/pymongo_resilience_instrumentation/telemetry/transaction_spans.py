@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, Tracer
 
-    from pymongo_resilience.retries.events import RetryScheduled
+    from pymongo_resilience.rules.events import RetryScheduled
 
 # A private attribute of the session: it must live exactly as long.
 _SPAN = "_pymongo_resilience_transaction_span"

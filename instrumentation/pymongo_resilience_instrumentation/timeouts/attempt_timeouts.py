@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import NetworkTimeout
 
-from pymongo_resilience.retries.failure import RetryReason
+from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.connection_errors import AttemptTimeoutError
@@ -19,9 +19,9 @@ from .bounded_waits import within_wait
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retried_operation import Operation
-    from pymongo_resilience.retries.retry_rules import RetryRules
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.retry_rules import RetryRules
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.retries.retry_rules import Rule
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
@@ -22,7 +22,7 @@ from . import cursor_timeouts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience.retries.failure import RetryReason, Stage
+    from pymongo_resilience.rules.failure import RetryReason, Stage
     from pymongo_resilience_instrumentation.calls import Call, CursorState, TransactionState
 
 

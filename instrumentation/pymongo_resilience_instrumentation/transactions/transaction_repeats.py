@@ -11,20 +11,15 @@ from pymongo.errors import ClientBulkWriteException, PyMongoError
 
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.retries import transaction_rules
-from pymongo_resilience.retries.events import (
-    Broadcast,
-    RetryDeclined,
-    RetryScheduled,
-    of_both_events,
-)
-from pymongo_resilience.retries.failure import Stage
-from pymongo_resilience.retries.operation_deadline import Deadline
-from pymongo_resilience.retries.retried_operation import Kind, Operation
-from pymongo_resilience.retries.retry_rules import Retry, RetryRules, Rule
-from pymongo_resilience.retries.rule_texts import why_not_repeated
-from pymongo_resilience.retries.strategy import NAMED
-from pymongo_resilience.retries.transaction_rules import Repeat
+from pymongo_resilience.rules import transaction_rules
+from pymongo_resilience.rules.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
+from pymongo_resilience.rules.failure import Stage
+from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import Retry, RetryRules, Rule
+from pymongo_resilience.rules.rule_texts import why_not_repeated
+from pymongo_resilience.rules.strategy import NAMED
+from pymongo_resilience.rules.transaction_rules import Repeat
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.origins import state_origin
@@ -36,8 +31,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.retries.events import Listener
-    from pymongo_resilience.retries.failure import Failure, RetryReason
+    from pymongo_resilience.rules.events import Listener
+    from pymongo_resilience.rules.failure import Failure, RetryReason
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime

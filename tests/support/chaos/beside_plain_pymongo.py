@@ -23,7 +23,7 @@ from support.origin_text import text_without_origin
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
-from pymongo_resilience.retries.events import RetryScheduled
+from pymongo_resilience.rules.events import RetryScheduled
 
 OUR_PACKAGES = ("/pymongo_resilience/", "/pymongo_resilience_instrumentation/")
 VOLATILE = {"$clusterTime", "operationTime", "electionId", "opTime", "topologyVersion"}

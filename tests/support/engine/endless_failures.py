@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from support.engine.engine_inputs import Whimsical
 from support.engine.failing_work import BlockingWork, FakeWork, run_in_thread
 
-from pymongo_resilience.retries.events import RetryScheduled
-from pymongo_resilience.retries.failure import RetryReason, Stage
-from pymongo_resilience.retries.retried_operation import Kind
+from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.rules.failure import RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

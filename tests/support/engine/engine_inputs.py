@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 from support.engine.failing_work import Call, Fault
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL, MONGODB
 
-from pymongo_resilience.retries.budget import TokenBucket
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules.budget import TokenBucket
+from pymongo_resilience.rules.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
     SYSTEM_OVERLOADED,
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.retried_operation import Kind
-from pymongo_resilience.retries.retry_rules import RetryRules
-from pymongo_resilience.retries.strategy import RetryAction
+from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.rules.retry_rules import RetryRules
+from pymongo_resilience.rules.strategy import RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retried_operation import Operation
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.strategy import RetryStrategy
 
 SHORTEST_ATTEMPT = 1 / 64
 

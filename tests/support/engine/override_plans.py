@@ -16,8 +16,8 @@ from support.engine.failing_work import AwaitedWork, BlockingWork, FakeWork, Fin
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.overrides import override
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.retries.events import RetryDeclined
-from pymongo_resilience.retries.executor import AsyncExecutor, Executor
+from pymongo_resilience.rules.events import RetryDeclined
+from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from support.engine.failing_work import Call, Fault
 
-    from pymongo_resilience.retries.events import Event
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retried_operation import Operation
-    from pymongo_resilience.retries.retry_rules import RetryRules, Rule
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.events import Event
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.retry_rules import RetryRules, Rule
+    from pymongo_resilience.rules.strategy import RetryStrategy
 
 
 @dataclass(frozen=True)

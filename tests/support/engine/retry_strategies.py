@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.retries import backoff
-from pymongo_resilience.retries.strategy import (
+from pymongo_resilience.rules import backoff
+from pymongo_resilience.rules.strategy import (
     BestEffort,
     FastFailOnTerminalError,
     MongoDBSpecification,
@@ -15,8 +15,8 @@ from pymongo_resilience.retries.strategy import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retried_operation import Operation
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
 
 
 def quarter() -> float:

@@ -23,8 +23,8 @@ from support.engine.retry_strategies import (
     waiting,
 )
 
-from pymongo_resilience.retries.budget import TokenBucket
-from pymongo_resilience.retries.failure import (
+from pymongo_resilience.rules.budget import TokenBucket
+from pymongo_resilience.rules.failure import (
     RETRYABLE,
     RETRYABLE_WRITE,
     SYSTEM_OVERLOADED,
@@ -32,11 +32,11 @@ from pymongo_resilience.retries.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.retries.retried_operation import Kind
-from pymongo_resilience.retries.retry_rules import RetryRules, Rule
+from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 
 if TYPE_CHECKING:
-    from pymongo_resilience.retries.strategy import RetryStrategy
+    from pymongo_resilience.rules.strategy import RetryStrategy
 
 
 @dataclass(frozen=True)

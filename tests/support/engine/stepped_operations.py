@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from support.engine.failing_work import RESULT, AttemptFailed, FakeWork, Final
 
-from pymongo_resilience.retries.events import RetryDeclined, RetryScheduled
-from pymongo_resilience.retries.executor import AsyncExecutor
+from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.rules.executor import AsyncExecutor
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from support.engine.failing_work import Fault
 
-    from pymongo_resilience.retries.failure import Failure
-    from pymongo_resilience.retries.retry_rules import RetryRules
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retry_rules import RetryRules
 
 
 class Stop:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.retries.events import BreakerEvent, ReadHedged, RetryScheduled
+from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.safe_texts import code_name, qualified_name
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import Meter
 
-    from pymongo_resilience.retries.events import Event
+    from pymongo_resilience.rules.events import Event
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
 

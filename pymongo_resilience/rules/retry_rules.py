@@ -1,4 +1,5 @@
-"""The rules of retries, in order, in one place. Pure: its only side effect is to consume a token.
+"""The rules of retries, in order, in one place. Pure: its only side effect is what a retry takes
+from the budget.
 
 A decision has two steps, since a strategy may be a coroutine: ``check_rules`` applies the rules
 that need no strategy, ``apply_strategy`` those that follow its answer. The numbers are those of

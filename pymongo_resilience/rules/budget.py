@@ -74,7 +74,8 @@ class RetryBudget:
 
     @abstractmethod
     def allows(self, *, overloaded: bool) -> bool:
-        """Whether one retry may follow such a failure; what it costs is taken here."""
+        """Whether one retry may follow such a failure. Where it is the retry that costs, not the
+        failure, it is paid for here."""
 
     @abstractmethod
     def never_repeated(self, *, overloaded: bool) -> None:

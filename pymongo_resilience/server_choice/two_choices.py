@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pymongo_resilience.retries.backoff import Random
+    from pymongo_resilience.rules.backoff import Random
 
     from .server_description import ServerDescription
 
