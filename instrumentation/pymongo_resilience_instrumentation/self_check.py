@@ -30,7 +30,7 @@ class Feature(enum.Enum):
     FAST_FAIL = "failing fast on certificates, replica set names and passwords"
     WHOLE_TIMEOUTS = "the timeout of a transaction as a whole"
     END_SESSION = "the end of a transaction's span with its session"
-    OPEN_COMMITS = "the abort of a transaction whose commit was interrupted"
+    OPEN_COMMITS = "the abort of a transaction whose commit or abort was interrupted"
     GRIDFS = "the timeout of a GridFS stream as a whole"
     RETARGETING = "avoiding a failed server while the driver waits for one"
     SELECTION = "choosing servers by the attempts in progress"

@@ -33,7 +33,7 @@ from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Repl
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from pymongo_resilience_instrumentation.transactions import unfinished_sessions
 from support.child_programs import ended, run
-from support.clients import POLLING, Side
+from support.clients import POLLING, Side, wait_until
 from support.garbage_collection import SET, Watcher, collect, steps
 
 import pymongo_resilience
@@ -228,6 +228,34 @@ EVERYTHING = {
 }
 
 
+TRANSACTIONS = {"atomic write", "transaction by hand"}
+"""Whose statements keep other writes waiting while nobody ends them."""
+
+
+class OpenTransactions(pymongo.monitoring.CommandListener):
+    """Those that the server was asked to begin, and has not said to be over."""
+
+    def __init__(self) -> None:
+        self.open: set[tuple[bytes, int]] = set()
+        self._ending: dict[int, tuple[bytes, int]] = {}
+
+    def started(self, event: Any) -> None:
+        if "txnNumber" not in event.command:
+            return
+        key = (event.command["lsid"]["id"], int(event.command["txnNumber"]))
+        if event.command.get("startTransaction"):
+            self.open.add(key)
+        elif event.command_name in {"abortTransaction", "commitTransaction"}:
+            self._ending[event.request_id] = key
+
+    def succeeded(self, event: Any) -> None:
+        self.open.discard(self._ending.pop(event.request_id, (b"", 0)))
+
+    def failed(self, event: Any) -> None:
+        if "ok" in event.failure:  # the server's answer
+            self.succeeded(event)
+
+
 async def _driven(coroutine: Any, count: int) -> bool:
     """A task takes no generator from Python 3.12 on."""
     return await steps(coroutine, count)
@@ -259,7 +287,8 @@ def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
     switch_on(watcher, strategy=Patient(), **options)
 
     async def collected_after(count: int) -> bool:
-        client: Any = pymongo.AsyncMongoClient(proxy.uri, **POLLING)
+        transactions = OpenTransactions()
+        client: Any = pymongo.AsyncMongoClient(proxy.uri, event_listeners=[transactions], **POLLING)
         await client.admin.command("ping")
         for command in cut:
             proxy.inject(CutBefore(command))
@@ -272,8 +301,15 @@ def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
         with suppress(Exception):
             async with asyncio.timeout(HANGS_AFTER):
                 await client.admin.command("ping")  # what could not be awaited begins with it
+                while name in TRANSACTIONS and transactions.open:  # noqa: ASYNC110 - others end them
+                    await asyncio.sleep(0.01)  # another thread may have taken it up
                 await asyncio.gather(*unfinished_sessions._ending)
                 await client.close()
+        if name in TRANSACTIONS:
+            assert transactions.open == set()
+            # A statement that was still under way may have begun one after it was aborted.
+            wait_until(lambda: not any(each.connections for each in proxy.members))
+            control.admin.command("killAllSessions", [])
         return finished
 
     async def every_await() -> int:

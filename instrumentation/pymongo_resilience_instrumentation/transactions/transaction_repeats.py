@@ -84,13 +84,20 @@ class Repetition:
     def end(self, session: Any, error: BaseException | None, sleep: Callable[..., Any]) -> Steps:
         """Commits it, or after ``error`` aborts it. Whether another attempt follows; raises what it
         ends with, where that is another error. ``sleep``: of the clock."""
+        open_state = driver.sessions.state_of_transaction(session)
         if error is not None:
             what = self._decide(error, committing=False)
             if session.in_transaction:
-                with self._for_the_abort(what):
-                    yield session.abort_transaction
+                try:
+                    with self._for_the_abort(what):
+                        yield session.abort_transaction
+                except PyMongoError:
+                    raise
+                except BaseException:
+                    # The driver takes it for aborted, and that may not even have been sent.
+                    driver.sessions.set_state_of_transaction(session, open_state)
+                    raise
             return self._follows(what, error)
-        open_state = driver.sessions.state_of_transaction(session)
         while session.in_transaction or error is not None:
             try:
                 yield session.commit_transaction
