@@ -34,6 +34,7 @@ from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from pymongo_resilience_instrumentation.transactions import unfinished_sessions
 from support.child_programs import ended, run
 from support.clients import POLLING, Side, wait_until
+from support.cursor_cleanup import until
 from support.garbage_collection import SET, Watcher, collect, steps
 
 import pymongo_resilience
@@ -301,8 +302,8 @@ def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
         with suppress(Exception):
             async with asyncio.timeout(HANGS_AFTER):
                 await client.admin.command("ping")  # what could not be awaited begins with it
-                while name in TRANSACTIONS and transactions.open:  # noqa: ASYNC110 - others end them
-                    await asyncio.sleep(0.01)  # another thread may have taken it up
+                if name in TRANSACTIONS:  # another thread may have taken it up
+                    await until(lambda: not transactions.open)
                 await asyncio.gather(*unfinished_sessions._ending)
                 await client.close()
         if name in TRANSACTIONS:

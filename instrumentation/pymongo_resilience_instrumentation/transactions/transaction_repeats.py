@@ -88,25 +88,14 @@ class Repetition:
         if error is not None:
             what = self._decide(error, committing=False)
             if session.in_transaction:
-                try:
-                    with self._for_the_abort(what):
-                        yield session.abort_transaction
-                except PyMongoError:
-                    raise
-                except BaseException:
-                    # The driver takes it for aborted, and that may not even have been sent.
-                    driver.sessions.set_state_of_transaction(session, open_state)
-                    raise
+                with self._for_the_abort(what):
+                    yield from _finish(session.abort_transaction, session, open_state)
             return self._follows(what, error)
         while session.in_transaction or error is not None:
             try:
-                yield session.commit_transaction
+                yield from _finish(session.commit_transaction, session, open_state)
             except PyMongoError as failed:
                 error = failed
-            except BaseException:
-                # The driver takes it for committed, and it may not even have been sent.
-                driver.sessions.set_state_of_transaction(session, open_state)
-                raise
             else:
                 break
             what = self._decide(error, committing=True)
@@ -211,3 +200,15 @@ class Repetition:
             )
             self._call.final_error = error if isinstance(error, Exception) else None
         return error
+
+
+def _finish(send: Callable[[], Any], session: Any, open_state: Any) -> Steps:
+    """A commit or an abort. Interrupted, it may not even have been sent, and the driver takes it
+    for done: the transaction is open again, and aborted as its session ends."""
+    try:
+        yield send
+    except PyMongoError:
+        raise
+    except BaseException:
+        driver.sessions.set_state_of_transaction(session, open_state)
+        raise
