@@ -159,7 +159,8 @@ def other_pythons(folder: Path) -> tuple[list[Step], tuple[str, ...]]:
         venv, report = f".venv-{version}", f"python{version}"
         name = f"environment: Python {version}"
         steps += [
-            Step(name, make(f"{venv}/stamp", f"PYTHON={executable}"), (), last),
+            # Made first: else that would be of this Python.
+            Step(name, make(f"{venv}/stamp", f"PYTHON={executable}"), (MAIN,), last),
             Step(
                 f"core of the tests, Python {version}",
                 pytest(folder, report, venv, *CORE, *parallel(WORKERS["oldest"])),
