@@ -18,8 +18,8 @@ from secantus import commands, storage
 PAGE = 128
 AFTER_ALL = b"\xff" * 16
 find_in_memory = storage.Storage.find_matching
-split_in_memory = commands._split_into_cursor  # noqa: SLF001
-lookup_keys = storage._id_point_lookup_keys  # noqa: SLF001
+split_in_memory = commands._split_into_cursor
+lookup_keys = storage._id_point_lookup_keys
 
 
 class Walk:
@@ -50,8 +50,8 @@ class Walk:
 
     def _read_page(self) -> None:
         store = self._store
-        with store._lock:  # noqa: SLF001
-            store._refresh_read_snapshot()  # noqa: SLF001
+        with store._lock:
+            store._refresh_read_snapshot()
             blobs = [self._blob(each) for each in self._records()]
         documents = (bson.decode(each) for each in blobs if each is not None)
         self._read += (
@@ -60,7 +60,7 @@ class Walk:
 
     def _records(self) -> list[int]:
         """Of the next keys in the index. ``min`` includes its bound, ``max`` does not."""
-        index = self._store._cursor(storage._NAT_SEQ_TABLE)  # noqa: SLF001
+        index = self._store._cursor(storage._NAT_SEQ_TABLE)
         step = index.prev if self._backward else index.next
         index.set_key(*self._namespace, self._at)
         side = index.search_near()
@@ -81,19 +81,19 @@ class Walk:
         return found
 
     def _blob(self, record: int) -> bytes | None:
-        documents = self._store._cursor(storage._doc_table_for(*self._namespace))  # noqa: SLF001
+        documents = self._store._cursor(storage._doc_table_for(*self._namespace))
         documents.set_key(*self._namespace, record)
         if documents.search() != 0:
             return None
-        blob: bytes = storage._unframe_doc_value(bytes(documents.get_value()))[1]  # noqa: SLF001
+        blob: bytes = storage._unframe_doc_value(bytes(documents.get_value()))[1]
         return blob
 
 
 def _bound(given: Mapping[str, Any] | None) -> bytes | None:
-    return storage._id_key(given["_id"]) if given else None  # noqa: SLF001
+    return storage._id_key(given["_id"]) if given else None
 
 
-def find(store: Any, db: str, coll: str, filter: Any = None, **given: Any) -> Any:  # noqa: A002
+def find(store: Any, db: str, coll: str, filter: Any = None, **given: Any) -> Any:  # noqa: A002 - the server's name for it
     walks = given.get("hint") in ("_id_", {"_id": 1}) and set(given.get("sort") or {}) <= {"_id"}
     others = ("skip", "limit", "projection", "collation")
     if walks and not any(given.get(name) for name in others):
@@ -120,13 +120,13 @@ def split(
 def lookup(spec: Any) -> list[bytes] | None:
     """An ``$in`` with documents, too, goes by the index."""
     if isinstance(spec, Mapping) and set(spec) == {"$in"}:
-        return sorted({storage._id_key(each) for each in spec["$in"]})  # noqa: SLF001
+        return sorted({storage._id_key(each) for each in spec["$in"]})
     found: list[bytes] | None = lookup_keys(spec)
     return found
 
 
 if __name__ == "__main__":
     storage.Storage.find_matching = find
-    commands._split_into_cursor = split  # noqa: SLF001
-    storage._id_point_lookup_keys = lookup  # noqa: SLF001
+    commands._split_into_cursor = split
+    storage._id_point_lookup_keys = lookup
     server_process.main()
