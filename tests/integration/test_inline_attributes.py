@@ -3,41 +3,20 @@
 
 from __future__ import annotations
 
-import gc
-from typing import Any
-
 import pytest
 from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
-from support.clients import Side
-from support.telemetry import Instrument
-
-import pymongo_resilience
+from support.child_programs import run
 
 pytestmark = pytest.mark.oldest
 
 
-def in_a_dict(instance: Any) -> bool:
-    """Whether its attributes are; asked of any, they are from then on."""
-    return any(
-        type(each) is dict and each is instance.__dict__ for each in gc.get_referents(instance)
-    )
-
-
-def passed_through(client: Any) -> list[Any]:
-    topology = client._topology
-    pools = [server.pool for server in topology._servers.values()]
-    return [client, client._event_listeners, topology, *topology._servers.values(), *pools]
-
-
-@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("half", ["sync", "async"])
+@pytest.mark.parametrize("shown", ["true", "false"])
 def test_what_an_operation_passes_through_keeps_its_attributes_inline(
-    shown: bool, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+    shown: str, half: str, proxy: ReplicaSet, database: str
 ) -> None:
-    instrument(traces=shown, metrics=shown, base_backoff_ms=1)
-    client = side.do(side.client, proxy.uri)
-    session = side.do(client.start_session)
-    side.do(client[database].coll.insert_one, {}, session=session)
-    proxy.inject(CutAfter("find"))
-    side.do(client[database].coll.find_one)
-    pymongo_resilience.uninstrument()
-    assert [each for each in [*passed_through(client), session] if in_a_dict(each)] == []
+    cut = proxy.inject(CutAfter("find"))
+    telemetry = {"PYMONGO_RESILIENCE_TRACES": shown, "PYMONGO_RESILIENCE_METRICS": shown}
+    answer, _ = run("inline_attributes", proxy.uri, database, half, **telemetry)
+    assert cut.done()
+    assert answer == {"in a dictionary": []}
