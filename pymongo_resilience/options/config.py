@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.errors import ConfigurationError
+from pymongo_resilience.former_names import warn_former
 from pymongo_resilience.option_types import (
     BOOLEAN,
     LONGEST_MS,
@@ -286,13 +286,13 @@ class Config:
     @property
     def metrics_without(self) -> tuple[str, ...]:
         """The former name of ``disabled_metrics``."""
-        _warn_former("metrics_without", "disabled_metrics")
+        warn_former("metrics_without", "disabled_metrics")
         return self.disabled_metrics
 
     @property
     def recovery_without(self) -> tuple[str, ...]:
         """The former name of ``disabled_recovery``."""
-        _warn_former("recovery_without", "disabled_recovery")
+        warn_former("recovery_without", "disabled_recovery")
         return self.disabled_recovery
 
     @classmethod
@@ -321,16 +321,11 @@ FORMER = {"metrics_without": "disabled_metrics", "recovery_without": "disabled_r
 """Names of options before, which end with the next minor version."""
 
 
-def _warn_former(former: str, name: str) -> None:
-    text = f"{former} is called {name} now; the former name ends with the next minor version"
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
-
-
 def _taking_former_names(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: Config, **given: Any) -> None:  # noqa: N807 - it takes the place of one
         for former in FORMER.keys() & given.keys():
-            _warn_former(former, FORMER[former])
+            warn_former(former, FORMER[former])
             given[FORMER[former]] = given.pop(former)
         init(self, **given)
 

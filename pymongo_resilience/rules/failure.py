@@ -6,9 +6,9 @@ Nothing here knows the driver: the instrumentation states the facts, the engine 
 from __future__ import annotations
 
 import enum
-import warnings
 from dataclasses import dataclass, field
 
+from pymongo_resilience.former_names import warn_former
 from pymongo_resilience.redaction import error_name
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
@@ -131,17 +131,14 @@ class Failure:
     @property
     def hopeless(self) -> bool:
         """The former name of ``terminal``."""
-        return self._renamed("hopeless", "terminal")
+        warn_former("hopeless", "terminal")
+        return self.terminal
 
     @property
     def in_texts(self) -> bool:
         """The former name of ``listed_retryable``."""
-        return self._renamed("in_texts", "listed_retryable")
-
-    def _renamed(self, former: str, name: str) -> bool:
-        text = f"{former} is called {name} now; the former name ends with the next minor version"
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
-        return bool(getattr(self, name))
+        warn_former("in_texts", "listed_retryable")
+        return self.listed_retryable
 
     @property
     def overloaded(self) -> bool:

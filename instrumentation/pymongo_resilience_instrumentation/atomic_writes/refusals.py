@@ -36,7 +36,7 @@ def refuse(call: Call, concern: Any, namespaces: Collection[str], known: Collect
             raise _refusal(call, f"{namespace} belongs to the server: no transaction can write it")
     _refuse_standalone(call)
     for namespace in namespaces:
-        kind = yield from known.kind(call.client, namespace, anew=REFUSED)
+        kind = yield from known.kind(call.client, namespace, ask_again=REFUSED)
         if kind in REFUSED:
             raise _refusal(call, f"transactions cannot write to {namespace}, a {kind} collection")
     # It may not have been known before.

@@ -42,11 +42,11 @@ class Collections:
         for namespace in namespaces:
             self._remember(namespace, OTHER)
 
-    def kind(self, client: Any, namespace: str, anew: Container[str] = ()) -> Steps:
-        """None where the server did not say. ``anew``: the kinds for which it is asked again; the
+    def kind(self, client: Any, namespace: str, ask_again: Container[str] = ()) -> Steps:
+        """None where the server did not say. ``ask_again``: the kinds for which it is; the
         collection may have been dropped and made as another one."""
         kind = self._kinds.get(namespace)
-        if kind is None or kind in anew:
+        if kind is None or kind in ask_again:
             database, _, name = namespace.partition(".")
             try:
                 cursor = yield partial(client[database].list_collections, filter={"name": name})

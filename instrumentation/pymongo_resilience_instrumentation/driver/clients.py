@@ -123,7 +123,7 @@ def kill_interval() -> float:
 
 def _behind(name: str, *classes: type) -> str:
     private = f"_{name}"
-    # Not everything has code: somebody may have put something else in the constructor's place.
+    # Another library may have replaced the constructor by an object without code.
     codes = [getattr(cls.__init__, "__code__", None) for cls in classes]  # type: ignore[misc]  # only looked at
     known = all(private in getattr(code, "co_names", ()) for code in codes)
     return private if known else name

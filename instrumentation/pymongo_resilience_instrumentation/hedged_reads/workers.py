@@ -83,7 +83,7 @@ class ThreadPool:
                     with suppress(ValueError):
                         self._idle.remove(inbox)
                         return
-                    continue  # somebody has just taken it: work comes
+                    continue  # taken at this moment: work comes
                 if work is None:
                     return
                 with shielded("in a thread of hedged reads"):

@@ -73,8 +73,8 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
 
 
 def publish_little(runtime: Runtime, client: Any) -> None:
-    """The driver makes no events for listeners of ours, and publishes no commands to them where
-    nobody would be shown any: an operation that is shown says so anew."""
+    """The driver makes no events for listeners of ours, and publishes no commands to them
+    without an SDK: an operation that has one asks for them again."""
     publish_without_events(client, dispensable=runtime.owns_retries)
     if runtime.no_sdk is not None and runtime.no_sdk():
         driver.publishing.want_commands(client, False)

@@ -1,4 +1,4 @@
-"""Connections to peers that show no sign of life, which the kernel closes; and the reason for which
+"""Connections to dead peers, which the kernel closes; and the reason for which
 a connection was lost, where pymongo knows only that it was."""
 
 from __future__ import annotations

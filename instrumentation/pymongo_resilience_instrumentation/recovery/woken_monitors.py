@@ -35,8 +35,8 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
         if QUICK_CHECKS not in without:
             yield cls, driver.monitors.CHECK, CheckAsync() if asynchronous else Check()
             base = next(each for each in cls.__mro__ if driver.monitors.REQUEST in vars(each))
-            ringing = _after(runtime.enabled_flag, driver.monitors.ring)
-            yield base, driver.monitors.REQUEST, ringing
+            sooner = _after(runtime.enabled_flag, driver.monitors.end_sleep)
+            yield base, driver.monitors.REQUEST, sooner
 
 
 class Read(Interceptor):

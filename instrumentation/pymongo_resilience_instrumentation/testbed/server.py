@@ -46,7 +46,7 @@ class EmbeddedServer(Running):
 
     :param startup_timeout: seconds until a server that does not answer is an error.
     :param user: with ``password``, switches access control on; this user may do everything, and
-        nobody else anything. Without the two the server has no access control.
+        others nothing. Without the two the server has no access control.
     """
 
     def __init__(

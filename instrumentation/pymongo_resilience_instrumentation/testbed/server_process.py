@@ -21,8 +21,8 @@ from secantus import SecantusDBServer
 def _lock(server: SecantusDBServer, user: str, password: str) -> None:
     """Create the first user, then require authentication.
 
-    SecantusDB reads ``require_auth`` with every command, so a running server can be locked; nobody
-    knows its port before that.
+    SecantusDB reads ``require_auth`` with every command, so a running server can be locked; its
+    port is published after that.
     """
     from pymongo import MongoClient  # noqa: PLC0415 - only a server with access control needs it
 

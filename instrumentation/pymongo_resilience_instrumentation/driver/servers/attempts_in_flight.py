@@ -1,6 +1,6 @@
 """Attempts that have a connection at this moment: found where their threads and tasks stand.
 
-So nothing is noted for operations that nobody ever interrupts.
+So operations that are never interrupted record nothing for it.
 """
 
 from __future__ import annotations

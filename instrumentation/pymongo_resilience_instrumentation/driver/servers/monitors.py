@@ -91,10 +91,10 @@ def wake(monitor: Any) -> None:
     if reading is not None and reading.process == os.getpid():
         reading.woken = True
         shut_down(reading.connection)
-    ring(monitor)
+    end_sleep(monitor)
 
 
-def ring(monitor: Any) -> None:
+def end_sleep(monitor: Any) -> None:
     """Have a monitor that waits for its next check look again at when that is."""
     wake_up = vars(monitor).get(_WAKE_UP)
     if isinstance(wake_up, SimpleQueue):
@@ -165,7 +165,7 @@ async def pause_async(monitor: Any, interval: Interval) -> None:
 
 
 def _left(executor: Any, ended: float, interval: Interval) -> float:
-    """Seconds to sleep at most: what does not ring is seen as soon as by the driver itself."""
+    """Seconds to sleep at most: what does not wake it is seen as soon as by the driver itself."""
     if executor._stopped:
         return 0.0
     least: float = executor._min_interval

@@ -63,7 +63,7 @@ class SentCommand:
         self.cursor = cursor
         """The one that it uses."""
         self.span: Span | None = None
-        """Where somebody may want to see it before it has ended."""
+        """Where a processor, hook or listener may read it before it has ended."""
         self.started_ns = time.time_ns()
         self.ended_ns = 0
         self.status = UNSET
@@ -75,7 +75,7 @@ class SentCommand:
             self.span.set_attributes(attributes)
 
     def interrupt(self, call: Call, error: BaseException | None, ended_ns: int | None) -> None:
-        """The operation has ended, and nobody has reported the command's end."""
+        """The operation has ended without a report of the command's end."""
         self._spans.interrupt(self, call, error, ended_ns)
 
     def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
@@ -257,7 +257,7 @@ class CommandSpans:
         error: BaseException | None,
         ended_ns: int | None,
     ) -> None:
-        """It has ended, and nobody has reported its end. ``ended_ns``: None is now."""
+        """The operation has ended without a report of its end. ``ended_ns``: None is now."""
         if sent.span is not None:
             if error is not None and sent.span.is_recording():
                 sent.span.set_attribute(semconv.ERROR_TYPE, qualified_name(error))

@@ -1,8 +1,8 @@
 """Spans of the SDK, made without its tracer, and attributes written without its validation.
 
-The tracer asks the sampler, and makes anew and validates all that a span consists of. Where the
-sampler's answer is certain, a live span is a copy of one that the tracer made; and the span of a
-command is only made once it is over, where nobody looks at it before.
+The tracer asks the sampler, and makes and validates all that a span consists of. Where the
+sampler's answer is certain, a live span is a copy of one that the tracer made. Where no processor
+or listener reads the span of a command before its end, it is only made then.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class DirectSpans:
         """Where it ``suits``: a span of the kind CLIENT. Times are nanoseconds since the epoch.
 
         ``attributes``: strings, numbers, booleans and tuples of them, under names that are not
-        empty; nobody changes them any more.
+        empty; the span keeps this mapping, so it must not change.
         """
         sdk, around = self._sdk, parent._context
         sdk.span_processor.on_end(
