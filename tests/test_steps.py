@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,15 @@ def test_what_takes_too_long_is_stopped_and_named(ci: Any, capsys: Any, tmp_path
     wait_until(lambda: gone(int(started.read_text())))
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where the tests run as a script's background job, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_all_that_runs(ci: Any, tmp_path: Path) -> None:
     started = tmp_path / "started"
 

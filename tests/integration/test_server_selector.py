@@ -6,7 +6,6 @@ import asyncio
 import copy
 import os
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -299,11 +298,12 @@ def test_the_server_with_fewer_attempts_is_taken(
     assert in_flight(client) == {}
 
 
-def read_on(side: Side, coll: Any, seconds: float) -> None:
-    """One read after the other: none is in progress where the next one goes."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def next_reads(side: Side, coll: Any, watching: Watching) -> list[str]:
+    """Where a hundred go, one after the other: none is in progress where the next one goes."""
+    watching.seen.clear()
+    for _ in range(100):
         side.do(coll.find_one)
+    return watching.where("find")
 
 
 def test_a_slow_member_loses_its_reads_and_gets_them_back(
@@ -316,22 +316,12 @@ def test_a_slow_member_loses_its_reads_and_gets_them_back(
     instrument(**BY_LATENCY)
     client, watching = watched(side, replica_set.uri, 3, **ANYWHERE)
     coll, slow = nearest(client, database), replica_set.members[1].host_and_port
-    read_on(side, coll, 0.2)
-    assert slow in watching.where("find")
+    assert slow in next_reads(side, coll, watching)
     replica_set.inject(Slow(0.5), on=1)
-    read_on(side, coll, 2.0)
-    watching.seen.clear()
-    read_on(side, coll, 0.3)
-    reads = watching.where("find")
-    assert reads.count(slow) <= 0.02 * len(reads)
+    wait_until(lambda: next_reads(side, coll, watching).count(slow) <= 2)
     replica_set.clear()
     monkeypatch.setattr(peak_ewma, "DECAY", 0.02)
-
-    def is_back() -> bool:
-        read_on(side, coll, 0.05)
-        return watching.where("find").count(slow) > 20
-
-    wait_until(is_back)
+    wait_until(lambda: next_reads(side, coll, watching).count(slow) > 20)
     assert in_flight(client) == {}
 
 
