@@ -44,11 +44,13 @@ class DriverLoop:
     reached_connection: bool
     """Whether the last attempt had one: a command may have been sent."""
     _bulk: Any
+    _client: Any
     _is_read: bool
     _is_session_state_retryable: Callable[[], bool]
     _last_error: Exception | None
     _read: Callable[[], Any]
     _retryable: bool
+    _server: Any
     _session: Any
     _write: Callable[[], Any]
 

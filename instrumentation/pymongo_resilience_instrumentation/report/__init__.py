@@ -1,6 +1,6 @@
 """``pymongo-resilience report``: an HTML file of what was recorded, to look at without a network.
 
-``recording`` writes JSON lines while something runs; ``records`` reads them, and structured log
+``recorder`` writes JSON lines while something runs; ``records`` reads them, and structured log
 lines; ``summary`` counts, ``chart`` draws, ``page`` puts them together.
 """
 

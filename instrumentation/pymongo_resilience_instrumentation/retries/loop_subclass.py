@@ -96,7 +96,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
 
-    def begun(self: Any, failed: Exception | None = None) -> Any:
+    def begun(self: Attempts, failed: Exception | None = None) -> Any:
         """``failed``: what a first attempt that was made already has raised."""
         call = found()
         if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
@@ -151,7 +151,7 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.async_executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
 
-    async def begun(self: Any, failed: Exception | None = None) -> Any:
+    async def begun(self: Attempts, failed: Exception | None = None) -> Any:
         """``failed``: what a first attempt that was made already has raised."""
         call = found()
         if (
@@ -217,7 +217,7 @@ def _late_run(runtime: Runtime, begun: Run) -> Run:
     found = calls.found
     timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
 
-    def run(self: Any) -> Any:
+    def run(self: Attempts) -> Any:
         timeout = timeout_in_force(NOT_SET)
         if (
             found() is not None
@@ -257,7 +257,7 @@ def _late_async_run(runtime: Runtime, begun: Run) -> Run:
     found = calls.found
     timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
 
-    async def run(self: Any) -> Any:
+    async def run(self: Attempts) -> Any:
         timeout = timeout_in_force(NOT_SET)
         if (
             found() is not None
