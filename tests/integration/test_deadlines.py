@@ -9,6 +9,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from pymongo_resilience_instrumentation.clients.closings import ClientClock
 from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
@@ -55,6 +56,33 @@ def test_a_permanent_error_is_repeated_with_back_off_until_the_deadline(
     root = telemetry.operations()[-1]
     assert root.attributes["pymongo_resilience.outcome"] == "deadline"
     assert root.attributes["pymongo_resilience.deadline"] == 1.5
+
+
+def test_a_stall_while_the_deadline_is_read_leaves_it_where_it_is(
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    control: Any,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the driver refuses an attempt that the rules saw time for, and its reason is unknown."""
+    telemetry = instrument(timeout_ms=1000, config_strategy="best_effort")
+    client = side.client(server.uri)
+    wait_for_server(side, client)
+    stalls = [0.05]
+
+    def now(_: ClientClock) -> float:
+        if stalls:
+            time.sleep(stalls.pop())
+        return time.monotonic()
+
+    with fail_command(control, "find", errorCode=6):
+        monkeypatch.setattr(ClientClock, "now", now)
+        with pytest.raises(OperationTimeoutError):
+            side.do(client[database].coll.find_one)
+    assert not stalls
+    assert telemetry.decisions.events[-1].rule is Rule.DEADLINE
 
 
 def test_a_shortened_delay_leaves_time_for_one_attempt(

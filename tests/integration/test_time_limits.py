@@ -34,7 +34,8 @@ from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
-from pymongo_resilience import OperationTimeoutError, Stage, override
+from pymongo_resilience import OperationTimeoutError, RetryReason, Stage, override
+from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 
@@ -238,17 +239,20 @@ def test_the_round_trip_is_taken_off(
     assert TIMEOUT - SLACK < find["maxTimeMS"] <= TIMEOUT - RTT * 1000
 
 
+@pytest.mark.parametrize("options", [{}, {"attempt_timeout_ms": TIMEOUT}])
 def test_nothing_is_sent_where_the_round_trip_does_not_fit(
-    side: Side, recorder: Recorder, distant: Any, closed: Closed, database: str,
-    instrument: Instrument,
+    options: dict[str, int], side: Side, recorder: Recorder, distant: Any, closed: Closed,
+    database: str, instrument: Instrument,
 ) -> None:  # fmt: skip
     """And its connection is back in the pool."""
-    instrument()
+    telemetry = instrument(**options)
     side.do(distant[database].coll.insert_one, {})
     with override(timeout_ms=int(RTT * 1000 / 2)), pytest.raises(ExecutionTimeout) as caught:
         side.do(distant[database].coll.find_one)
     assert isinstance(caught.value, OperationTimeoutError)
     assert caught.value.stage is Stage.NOT_SENT
+    assert telemetry.decisions.events[-1].rule is Rule.DEADLINE
+    assert telemetry.decisions.events[-1].reason is RetryReason.UNKNOWN, "not the server's fault"
     assert recorder.named("find") == []
     assert (closed.made, closed.reasons) == (1, [])
     assert side.do(distant[database].coll.find_one) is not None

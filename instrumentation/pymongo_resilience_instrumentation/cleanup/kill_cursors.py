@@ -97,9 +97,9 @@ class KillWork(Cleanup):
             facts |= {"attempts": self._fewest, "max_retries": self._most}
         else:
             clock, facts["block"] = self.executor.clock, blocks.current()
-            timeout, left = driver.csot.timeout_in_force(), driver.csot.remaining()
-            if timeout is not None and left is not None:
-                facts["deadline"] = Deadline(clock, clock.now() + left, timeout)
+            timeout, ends = driver.csot.timeout_in_force(), driver.csot.deadline_on(clock)
+            if timeout is not None and ends is not None:
+                facts["deadline"] = Deadline(clock, ends, timeout)
         self._classified = self._operation(**facts)
         return self._classified
 

@@ -14,6 +14,8 @@ from pymongo_resilience.rules.operation_deadline import SHORTEST
 if TYPE_CHECKING:
     from contextvars import Token
 
+    from pymongo_resilience.clock import Clock
+
 try:
     from pymongo import _csot
 except ImportError:  # the self-check says so, and what needs it stays off
@@ -49,6 +51,16 @@ def forget_timeout() -> None:
 def remaining() -> float | None:
     """Seconds until the driver's deadline; None without one."""
     return _csot.remaining()
+
+
+def deadline_on(clock: Clock) -> float | None:
+    """When the driver's deadline is, on a clock of the engine's; None without one.
+
+    Never later than it is, however long the process stands still between the two readings: the
+    driver would refuse an attempt for which the rules see time.
+    """
+    now, left = clock.now(), _csot.remaining()
+    return None if left is None else now + left
 
 
 def min_rtt() -> float:

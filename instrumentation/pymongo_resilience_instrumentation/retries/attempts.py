@@ -284,13 +284,13 @@ class Attempts(driver.retry_loop.DriverLoop):
         timeout, clock = driver.csot.timeout_in_force(), self.runtime.executor.clock
         if timeout is None:
             return None, None
-        left = driver.csot.remaining()
-        if left is None:
+        ends = driver.csot.deadline_on(clock)
+        if ends is None:
             window = driver.retry_loop.server_selection_timeout(self)
             return None, Deadline.after(clock, window)
         # Of two that are in force, the driver keeps the earlier end, but only the inner length.
         given = shorter(timeout, self.call.timeout or 0)
-        return Deadline(clock, clock.now() + left, given), None
+        return Deadline(clock, ends, given), None
 
     def classify(self, error: Exception, operation: Operation) -> Failure:
         self._uncount(unfinished=False, succeeded=False)

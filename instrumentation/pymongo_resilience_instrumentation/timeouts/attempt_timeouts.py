@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import NetworkTimeout
 
-from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.connection_errors import AttemptTimeoutError
@@ -128,9 +128,10 @@ class Connects(Interceptor):
 
 
 def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:
-    """A limit that the server has kept is the attempt's where the operation has time left."""
+    """A limit that the server has kept is the attempt's where the operation has time left. For want
+    of that the driver sends nothing: which says nothing of the server."""
     deadline = operation.deadline
-    if deadline is not None and not deadline.allows(0):
+    if failure.stage is Stage.NOT_SENT or (deadline is not None and not deadline.allows(0)):
         return failure
     return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
 

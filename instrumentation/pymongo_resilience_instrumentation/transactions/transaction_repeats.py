@@ -166,8 +166,9 @@ class Repetition:
         timeout = driver.csot.Timeout.in_force()
         if timeout.ends == math.inf:
             return None, self._window
+        now = self.clock.now()  # read first, as in deadline_on()
         left = timeout.ends - driver.csot.now()
-        return Deadline(self.clock, self.clock.now() + left, timeout.seconds or 0.0), None
+        return Deadline(self.clock, now + left, timeout.seconds or 0.0), None
 
     def _ends_with(
         self, error: PyMongoError, failure: Failure, rule: Rule, why: str
