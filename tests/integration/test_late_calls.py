@@ -4,7 +4,8 @@ failed: nothing of that can be seen but what it costs."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pymongo
@@ -16,8 +17,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
+from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, Latency, ReplicaSet
 from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.timeouts.wait_times import TimedWait
 from support.clients import SentCommands, Side, fail_command
 from support.command_listeners import Inside, OnCommands
 from support.telemetry import Instrument
@@ -123,6 +125,40 @@ def test_without_an_sdk_a_healthy_operation_makes_no_call_and_the_driver_no_even
     OPERATIONS[name](side, coll)
     assert begun == []
     assert not coll.database.client._event_listeners.enabled_for_commands
+
+
+@pytest.mark.usefixtures("no_sdk")
+def test_without_an_sdk_a_wait_for_the_pool_makes_no_call(
+    side: Side,
+    proxy: ReplicaSet,
+    database: str,
+    begun: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a pool that is too small, every operation would."""
+    enter, waits = TimedWait.enter, []
+
+    def noted(wait: TimedWait, *args: Any) -> Any:
+        waits.append(wait)
+        return enter(wait, *args)
+
+    monkeypatch.setattr(TimedWait, "enter", noted)
+    pymongo_resilience.instrument()
+    coll = filled(side, proxy.uri, database, maxPoolSize=1)
+    proxy.inject(Latency(0.05))
+    begun.clear()
+    waits.clear()
+    if side.runner is None:
+        with ThreadPoolExecutor(FEW) as threads:
+            list(threads.map(lambda _: coll.find_one(), range(FEW)))
+    else:
+        side.runner.run(all_of(coll.find_one() for _ in range(FEW)))
+    assert len(waits) >= FEW - 1
+    assert begun == []
+
+
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return await asyncio.gather(*coroutines)
 
 
 @pytest.mark.usefixtures("no_sdk")
