@@ -209,7 +209,14 @@ def explain_selection(
     return _instrumentor().explain_selection(client, read_preference, writes=writes)
 
 
-def retry_transaction(client: object, **options: Any) -> Attempts:
+def retry_transaction(
+    client: object,
+    *,
+    read_concern: object = None,
+    write_concern: object = None,
+    read_preference: object = None,
+    max_commit_time_ms: int | None = None,
+) -> Attempts:
     """A transaction that is repeated as with_transaction repeats one, for code that is no callback.
 
     ::
@@ -223,13 +230,20 @@ def retry_transaction(client: object, **options: Any) -> Attempts:
     transaction that is committed where the block is left, and aborted where it raises; after an
     error labelled TransientTransactionError all of it is run again, with a new session, after one
     labelled UnknownTransactionCommitResult the commit. All of it has one timeout, of ``override``
-    or the client; without one nothing is repeated after 120 s. ``options``: those of
+    or the client; without one nothing is repeated after 120 s. The keywords are those of
     ``start_transaction``.
-    Raises OperationTimeoutError where the timeout is over, else the last error; InvalidOperation
-    for an attempt without its ``with``; TypeError for what is no client. The result is for one
-    thread or task, what it decorates for any.
+    Raises TypeError for what is no client, and for a keyword that ``start_transaction`` refuses its
+    error, before the first attempt; OperationTimeoutError where the timeout is over, else the last
+    error; InvalidOperation for an attempt without its ``with``. The result is for one thread or
+    task, what it decorates for any.
     Source: Convenient API for Transactions.
     """
+    options = {
+        "read_concern": read_concern,
+        "write_concern": write_concern,
+        "read_preference": read_preference,
+        "max_commit_time_ms": max_commit_time_ms,
+    }
     return _instrumentor().retry_transaction(client, options)
 
 

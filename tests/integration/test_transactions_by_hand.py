@@ -166,6 +166,16 @@ def test_the_other_api_s_client_is_refused(
         retry_transaction("mongodb://")
 
 
+@pytest.mark.parametrize("name", ["read_concern", "write_concern", "max_commit_time_ms", "wrong"])
+def test_an_option_that_no_transaction_has_is_refused_before_the_first_attempt(
+    name: str, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    instrument()
+    wrong: dict[str, Any] = {name: "1"}
+    with pytest.raises(TypeError, match=name):
+        retry_transaction(side.client(proxy.uri), **wrong)
+
+
 def test_the_other_api_s_with_is_refused_and_begins_nothing(
     side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument
 ) -> None:

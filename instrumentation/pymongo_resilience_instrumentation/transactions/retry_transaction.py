@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pymongo import AsyncMongoClient
+from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
@@ -38,7 +39,11 @@ class Transactions:
     def __init__(
         self, client: Any, options: dict[str, Any], runtime: Callable[[], Runtime | None]
     ) -> None:
-        """``runtime``: looked up when the first attempt begins; None while the library is off."""
+        """``runtime``: looked up when the first attempt begins; None while the library is off.
+
+        Raises pymongo's error for wrong ``options``, which the first attempt would else raise.
+        """
+        TransactionOptions(**options)
         self._client = client
         self._options = options
         self._runtime = runtime
