@@ -59,7 +59,7 @@ def deadline_on(clock: Clock) -> float | None:
     Never later than it is, however long the process stands still between the two readings: the
     driver would refuse an attempt for which the rules see time.
     """
-    now, left = clock.now(), _csot.remaining()
+    now, left = clock.now(), remaining()
     return None if left is None else now + left
 
 
