@@ -62,9 +62,12 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     _lacking: Mapping[Feature, Sequence[str]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        with _LOCK:
-            made: Self = super().__new__(cls, *args, **kwargs)
-            return made
+        made: Self | None = cls._instance
+        if made is None:
+            with _LOCK:
+                made = super().__new__(cls, *args, **kwargs)
+        # Who asks for a status, say, does not wait for who switches it on or off.
+        return made
 
     def instrumentation_dependencies(self) -> Collection[str]:
         return SUPPORTED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -69,6 +70,24 @@ def test_there_is_one_switch_whoever_makes_it_first(monkeypatch: pytest.MonkeyPa
     for each in threads:
         each.join()
     assert len(set(map(id, made))) == 1
+
+
+def test_who_asks_does_not_wait_for_who_switches(side: Side, proxy: ReplicaSet) -> None:
+    held, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with instrumentor._LOCK:
+            held.set()
+            leave.wait()
+
+    client = side.client(proxy.uri)
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(hold)
+        held.wait()
+        try:
+            assert threads.submit(pymongo_resilience.status, client).result(10)
+        finally:
+            leave.set()
 
 
 def test_no_signal_of_ours_leaves_while_two_threads_switch_it_on_and_off(

@@ -184,6 +184,8 @@ def build(side: Side, patch: pytest.MonkeyPatch) -> Stage:
     ):
         # Before 4.20 connections were in the module of their pool.
         patch.setattr(f"{module}.time", clock, raising=False)
+    # What monitors wait for is real: a server that was lost would else never be found again.
+    patch.setattr(driver.monitors, "now", time.monotonic)
     patch.setattr(assembly, "ClientClock", lambda _: stage)
     for owner in driver.waits.selection_timeout_owners():
         patch.setattr(owner, driver.waits.SELECTION_TIMEOUT, _beginning(stage, owner))
