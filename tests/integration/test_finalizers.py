@@ -308,10 +308,12 @@ def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
                 await asyncio.gather(*unfinished_sessions._ending)
                 await client.close()
         if name in TRANSACTIONS:
-            assert transactions.open == set()
-            # A statement that was still under way may have begun one after it was aborted.
-            wait_until(lambda: not any(each.connections for each in proxy.members))
-            control.admin.command("killAllSessions", [])
+            try:
+                assert transactions.open == set()
+                wait_until(lambda: not any(each.connections for each in proxy.members))
+            finally:
+                # A statement that was still under way may have begun one after it was aborted.
+                control.admin.command("killAllSessions", [])
         return finished
 
     async def every_await() -> int:
