@@ -66,7 +66,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if made is None:
             with _LOCK:
                 made = super().__new__(cls, *args, **kwargs)
-        # Who asks for a status, say, does not wait for who switches it on or off.
+        # No lock: status() does not wait while another thread switches the library on or off.
         return made
 
     def instrumentation_dependencies(self) -> Collection[str]:

@@ -74,7 +74,7 @@ def test_a_stall_while_the_deadline_is_read_leaves_it_where_it_is(
 
     def now(_: ClientClock) -> float:
         if stalls:
-            time.sleep(stalls.pop())
+            time.sleep(stalls.pop())  # the stall itself
         return time.monotonic()
 
     with fail_command(control, "find", errorCode=6):

@@ -231,11 +231,11 @@ EVERYTHING = {
 
 
 TRANSACTIONS = {"atomic write", "transaction by hand"}
-"""Whose statements keep other writes waiting while nobody ends them."""
+"""Until these end on the server, their statements block other writes."""
 
 
 class OpenTransactions(pymongo.monitoring.CommandListener):
-    """Those that the server was asked to begin, and has not said to be over."""
+    """Transactions that the server has begun and not acknowledged the end of."""
 
     def __init__(self) -> None:
         self.open: set[tuple[bytes, int]] = set()

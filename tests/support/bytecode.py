@@ -20,7 +20,7 @@ class Instructions:
     def __enter__(self) -> Instructions:
         gc.collect()
         gc.disable()
-        # Python 3.12 looks at whether any frame asks for them when tracing begins.
+        # Python 3.12 checks when tracing begins whether a frame wants opcode events.
         sys._getframe().f_trace_opcodes = True
         sys.settrace(self._call)
         return self
