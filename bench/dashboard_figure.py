@@ -37,9 +37,12 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import start_http_server
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.dashboards.panels import ROWS
-from pymongo_resilience_instrumentation.dashboards.queries import Panel
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.dashboards.panels import ROWS
+from pymongo_resilience_instrumentation.tools.dashboards.queries import Panel
+from pymongo_resilience_instrumentation.tools.testbed.scenario import strike
+
+from pymongo_resilience import Config, instrument, override, uninstrument
+from pymongo_resilience.testbed import (
     CutAfter,
     Election,
     EmbeddedServer,
@@ -49,9 +52,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Scenario,
     Slow,
 )
-from pymongo_resilience_instrumentation.testbed.scenario import strike
-
-from pymongo_resilience import Config, instrument, override, uninstrument
 
 FILE = Path(__file__).parent.parent / "docs" / "dashboard.svg"
 MEMBERS, METRICS, PROMETHEUS = 27217, 27317, 27318

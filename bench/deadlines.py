@@ -24,20 +24,20 @@ from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Fail, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
-from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.traffic import Hang
+from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
+from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Hang
 from rich.console import Console
 from rich.table import Table
 
 from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.testbed import EmbeddedServer, Fail, ReplicaSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience_instrumentation.testbed.wire import Message
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 
     Address = tuple[str, int]
 

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 import trustme
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, fake_servers
+from pymongo_resilience_instrumentation.tools.testbed import fake_servers
 from rich.console import Console
 from rich.table import Table
 
 from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

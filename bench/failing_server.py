@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from pymongo import ReadPreference
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.report import Recorder
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Fail, ReplicaSet, Slow
+from pymongo_resilience_instrumentation.tools.report import Recorder
 from rich.console import Console
 from rich.table import Table
 
@@ -39,11 +38,12 @@ from pymongo_resilience import (
     instrument,
     uninstrument,
 )
+from pymongo_resilience.testbed import EmbeddedServer, Fail, ReplicaSet, Slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience_instrumentation.testbed.traffic import Interception
+    from pymongo_resilience_instrumentation.tools.testbed.traffic import Interception
 
 THREADS = 8
 HEALTHY_S = 1.0

@@ -37,20 +37,20 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from canned import cores, slowed_server
 from pymongo import ReadPreference
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.traffic import Delay, Interception
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Delay, Interception
 from rich.console import Console
 from rich.table import Table
 
 from pymongo_resilience import Config, Policy, instrument, status, uninstrument
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from canned import SlowedServer
     from pymongo.client_session import ClientSession
-    from pymongo_resilience_instrumentation.testbed.traffic import Connection, Verdict
-    from pymongo_resilience_instrumentation.testbed.wire import Message
+    from pymongo_resilience_instrumentation.tools.testbed.traffic import Connection, Verdict
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 
 RATE = 200
 SLOW_S = 0.5

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import bson
-from pymongo_resilience_instrumentation.testbed import server_process
+from pymongo_resilience_instrumentation.tools.testbed import server_process
 from secantus import commands, storage
 
 PAGE = 128

@@ -13,8 +13,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo_resilience_instrumentation.testbed import wire
-from pymongo_resilience_instrumentation.testbed.faults.load import Overload
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed.faults.load import Overload
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

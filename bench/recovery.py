@@ -29,15 +29,7 @@ from typing import Any, NamedTuple
 import pymongo
 import restart_hellos
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import (
-    BlackHole,
-    CutAfter,
-    Election,
-    EmbeddedServer,
-    ReplicaSet,
-    Restart,
-)
-from pymongo_resilience_instrumentation.testbed.severable_path import (
+from pymongo_resilience_instrumentation.tools.testbed.severable_path import (
     INSIDE,
     SeverablePath,
     can_sever,
@@ -46,6 +38,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.testbed import (
+    BlackHole,
+    CutAfter,
+    Election,
+    EmbeddedServer,
+    ReplicaSet,
+    Restart,
+)
 
 DEADLINE_S = 20
 CUTS, IN_FLIGHT, TASKS, RESTARTS = 20, 8, 200, 7

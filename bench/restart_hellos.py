@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import pymongo
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Restart
-from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS, Interception
+from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS, Interception
 
 from pymongo_resilience import Config, instrument
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, Restart
 
 DOWN_S, WATCHED_S, SPREAD_S, PROCESSES = 1.0, 5.0, 0.5, 4
 DEADLINE_MS = 20_000

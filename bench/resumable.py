@@ -34,17 +34,17 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from pymongo.errors import BulkWriteError
 from pymongo.monitoring import CommandListener
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed import server as testbed_server
+
+from pymongo_resilience import Config, instrument, override, uninstrument
+from pymongo_resilience.testbed import (
     CutAfter,
     CutBefore,
     Election,
     EmbeddedServer,
     Fail,
     ReplicaSet,
-    server as testbed_server,
 )
-
-from pymongo_resilience import Config, instrument, override, uninstrument
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests"))

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from pymongo.errors import PyMongoError
 from pymongo.monitoring import CommandListener
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from rich.console import Console
 from rich.table import Table
 
 from pymongo_resilience import Config, OperationTimeoutError, instrument, uninstrument
+from pymongo_resilience.testbed import EmbeddedServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

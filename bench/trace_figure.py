@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from pymongo import MongoClient
-from pymongo_resilience_instrumentation.testbed import CutAfter, Latency, ReplicaSet
 
 from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.testbed import CutAfter, Latency, ReplicaSet
 
 FILE = Path(__file__).parent.parent / "docs" / "trace.svg"
 TITLE = "One update_one whose reply is lost twice: three attempts, applied once"

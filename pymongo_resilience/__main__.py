@@ -2,7 +2,7 @@
 
 import sys
 
-from pymongo_resilience_instrumentation.cli import main
+from pymongo_resilience_instrumentation.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

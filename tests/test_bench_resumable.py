@@ -14,8 +14,10 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, server as testbed_server
+from pymongo_resilience_instrumentation.tools.testbed import server as testbed_server
 from support.resumable_finds import insert, keys
+
+from pymongo_resilience.testbed import EmbeddedServer
 
 BENCH = Path(__file__).parent.parent / "bench"
 EXPECTED = [b"%d" % each for each in range(1000)]

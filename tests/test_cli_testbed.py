@@ -18,24 +18,24 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.testbed.testbed_command import strikes
+from support.free_ports import consecutive_free_ports
+
+import pymongo_resilience
+from pymongo_resilience import Config
+from pymongo_resilience.testbed import (
     Election,
     EmbeddedServer,
     ReplicaSet,
     ShardedCluster,
     Standalone,
 )
-from pymongo_resilience_instrumentation.testbed.testbed_command import strikes
-from support.free_ports import consecutive_free_ports
-
-import pymongo_resilience
-from pymongo_resilience import Config
 
 PROGRAM = [
     sys.executable,
     "-c",
-    "import sys; from pymongo_resilience_instrumentation.cli import main; sys.exit(main())",
+    "import sys; from pymongo_resilience_instrumentation.tools.cli import main; sys.exit(main())",
 ]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},

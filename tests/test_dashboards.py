@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.dashboards import DASHBOARD, FILES, RULES, content, grafana
-from pymongo_resilience_instrumentation.dashboards.panels import ROWS
 from pymongo_resilience_instrumentation.telemetry import semconv
+from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.dashboards import (
+    DASHBOARD,
+    FILES,
+    RULES,
+    content,
+    grafana,
+)
+from pymongo_resilience_instrumentation.tools.dashboards.panels import ROWS
 
 PROMTOOL = shutil.which("promtool")
 FIGURE = Path(__file__).parent.parent / "docs" / "dashboard.svg"
@@ -68,7 +74,7 @@ def test_each_alert_has_a_test_a_severity_and_a_runbook() -> None:
 
 
 def test_the_dashboard_is_the_one_that_the_panels_describe() -> None:
-    command = "python -m pymongo_resilience_instrumentation.dashboards.grafana"
+    command = "python -m pymongo_resilience_instrumentation.tools.dashboards.grafana"
     assert content(DASHBOARD) == grafana.text(), f"run: {command}"
 
 

@@ -20,7 +20,6 @@ from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import ServerGauges
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.deadline_requirements import SECTIONS
 from support.deadline_rows import document_tables
 from support.metrics_table import metrics_table
@@ -28,6 +27,7 @@ from support.otlp_collector import collecting
 
 from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import EmbeddedServer
 
 if TYPE_CHECKING:
     from pymongo_resilience.options.config import Option

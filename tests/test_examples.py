@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Refuse, ReplicaSet
 from support.otlp_collector import Collector
+
+from pymongo_resilience.testbed import CutAfter, CutBefore, Refuse, ReplicaSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "testing"
-MODULE = "pymongo_resilience_instrumentation.pytest_plugin"
+MODULE = "pymongo_resilience_instrumentation.tools.pytest_plugin"
 TIMEOUT = 60
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 NAIVE = """
@@ -84,11 +84,11 @@ SUITE = '''
 import sys
 import pytest
 from pymongo import MongoClient
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience.testbed import (
     CutAfter, CutBefore, Latency, ReplicaSet, ShardedCluster,
 )
-from pymongo_resilience_instrumentation.testbed.drills import drill
-from pymongo_resilience_instrumentation.testbed.fault_catalog import reset
+from pymongo_resilience_instrumentation.tools.testbed.drills import drill
+from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import reset
 
 seen = []
 

@@ -15,17 +15,16 @@ from xml.etree import ElementTree as ET
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.report import Recorder, summary
-from pymongo_resilience_instrumentation.report.page import page
-from pymongo_resilience_instrumentation.report.records import (
+from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.report import Recorder, summary
+from pymongo_resilience_instrumentation.tools.report.page import page
+from pymongo_resilience_instrumentation.tools.report.records import (
     Fault,
     Operation,
     ReportError,
     Side,
     read,
 )
-from pymongo_resilience_instrumentation.testbed import CutAfter, EmbeddedServer, Latency, ReplicaSet
 
 from pymongo_resilience import (
     BreakerClosed,
@@ -41,6 +40,7 @@ from pymongo_resilience import (
 )
 from pymongo_resilience.rules.events import BreakerLog, DecisionLog
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import CutAfter, EmbeddedServer, Latency, ReplicaSet
 
 SERVER = "db1:27017"
 CLOSED = RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT

@@ -19,7 +19,10 @@ from pymongo.errors import (
     PyMongoError,
     ServerSelectionTimeoutError,
 )
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import SentCommands, wait_until
+
+from pymongo_resilience import Config, OperationTimeoutError, instrument, override, uninstrument
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
@@ -31,9 +34,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Refuse,
     ReplicaSet,
 )
-from support.clients import SentCommands, wait_until
-
-from pymongo_resilience import Config, OperationTimeoutError, instrument, override, uninstrument
 
 Operation = Callable[[Any], Any]
 Outcome = type[Exception] | None

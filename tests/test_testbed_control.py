@@ -10,18 +10,14 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.testbed import (
-    EmbeddedServer,
-    ReplicaSet,
-    ShardedCluster,
-    Standalone,
-    faults,
-)
-from pymongo_resilience_instrumentation.testbed.control import KINDS, Control
-from pymongo_resilience_instrumentation.testbed.drills import DRILLS, drill
+from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.testbed import faults
+from pymongo_resilience_instrumentation.tools.testbed.control import KINDS, Control
+from pymongo_resilience_instrumentation.tools.testbed.drills import DRILLS, drill
 from support.clients import wait_until
 from test_cli_testbed import running
+
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, ShardedCluster, Standalone
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pymongo_resilience_instrumentation
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo_resilience_instrumentation.testbed import CutAfter, EmbeddedServer, ReplicaSet
 
 import pymongo_resilience
+from pymongo_resilience.testbed import CutAfter, EmbeddedServer, ReplicaSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import shop
 from pymongo import MongoClient
-from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Election
 
 from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.testbed import CutAfter, CutBefore, Election
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pymongo_resilience_instrumentation.testbed import ReplicaSet
+    from pymongo_resilience.testbed import ReplicaSet
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import shop
 from pymongo import AsyncMongoClient
-from pymongo_resilience_instrumentation.testbed import CutAfter
 
 from pymongo_resilience import Config, instrument, uninstrument
+from pymongo_resilience.testbed import CutAfter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from pymongo_resilience_instrumentation.testbed import ReplicaSet
+    from pymongo_resilience.testbed import ReplicaSet
 
 
 @pytest.fixture

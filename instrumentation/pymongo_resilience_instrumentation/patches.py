@@ -16,12 +16,15 @@ from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies.first_use import ATOMIC_WRITES, POLICIES
-from pymongo_resilience_instrumentation.atomic_writes.send_on_first_use import AtomicMethods
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
-from pymongo_resilience_instrumentation.gridfs import import_hook
-from pymongo_resilience_instrumentation.hedged_reads import on_first_use
+from pymongo_resilience_instrumentation.features.atomic_writes.send_on_first_use import (
+    AtomicMethods,
+)
+from pymongo_resilience_instrumentation.features.gridfs import import_hook
+from pymongo_resilience_instrumentation.features.hedged_reads import on_first_use
+from pymongo_resilience_instrumentation.features.single_documents import rewrite
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
     Owner,
@@ -40,7 +43,6 @@ from pymongo_resilience_instrumentation.recovery import (
 from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
-from pymongo_resilience_instrumentation.single_documents import rewrite
 from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
 from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, bounded_waits, max_time_ms
 from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods

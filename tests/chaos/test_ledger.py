@@ -7,18 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import (
-    CutAfter,
-    CutAtHandshake,
-    Election,
-    FailWriteConcern,
-    Overload,
-    Reset,
-    RollingRestart,
-    Scenario,
-    wire,
-)
-from pymongo_resilience_instrumentation.testbed.fault_catalog import (
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import (
     FAILOVER,
     NETWORK,
     SERVER,
@@ -27,7 +17,7 @@ from pymongo_resilience_instrumentation.testbed.fault_catalog import (
     WITHIN,
     WRITES,
 )
-from pymongo_resilience_instrumentation.testbed.proxy import backend
+from pymongo_resilience_instrumentation.tools.testbed.proxy import backend
 from support.chaos import report, workload
 from support.chaos.ledger import ATOMIC, Balance, Kind, Ledger, Operation
 from support.chaos.ledger_run import OPEN_SPANS, Api, Result, Side, Topology, run
@@ -36,6 +26,16 @@ from support.chaos.residue import no_residue
 from support.gathered import gather
 
 from pymongo_resilience import override
+from pymongo_resilience.testbed import (
+    CutAfter,
+    CutAtHandshake,
+    Election,
+    FailWriteConcern,
+    Overload,
+    Reset,
+    RollingRestart,
+    Scenario,
+)
 
 RUNS: Final = {
     "1: network, failover": (*NETWORK, *FAILOVER),

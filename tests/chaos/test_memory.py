@@ -33,7 +33,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from pymongo.errors import DuplicateKeyError
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.chaos.lengths import OPERATIONS
 from support.chaos.residue import OpenSpans
 from support.clients import Side, fail_command

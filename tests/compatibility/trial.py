@@ -14,10 +14,10 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 
 import pymongo_resilience
 from pymongo_resilience import Config, OperationTimeoutError
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 FAILURES = 3
 """More than the driver's one retry mends."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from beanie import Document, init_beanie
 from pymongo import AsyncMongoClient
-from pymongo_resilience_instrumentation.testbed import BlackHole, CutAfter, CutBefore
 from trial import FAILURES, Trial, deadline_missed, tried
+
+from pymongo_resilience.testbed import BlackHole, CutAfter, CutBefore
 
 trial = Trial()
 

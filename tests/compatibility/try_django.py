@@ -6,8 +6,9 @@ from typing import Any
 
 import django
 from django.conf import settings
-from pymongo_resilience_instrumentation.testbed import BlackHole, CutAfter, CutBefore
 from trial import FAILURES, Trial, deadline_missed, tried
+
+from pymongo_resilience.testbed import BlackHole, CutAfter, CutBefore
 
 trial = Trial()
 

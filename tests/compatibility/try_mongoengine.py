@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mongoengine import Document, IntField, connect, disconnect
-from pymongo_resilience_instrumentation.testbed import BlackHole, CutAfter, CutBefore
 from trial import FAILURES, Trial, deadline_missed, tried
+
+from pymongo_resilience.testbed import BlackHole, CutAfter, CutBefore
 
 trial = Trial()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from pymongo_resilience_instrumentation.testbed import BlackHole, CutAfter, CutBefore, ReplicaSet
 from trial import FAILURES, Trial, deadline_missed, tried
+
+from pymongo_resilience.testbed import BlackHole, CutAfter, CutBefore, ReplicaSet
 
 trial = Trial()
 from motor.motor_asyncio import AsyncIOMotorClient  # noqa: E402 - it keeps the methods it finds

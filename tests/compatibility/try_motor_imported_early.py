@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from motor.motor_asyncio import AsyncIOMotorClient
-from pymongo_resilience_instrumentation.testbed import BlackHole, CutAfter, ReplicaSet
 from trial import FAILURES, Trial, deadline_missed, tried
+
+from pymongo_resilience.testbed import BlackHole, CutAfter, ReplicaSet
 
 trial = Trial()
 

@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo_resilience_instrumentation.testbed import CutAfter, EmbeddedServer, ReplicaSet, Reset
 from support.free_ports import consecutive_free_ports
 from support.otlp_collector import Collector
+
+from pymongo_resilience.testbed import CutAfter, EmbeddedServer, ReplicaSet, Reset
 
 pytestmark = pytest.mark.usefixtures("empty_shop")
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import CutBefore
 from support.clients import POLLING, Side
 from support.command_listeners import OnCommands
 from support.telemetry import Instrument
 
 import pymongo_resilience
+from pymongo_resilience.testbed import CutBefore
 
 Wait = Callable[[], Awaitable[None]]
 

@@ -14,19 +14,9 @@ from pymongo import InsertOne, UpdateMany, UpdateOne, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from pymongo.synchronous.collection import Collection
-from pymongo_resilience_instrumentation.atomic_writes import send_on_first_use
+from pymongo_resilience_instrumentation.features.atomic_writes import send_on_first_use
 from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.testbed import (
-    CutAfter,
-    CutBefore,
-    Election,
-    Fail,
-    NotPrimary,
-    ReplicaSet,
-    ShardedCluster,
-    Standalone,
-)
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.bytecode import Instructions
 from support.clients import SentCommands, Side, wait_until
 from support.garbage_collection import cancelled_after
@@ -46,6 +36,16 @@ from pymongo_resilience import (
 )
 from pymongo_resilience.policies.first_use import ATOMIC_WRITES
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import (
+    CutAfter,
+    CutBefore,
+    Election,
+    Fail,
+    NotPrimary,
+    ReplicaSet,
+    ShardedCluster,
+    Standalone,
+)
 from pymongo_resilience.testing import set_active
 
 __all__ = ["drivers_time"]

@@ -10,17 +10,12 @@ import pymongo
 import pytest
 from pymongo.errors import NetworkTimeout
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed import (
-    BlackHole,
-    CutBefore,
-    ReplicaSet,
-    ShardedCluster,
-)
 from pymongo_resilience_instrumentation.timeouts import attempt_timeouts
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import Policy, bind, override, status
+from pymongo_resilience.testbed import BlackHole, CutBefore, ReplicaSet, ShardedCluster
 
 pytestmark = pytest.mark.oldest
 PLENTY_MS = 20_000

@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
+from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
 from support.clients import Side, wait_until
 from support.handshakes import HELLO, LOGIN, USER, Handshakes, find_server
 from support.pool_connections import Closed
 from support.telemetry import Instrument
 from support.wait_helpers import PLENTY_MS
+
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 OWN = 400

@@ -9,15 +9,15 @@ import pytest
 from pymongo import ReadPreference
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.policies.binding import policy_of
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 BOUND = Policy(timeout_ms=150)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import Fail, Overload, ReplicaSet
 from support.clients import Side
 from support.cursor_cleanup import documents
 from support.cursor_timeouts import MAKERS, rest
 from support.telemetry import Instrument
 
 from pymongo_resilience import Failure, Operation, Policy, RetryAction, bind
+from pymongo_resilience.testbed import Fail, Overload, ReplicaSet
 
 __all__ = ["documents"]
 pytestmark = pytest.mark.oldest

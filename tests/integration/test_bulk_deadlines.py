@@ -10,13 +10,13 @@ import pymongo
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import OperationFailure, PyMongoError
-from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from support.clients import SentCommands, Side
 from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, TakesTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.testbed import Fail, ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

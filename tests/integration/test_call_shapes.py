@@ -14,7 +14,6 @@ import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, self_check
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side, fail_command
 from support.every_method import SENDING, exists
 from support.every_operation import Scene
@@ -22,6 +21,7 @@ from support.late_patches import put_all_on
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 NEWER = "from_a_newer_pymongo"

@@ -14,7 +14,7 @@ import bson
 import pytest
 from bson import json_util
 from opentelemetry import trace
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.canaries import FORMS, MARK, PASSWORD, USER, document, leaks
 from support.canary_outputs import instrumented
 from support.clients import Side, fail_command

@@ -7,7 +7,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.cursor_cleanup import background_by_hand, is_open, run_background
 from support.cursor_timeouts import MINUTE
@@ -15,6 +14,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.testbed import EmbeddedServer
 from pymongo_resilience.testing import set_active
 
 __all__ = ["background_by_hand"]

@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect, NotPrimaryError
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS, Cut, Delay
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument
+
+from pymongo_resilience import RetryReason
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     Election,
@@ -21,11 +26,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Interception,
     ReplicaSet,
 )
-from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS, Cut, Delay
-from support.clients import SentCommands, Side, wait_until
-from support.telemetry import Instrument
-
-from pymongo_resilience import RetryReason
 
 pytestmark = pytest.mark.oldest
 

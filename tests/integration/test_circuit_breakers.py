@@ -12,17 +12,7 @@ import pytest
 from pymongo import ReadPreference
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed import (
-    CutBefore,
-    Deployment,
-    Fail,
-    Overload,
-    ReplicaSet,
-    ShardedCluster,
-    Slow,
-    Standalone,
-)
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, retry_loops, wait_until
 from support.telemetry import Instrument, Telemetry
 from support.transactions import run, session_of
@@ -43,6 +33,16 @@ from pymongo_resilience import (
 from pymongo_resilience.breakers.breaker import Breakers, CircuitBreaker
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import (
+    CutBefore,
+    Deployment,
+    Fail,
+    Overload,
+    ReplicaSet,
+    ShardedCluster,
+    Slow,
+    Standalone,
+)
 
 pytestmark = pytest.mark.oldest
 

@@ -13,13 +13,13 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import assembly
-from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet, Slow
 from support.clients import SentCommands, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import BreakerClosed, BreakerOpened, CircuitBreakerOpenError, status
 from pymongo_resilience.breakers.breaker import PROBES
 from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.testbed import Fail, ReplicaSet, Slow
 
 OPEN_S = 600.0
 MINIMUM = 4

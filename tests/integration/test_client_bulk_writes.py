@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pymongo import InsertOne, UpdateMany
 from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
-from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Fault, Overload, ReplicaSet
 from support.clients import SentCommands, Side
 from support.small_batches import SmallBatches
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
+from pymongo_resilience.testbed import CutBefore, Fail, Fault, Overload, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

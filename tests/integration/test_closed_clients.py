@@ -16,13 +16,13 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import InvalidOperation, PyMongoError
 from pymongo_resilience_instrumentation.clients.closings import Closing
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import POLLING, fail_command, wait_until
 from support.free_ports import consecutive_free_ports
 from support.interruption import Held
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 LONG, SOON = 60.0, 10.0

@@ -11,8 +11,7 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.self_check import Feature, Part
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
     background_by_hand,
@@ -33,6 +32,7 @@ from support.wait_helpers import wait_for_server
 import pymongo_resilience
 from pymongo_resilience import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import set_active
 
 __all__ = ["background_by_hand", "documents", "drivers_time", "no_jitter"]

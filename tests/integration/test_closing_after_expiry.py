@@ -7,7 +7,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.cursor_cleanup import (
     background_by_hand,
@@ -22,6 +21,7 @@ from support.cursor_timeouts import MINUTE, age, rest
 from support.telemetry import Instrument
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.testbed import EmbeddedServer
 
 __all__ = ["background_by_hand", "documents"]
 pytestmark = [pytest.mark.oldest, pytest.mark.usefixtures("background_by_hand")]

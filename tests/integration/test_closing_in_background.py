@@ -11,8 +11,7 @@ from typing import Any
 import pymongo
 import pytest
 from opentelemetry import trace
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
     background_by_hand,
@@ -28,6 +27,7 @@ from support.telemetry import Instrument
 from pymongo_resilience import RetryReason
 from pymongo_resilience.rules.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["background_by_hand", "documents"]
 pytestmark = pytest.mark.oldest

@@ -12,10 +12,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.telemetry.commands.command_comments import COMMENTED
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from support.clients import SentCommands, Side
 from support.every_operation import BY_CLASS, Scene
 from support.telemetry import Instrument
+
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 APPLICATIONS = trace.SpanContext(trace_id=1, span_id=2, is_remote=False)
 TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-0[13]")

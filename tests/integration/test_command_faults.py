@@ -9,7 +9,11 @@ import pytest
 from bson import Int64
 from pymongo import MongoClient
 from pymongo.errors import WriteConcernError
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from support.clients import Side, wait_until
+from support.raw_client import RawClient, ask, new_session
+
+from pymongo_resilience.testbed import (
     Corrupt,
     CutAfter,
     CutBefore,
@@ -18,10 +22,7 @@ from pymongo_resilience_instrumentation.testbed import (
     FailWriteConcern,
     NotPrimary,
     ReplicaSet,
-    wire,
 )
-from support.clients import Side, wait_until
-from support.raw_client import RawClient, ask, new_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from pymongo_resilience_instrumentation.telemetry.sdk import spans as sdk_spans
-from pymongo_resilience_instrumentation.testbed import CutAfter, CutAtHandshake, ReplicaSet
 from support.clients import Side
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testbed import CutAfter, CutAtHandshake, ReplicaSet
 from pymongo_resilience.testing import RecordingListener
 
 OF_A_COMMAND = {

@@ -14,7 +14,6 @@ import pytest
 from gridfs import GridFSBucket
 from gridfs.asynchronous import AsyncGridFSBucket
 from pymongo.cursor import CursorType
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.command_listeners import OnCommands
 from support.cursor_timeouts import MINUTE, rest
@@ -22,6 +21,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, override
+from pymongo_resilience.testbed import EmbeddedServer
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

@@ -11,11 +11,11 @@ import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.clients.pool_state import Pool
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet, Reset
 from support.clients import Side, wait_until
 from support.open_sockets import inodes_to
 from support.telemetry import Instrument, Telemetry
 
+from pymongo_resilience.testbed import CutAfter, ReplicaSet, Reset
 from pymongo_resilience.testing import set_active
 
 MONITORS = 1

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from pymongo.errors import WaitQueueTimeoutError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAtHandshake
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutAtHandshake
 from support.clients import Side, wait_until
 from support.interruption import Held, interrupt
 from support.telemetry import Instrument
+
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -12,7 +12,6 @@ from pymongo.asynchronous.command_cursor import AsyncCommandCursor
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.command_cursor import CommandCursor
 from pymongo.synchronous.cursor import Cursor
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.cursor_cleanup import documents
 from support.cursor_timeouts import MAKERS, MINUTE, age, rest, with_max_time
@@ -20,6 +19,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.testbed import EmbeddedServer
 
 __all__ = ["documents"]
 pytestmark = pytest.mark.oldest

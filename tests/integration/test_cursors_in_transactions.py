@@ -10,12 +10,12 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import InvalidOperation
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, limits, run, session_of
 
 from pymongo_resilience import ConfigurationError, Policy, bind, override
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any], Policy]] = {

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import trustme
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
-from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
-from pymongo_resilience_instrumentation.testbed.severable_path import INSIDE, can_sever
+from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
+from pymongo_resilience_instrumentation.tools.testbed.severable_path import INSIDE, can_sever
 from support.child_programs import run
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 import pymongo_resilience
+from pymongo_resilience.testbed import EmbeddedServer
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
 namespaces = pytest.mark.skipif(

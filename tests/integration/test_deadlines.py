@@ -10,8 +10,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation.clients.closings import ClientClock
-from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
 from support.engine.retry_strategies import waiting
 from support.telemetry import Instrument
@@ -19,6 +18,7 @@ from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, RetryScheduled, Stage
 from pymongo_resilience.rules.retry_rules import LAST_ATTEMPT, Rule
+from pymongo_resilience.testbed import Fail, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Fail, ReplicaSet
 from support.clients import Side
 from support.engine.retry_strategies import REFUSES
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import RetryScheduled, override
+from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, ReplicaSet
 
 Act = Callable[[Side, ReplicaSet, Any], Any]
 Decision = tuple[str, str, str]

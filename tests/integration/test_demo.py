@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pymongo import MongoClient
-from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.demo.contenders import Side
-from pymongo_resilience_instrumentation.demo.fault_script import TIMELINE
-from pymongo_resilience_instrumentation.demo.ledger import Balance, Ledger
-from pymongo_resilience_instrumentation.demo.live_view import shown
-from pymongo_resilience_instrumentation.demo.messages import FinalMessage, Outcome
-from pymongo_resilience_instrumentation.demo.result import Result
-from pymongo_resilience_instrumentation.demo.tally import Tally
-from pymongo_resilience_instrumentation.demo.workload import Kind, Step, perform, prepare
+from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.demo.contenders import Side
+from pymongo_resilience_instrumentation.tools.demo.fault_script import TIMELINE
+from pymongo_resilience_instrumentation.tools.demo.ledger import Balance, Ledger
+from pymongo_resilience_instrumentation.tools.demo.live_view import shown
+from pymongo_resilience_instrumentation.tools.demo.messages import FinalMessage, Outcome
+from pymongo_resilience_instrumentation.tools.demo.result import Result
+from pymongo_resilience_instrumentation.tools.demo.tally import Tally
+from pymongo_resilience_instrumentation.tools.demo.workload import Kind, Step, perform, prepare
 from rich.console import Console
 from support.clients import wait_until
 from support.otlp_collector import collecting
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PROGRAM = [
     sys.executable,
     "-c",
-    "import sys; from pymongo_resilience_instrumentation.cli import main; sys.exit(main())",
+    "import sys; from pymongo_resilience_instrumentation.tools.cli import main; sys.exit(main())",
 ]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

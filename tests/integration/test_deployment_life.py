@@ -14,7 +14,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import wait_until
+from support.free_ports import consecutive_free_ports
+from support.raw_client import RawClient, ask
+
+from pymongo_resilience.testbed import (
     BlackHole,
     CutBefore,
     Election,
@@ -33,9 +37,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Slow,
     TestbedError,
 )
-from support.clients import wait_until
-from support.free_ports import consecutive_free_ports
-from support.raw_client import RawClient, ask
 
 HELLO = {"hello": 1}
 

@@ -11,17 +11,18 @@ from bson import Int64
 from pymongo import CursorType
 from pymongo.errors import CursorNotFound, NotPrimaryError, OperationFailure, PyMongoError
 from pymongo.read_preferences import Secondary
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from support.clients import SentCommands, Side, wait_until
+from support.raw_client import RawClient, ask, new_session
+
+from pymongo_resilience.testbed import (
     CutAfter,
     Election,
     Refuse,
     ReplicaSet,
     Restart,
     ShardedCluster,
-    wire,
 )
-from support.clients import SentCommands, Side, wait_until
-from support.raw_client import RawClient, ask, new_session
 
 Document = dict[str, Any]
 TRANSIENT = "TransientTransactionError"

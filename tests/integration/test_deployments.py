@@ -9,7 +9,11 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64, ObjectId
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from support.clients import SentCommands, Side, wait_until
+from support.raw_client import RawClient, ask
+
+from pymongo_resilience.testbed import (
     Deployment,
     Election,
     EmbeddedServer,
@@ -17,10 +21,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Restart,
     ShardedCluster,
     Standalone,
-    wire,
 )
-from support.clients import SentCommands, Side, wait_until
-from support.raw_client import RawClient, ask
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

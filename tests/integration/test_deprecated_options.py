@@ -12,12 +12,12 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo import WriteConcern
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
 from support.clients import Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -10,13 +10,18 @@ import pytest
 from pymongo import ReadPreference
 from pymongo.read_preferences import PrimaryPreferred, Secondary, make_read_preference
 from pymongo_resilience_instrumentation.retries import deprioritized
-from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Overload, SkewedClock
+from pymongo_resilience_instrumentation.tools.testbed.faults import (
+    CutBefore,
+    Fail,
+    Overload,
+    SkewedClock,
+)
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import explain_selection
 from pymongo_resilience.server_choice.eligibility import SelectionRule
+from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
 pytestmark = pytest.mark.oldest
 

@@ -14,18 +14,25 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.doctor import examination, installation
-from pymongo_resilience_instrumentation.doctor.compared_members import of_probe
-from pymongo_resilience_instrumentation.doctor.dns_records import resolved
-from pymongo_resilience_instrumentation.doctor.examination import Examination, examine
-from pymongo_resilience_instrumentation.doctor.findings import Level
-from pymongo_resilience_instrumentation.doctor.output import as_json, as_text, has_colours
-from pymongo_resilience_instrumentation.doctor.probe import Probe
-from pymongo_resilience_instrumentation.doctor.uri import read
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 from pymongo_resilience_instrumentation.self_check import Feature
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.doctor import examination, installation
+from pymongo_resilience_instrumentation.tools.doctor.compared_members import of_probe
+from pymongo_resilience_instrumentation.tools.doctor.dns_records import resolved
+from pymongo_resilience_instrumentation.tools.doctor.examination import Examination, examine
+from pymongo_resilience_instrumentation.tools.doctor.findings import Level
+from pymongo_resilience_instrumentation.tools.doctor.output import as_json, as_text, has_colours
+from pymongo_resilience_instrumentation.tools.doctor.probe import Probe
+from pymongo_resilience_instrumentation.tools.doctor.uri import read
+from pymongo_resilience_instrumentation.tools.testbed import fake_servers
+from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer
+from support.dns_server import resolving
+from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World, world
+from support.wait_helpers import NOBODY
+
+from pymongo_resilience.testbed import (
     Election,
     Interception,
     Latency,
@@ -33,13 +40,7 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     ShardedCluster,
     Slow,
-    fake_servers,
 )
-from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
-from pymongo_resilience_instrumentation.testbed.traffic import Answer
-from support.dns_server import resolving
-from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World, world
-from support.wait_helpers import NOBODY
 
 __all__ = ["world"]
 pytestmark = pytest.mark.oldest

@@ -9,8 +9,7 @@ import gridfs
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.operations import public_operations
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore
 from support.clients import SentCommands, Side
 from support.every_operation import BY_CLASS, Operation, Scene
 from support.operations_table import NEVER, READ, UNSENT, WRITE, documented
@@ -18,6 +17,7 @@ from support.telemetry import Instrument
 
 from pymongo_resilience.rules.events import RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import ReplicaSet
 
 SECTION_OF_RULE = {Rule.NOT_SAFE: UNSENT, Rule.NEVER_REPEATED: NEVER}
 

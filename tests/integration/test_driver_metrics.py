@@ -11,10 +11,11 @@ import pymongo
 import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
 from pymongo.errors import PyMongoError, WaitQueueTimeoutError
-from pymongo_resilience_instrumentation.testbed import CutAfter, Overload, Refuse, ReplicaSet
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side, wait_until
 from support.telemetry import Instrument, Telemetry
+
+from pymongo_resilience.testbed import CutAfter, Overload, Refuse, ReplicaSet
 
 CONNECTION = "db.client.connection."
 POOL = CONNECTION + "pool.name"

@@ -10,16 +10,15 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation.cleanup.cleanup_work import CleanupCall
 from pymongo_resilience_instrumentation.cleanup.end_sessions import EndSessions
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail, Overload
-from pymongo_resilience_instrumentation.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     Answer,
     Connection,
     Hang,
     Interception,
     Verdict,
 )
-from pymongo_resilience_instrumentation.testbed.wire import Message
+from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side
 from support.cursor_cleanup import no_jitter, until
 from support.telemetry import Instrument
@@ -30,6 +29,7 @@ from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.rules.strategy import FastFailOnTerminalError
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import FakeClock, RecordingListener
 
 __all__ = ["no_jitter"]

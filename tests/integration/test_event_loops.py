@@ -14,7 +14,6 @@ import uvloop
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, EmbeddedServer, Slow
 from support.clients import POLLING, Side, fail_command, wait_until
 from support.engine.retry_strategies import waiting
 from support.telemetry import Instrument
@@ -22,6 +21,7 @@ from support.wait_helpers import wait_for_server
 
 import pymongo_resilience
 from pymongo_resilience import Config, OperationTimeoutError
+from pymongo_resilience.testbed import CutAfter, CutBefore, EmbeddedServer, Slow
 
 
 def _complaints(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from pymongo.errors import InvalidOperation, PyMongoError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side
 from support.every_method import CLASSES, QUIET, SENDING, exists, instances, methods_of
 from support.every_operation import Scene
 from support.telemetry import Instrument, Telemetry
+
+from pymongo_resilience.testbed import ReplicaSet
 
 Walk = Callable[[Callable[[], Any]], int]
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from pymongo import IndexModel, UpdateMany, WriteConcern
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.traffic import Amend
+from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Amend
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

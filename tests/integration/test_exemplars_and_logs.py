@@ -11,9 +11,10 @@ from opentelemetry import trace
 from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from support.clients import Side
 from support.telemetry import Instrument, Telemetry
+
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 
 def exemplars(telemetry: Telemetry) -> dict[str, set[tuple[int, int]]]:

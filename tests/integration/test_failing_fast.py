@@ -24,13 +24,8 @@ from pymongo.synchronous.topology import Topology
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
-from pymongo_resilience_instrumentation.testbed import (
-    CutBefore,
-    EmbeddedServer,
-    ReplicaSet,
-    fake_servers,
-)
-from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
+from pymongo_resilience_instrumentation.tools.testbed import fake_servers
+from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS
@@ -44,6 +39,7 @@ from pymongo_resilience import (
     override,
 )
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import CutBefore, EmbeddedServer, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed import faults
+from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import NETWORK
+
+from pymongo_resilience.testbed import (
     BlackHole,
     Corrupt,
     CutAfter,
@@ -33,9 +36,7 @@ from pymongo_resilience_instrumentation.testbed import (
     SkewedClock,
     Slow,
     Standalone,
-    faults,
 )
-from pymongo_resilience_instrumentation.testbed.fault_catalog import NETWORK
 
 Make = Callable[[Any], object]
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pymongo import InsertOne, MongoClient, UpdateOne, WriteConcern
 from pymongo.errors import AutoReconnect, NotPrimaryError
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import SentCommands, wait_until
+
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
@@ -17,7 +19,6 @@ from pymongo_resilience_instrumentation.testbed import (
     NotPrimary,
     ReplicaSet,
 )
-from support.clients import SentCommands, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,10 @@ from concurrent.futures import Future, TimeoutError as NotYet
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed.proxy.command_names import COMMANDS
+from support.raw_client import RawClient
+
+from pymongo_resilience.testbed import (
     BlackHole,
     Corrupt,
     CutAfter,
@@ -25,8 +28,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Slow,
     TestbedError,
 )
-from pymongo_resilience_instrumentation.testbed.proxy.command_names import COMMANDS
-from support.raw_client import RawClient
 
 HELLO = {"hello": 1}
 PING = {"ping": 1}

@@ -11,14 +11,14 @@ from pymongo import _csot
 from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
-from pymongo_resilience_instrumentation.gridfs import stream_deadlines
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
+from pymongo_resilience_instrumentation.features.gridfs import stream_deadlines
 from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods
 from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, run, session_of
 
 from pymongo_resilience import override
+from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

@@ -29,8 +29,7 @@ from pymongo import _csot as pymongo_csot
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from pymongo_resilience_instrumentation.transactions import unfinished_sessions
 from support.child_programs import ended, run
 from support.clients import POLLING, Side, wait_until
@@ -39,6 +38,7 @@ from support.garbage_collection import SET, Watcher, collect, steps
 
 import pymongo_resilience
 from pymongo_resilience import Config, Failure, Operation, RetryAction, override, retry_transaction
+from pymongo_resilience.testbed import CutAfter, CutBefore, ReplicaSet
 
 HANGS_AFTER = 20
 """Seconds."""

@@ -11,13 +11,13 @@ from typing import Any
 import gridfs
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_timeouts import age
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, TakesTime, drivers_time, limits
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override, uninstrument
+from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pymongo import MongoClient, UpdateMany
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.traffic import Answer, Cut, Verdict
+from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer, Cut, Verdict
 from support.clients import Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import override
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import ReplicaSet
 
 MANY, FEW = 1_000, 20
 INC = {"$inc": {"n": 1}}

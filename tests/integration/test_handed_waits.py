@@ -15,12 +15,12 @@ from pymongo import _csot
 from pymongo.errors import WaitQueueTimeoutError
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.driver import csot
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS, half_of, wait_for_server
 
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

@@ -6,10 +6,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS
+from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS
 from support.clients import Side
 from support.telemetry import Instrument
+
+from pymongo_resilience.testbed import Interception, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

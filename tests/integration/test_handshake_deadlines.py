@@ -10,7 +10,6 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect, NetworkTimeout
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side
 from support.handshakes import HELLO, LOGIN, USER, Handshakes, find_server
 from support.telemetry import Instrument
@@ -18,6 +17,7 @@ from support.transactions import LOW, DriversTime, drivers_time, limits
 from support.wait_helpers import PLENTY_MS
 
 from pymongo_resilience import OperationTimeoutError, RetryAction, RetryScheduled, override
+from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

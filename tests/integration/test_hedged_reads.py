@@ -16,17 +16,16 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import ConnectionClosedEvent, ConnectionPoolListener
 from pymongo.read_preferences import Nearest
 from pymongo.synchronous.collection import Collection
-from pymongo_resilience_instrumentation.hedged_reads import workers
-from pymongo_resilience_instrumentation.hedged_reads.hedge_registry import (
+from pymongo_resilience_instrumentation.features.hedged_reads import workers
+from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import (
     ClientHedges,
     HedgeRegistry,
 )
-from pymongo_resilience_instrumentation.hedged_reads.workers import ThreadPool
+from pymongo_resilience_instrumentation.features.hedged_reads.workers import ThreadPool
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
-from pymongo_resilience_instrumentation.testbed.faults import Fail, Overload
-from pymongo_resilience_instrumentation.testbed.faults.command_faults import DRIVER_COMMANDS
-from pymongo_resilience_instrumentation.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed.faults import Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import DRIVER_COMMANDS
+from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     Answer,
     Connection,
     Cut,
@@ -34,7 +33,7 @@ from pymongo_resilience_instrumentation.testbed.traffic import (
     Interception,
     Verdict,
 )
-from pymongo_resilience_instrumentation.testbed.wire import Message
+from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument, Telemetry
 
@@ -52,6 +51,7 @@ from pymongo_resilience import (
 )
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.server_choice import hedging
+from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
 pytestmark = pytest.mark.oldest
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from support.child_programs import run
+
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

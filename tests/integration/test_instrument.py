@@ -14,7 +14,7 @@ import wrapt
 from pymongo import monitoring
 from pymongo_resilience_instrumentation import driver, patches
 from pymongo_resilience_instrumentation.telemetry.listeners import OurListener
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command, retry_loops, wait_until
 from support.telemetry import Instrument
 

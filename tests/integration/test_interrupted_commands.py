@@ -16,12 +16,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import AsyncMongoClient
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.self_check import Feature, Part
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import Side
 from support.interrupted_calls import CALLS
 from support.interruption import NAMES, Held, Journal, cancel, interrupt
 from support.telemetry import Instrument, Telemetry
 
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import set_active
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient, InsertOne, UpdateOne
-from pymongo_resilience_instrumentation.testbed import Overload, ReplicaSet, Slow
 from support.interruption import Journal
 from support.telemetry import Instrument
+
+from pymongo_resilience.testbed import Overload, ReplicaSet, Slow
 
 TASKS = 200
 SECONDS = 1.0

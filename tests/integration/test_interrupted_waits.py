@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient
-from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from support.clients import Side, wait_until
 from support.interruption import LONG, NAMES, Held, Journal, cancel, interrupt
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import RetryAction
+from pymongo_resilience.testbed import Fail, ReplicaSet
 
 AT_ONCE = 5.0
 """Seconds. It takes milliseconds, or longer on a machine with other work; the wait is 60 s."""

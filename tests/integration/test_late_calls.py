@@ -17,9 +17,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo.errors import BulkWriteError, PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, Latency, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
 from pymongo_resilience_instrumentation.timeouts.wait_times import TimedWait
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.command_listeners import Inside, OnCommands
 from support.telemetry import Instrument
@@ -27,6 +26,7 @@ from support.telemetry import Instrument
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.policies.first_use import POLICIES
+from pymongo_resilience.testbed import CutAfter, Fail, Latency, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 UNWATCHED = {"traces": False, "metrics": False, "base_backoff_ms": 1}

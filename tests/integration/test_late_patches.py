@@ -11,12 +11,12 @@ import pytest
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.patches import Patches
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import Side, fail_command
 from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import override
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 Place = tuple[Any, str]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
-from pymongo_resilience_instrumentation.testbed import Overload, RateLimit, ReplicaSet, Slow
-from pymongo_resilience_instrumentation.testbed.faults import load
+from pymongo_resilience_instrumentation.tools.testbed.faults import load
 from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask
+
+from pymongo_resilience.testbed import Overload, RateLimit, ReplicaSet, Slow
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

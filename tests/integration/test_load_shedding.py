@@ -11,8 +11,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.selection import shedding_registry
-from pymongo_resilience_instrumentation.testbed import Overload, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore
 from support.clients import SentCommands, Side, retry_loops
 from support.telemetry import Instrument
 from support.transactions import run, session_of
@@ -30,6 +29,7 @@ from pymongo_resilience import (
 )
 from pymongo_resilience.rules.load_shedding import LoadShedder
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import Overload, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

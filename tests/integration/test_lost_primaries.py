@@ -14,13 +14,13 @@ import pytest
 from pymongo.errors import AutoReconnect
 from pymongo.monitoring import ConnectionPoolListener
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed import BlackHole, Election, ReplicaSet, Slow
 from support.clients import Side, wait_until
 from support.engine.retry_strategies import REFUSES
 from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import override
+from pymongo_resilience.testbed import BlackHole, Election, ReplicaSet, Slow
 
 pytestmark = pytest.mark.oldest
 PLENTY_MS = 30_000

@@ -8,14 +8,10 @@ import pymongo
 import pytest
 from bson import Int64
 from pymongo.errors import ConfigurationError, OperationFailure
-from pymongo_resilience_instrumentation.testbed import (
-    EmbeddedServer,
-    ReplicaSet,
-    ShardedCluster,
-    Standalone,
-)
 from support.clients import SentCommands, Side, wait_until
 from support.raw_client import ask
+
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, ShardedCluster, Standalone
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

@@ -10,14 +10,14 @@ import pymongo
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutAtHandshake
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, CutAtHandshake
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
 from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testbed import ReplicaSet
 
 
 def test_the_duration_of_every_operation_is_recorded_once(

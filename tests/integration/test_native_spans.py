@@ -14,12 +14,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet, Slow
 from support.clients import Side
 from support.native_signatures import names, recorded, signature
 
 import pymongo_resilience
 from pymongo_resilience import Config, OperationTimeoutError, override, status
+from pymongo_resilience.testbed import CutAfter, ReplicaSet, Slow
 
 pytestmark = pytest.mark.oldest
 

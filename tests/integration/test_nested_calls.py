@@ -9,13 +9,13 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter, Fail
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, Fail
 from support.clients import POLLING, SentCommands
 from support.command_listeners import Inside
 from support.telemetry import Instrument
 
 from pymongo_resilience import OperationTimeoutError, Policy
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 FEW = 20

@@ -13,9 +13,8 @@ import pymongo
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS, Interception
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS, Interception
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.examples import scaled
 from support.telemetry import Instrument
@@ -24,6 +23,7 @@ from support.transactions import LONG, LOW, DriversTime, drivers_time, limits
 from pymongo_resilience import OperationTimeoutError, override, uninstrument
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING as NO_POLICY
+from pymongo_resilience.testbed import ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.monitoring import ConnectionPoolListener
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Connection, Delay
+from support.clients import Side, wait_until
+from support.raw_client import RawClient, ask
+
+from pymongo_resilience.testbed import (
     BlackHole,
     CutAtHandshake,
     Election,
@@ -18,11 +23,7 @@ from pymongo_resilience_instrumentation.testbed import (
     Refuse,
     ReplicaSet,
     Reset,
-    wire,
 )
-from pymongo_resilience_instrumentation.testbed.traffic import Connection, Delay
-from support.clients import Side, wait_until
-from support.raw_client import RawClient, ask
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.child_programs import run
+
+from pymongo_resilience.testbed import EmbeddedServer
 
 STEPS = ("pymongo", "instrument", "sdk")
 KINDS = ("MongoClient", "AsyncMongoClient")

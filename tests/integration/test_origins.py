@@ -17,11 +17,12 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.origins import state_origin
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Overload
 from support.clients import Side
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
+
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

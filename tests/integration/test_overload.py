@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pymongo import DeleteMany, DeleteOne, IndexModel, InsertOne, ReplaceOne, UpdateMany, UpdateOne
 from pymongo.errors import OperationFailure, PyMongoError
-from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Overload, ReplicaSet
 from support.clients import SentCommands, Side
 from support.supported_reads import READS, fill
 from support.telemetry import Instrument, Telemetry
@@ -18,6 +17,7 @@ from support.telemetry import Instrument, Telemetry
 from pymongo_resilience import OperationTimeoutError, RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.strategy import NAMED
+from pymongo_resilience.testbed import CutBefore, Fail, Overload, ReplicaSet
 
 INC = {"$inc": {"n": 1}}
 NUMBERS = itertools.count()

@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet, Standalone
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter, CutBefore, Fail, Overload
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.faults import (
+    CutAfter,
+    CutBefore,
+    Fail,
+    Overload,
+)
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import Failure, Operation, RetryAction, RetryScheduled, override
+from pymongo_resilience.testbed import ReplicaSet, Standalone
 
 pytestmark = pytest.mark.oldest
 

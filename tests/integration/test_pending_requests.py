@@ -11,11 +11,12 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.timeouts import wait_times
 from support.busy_pools import the_only_connection_taken
 from support.clients import POLLING, Side, wait_until
 from support.telemetry import Instrument, Telemetry
+
+from pymongo_resilience.testbed import ReplicaSet
 
 
 def pending(telemetry: Telemetry) -> list[int]:

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 from pymongo import UpdateMany
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
+
+from pymongo_resilience import RetryScheduled
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     Fail,
@@ -16,10 +20,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Overload,
     ShardedCluster,
 )
-from support.clients import SentCommands, Side
-from support.telemetry import Instrument
-
-from pymongo_resilience import RetryScheduled
 
 pytestmark = pytest.mark.oldest
 

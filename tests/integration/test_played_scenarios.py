@@ -8,7 +8,16 @@ import time
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import (
+    FAILOVER,
+    NETWORK,
+    SERVER,
+    STANDALONE,
+    STANDALONE_SERVER,
+)
+from support.raw_client import ask
+
+from pymongo_resilience.testbed import (
     CutAfter,
     CutBefore,
     Election,
@@ -22,14 +31,6 @@ from pymongo_resilience_instrumentation.testbed import (
     SkewedClock,
     Standalone,
 )
-from pymongo_resilience_instrumentation.testbed.fault_catalog import (
-    FAILOVER,
-    NETWORK,
-    SERVER,
-    STANDALONE,
-    STANDALONE_SERVER,
-)
-from support.raw_client import ask
 
 MENU = (*NETWORK, *FAILOVER, *SERVER)
 PING = {"ping": 1}
@@ -144,7 +145,7 @@ def test_every_recipe_strikes_a_replica_set(replica_set: ReplicaSet, recipe: Any
 
 
 def test_the_former_name_of_the_catalog_still_imports() -> None:
-    name = "pymongo_resilience_instrumentation.testbed.menus"
+    name = "pymongo_resilience_instrumentation.tools.testbed.menus"
     with pytest.warns(DeprecationWarning, match=r"testbed\.fault_catalog"):
         former = importlib.import_module(name)
     assert (former.FAILOVER, former.NETWORK, former.SERVER) == (FAILOVER, NETWORK, SERVER)

@@ -11,7 +11,6 @@ import pymongo
 import pytest
 from pymongo.errors import AutoReconnect, ClientBulkWriteException, OperationFailure
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed import CutAfter, CutBefore, Fail, ReplicaSet
 from support.clients import POLLING, Side
 from support.telemetry import Instrument, Telemetry
 
@@ -27,6 +26,7 @@ from pymongo_resilience import (
     override,
 )
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, ReplicaSet
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

@@ -16,13 +16,13 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
 from support.clients import POLLING, Side
 from support.command_listeners import Inside
 from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config, Policy, bind, is_instrumented, override
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

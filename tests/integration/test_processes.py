@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from pymongo_resilience_instrumentation import forks
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.child_programs import PROGRAMS, ended, run
 from support.telemetry import Instrument
 
 import pymongo_resilience
+from pymongo_resilience.testbed import EmbeddedServer
 
 EXITS_WITHIN = 5
 """Seconds from the end of a program's own work to the end of its process."""

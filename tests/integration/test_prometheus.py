@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.dashboards import RULES, content
-from pymongo_resilience_instrumentation.dashboards.panels import ROWS
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.dashboards import RULES, content
+from pymongo_resilience_instrumentation.tools.dashboards.panels import ROWS
 from support.clients import wait_until
 from support.free_ports import consecutive_free_ports
 from support.metrics_table import metrics_table
+
+from pymongo_resilience.testbed import EmbeddedServer
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "scraped.py"
 ALL = dict.fromkeys(("$job", "$instance", "$client", "$server", "$namespace"), ".*")

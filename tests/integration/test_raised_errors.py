@@ -22,13 +22,13 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.testbed import CutBefore, Fail, Interception, ReplicaSet
 from support.busy_pools import Silent
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction
 from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
+from pymongo_resilience.testbed import CutBefore, Fail, Interception, ReplicaSet
 
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
 """What hello says reaches the client after an error, and not before."""

@@ -16,13 +16,13 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.selection import fast_fail
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet, Slow
-from pymongo_resilience_instrumentation.testbed.faults import Fail
+from pymongo_resilience_instrumentation.tools.testbed.faults import Fail
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, Slow
 
 pytestmark = pytest.mark.oldest
 

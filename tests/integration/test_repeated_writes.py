@@ -13,16 +13,11 @@ from typing import Any
 import pytest
 from bson import Int64
 from pymongo import MongoClient, UpdateOne
-from pymongo_resilience_instrumentation.testbed import (
-    CutAfter,
-    Election,
-    EmbeddedServer,
-    Interception,
-    ReplicaSet,
-)
 from support.clients import Side
 from support.raw_client import ask, new_session
 from support.telemetry import Instrument
+
+from pymongo_resilience.testbed import CutAfter, Election, EmbeddedServer, Interception, ReplicaSet
 
 Document = dict[str, Any]
 

@@ -9,7 +9,10 @@ from typing import Any
 import pymongo
 import pytest
 from bson import Int64
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import Side, wait_until
+from support.raw_client import RawClient, ask, new_session
+
+from pymongo_resilience.testbed import (
     CutAfter,
     Election,
     EmbeddedServer,
@@ -22,8 +25,6 @@ from pymongo_resilience_instrumentation.testbed import (
     SkewedClock,
     Standalone,
 )
-from support.clients import Side, wait_until
-from support.raw_client import RawClient, ask, new_session
 
 Document = dict[str, Any]
 HELLO: Document = {"hello": 1}

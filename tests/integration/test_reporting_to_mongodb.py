@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import POLLING, Side, fail_command
 
 import pymongo_resilience
 from pymongo_resilience import Config, RetryAction
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import RecordingListener
 
 pytestmark = pytest.mark.oldest

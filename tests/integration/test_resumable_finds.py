@@ -16,7 +16,16 @@ import pymongo
 import pytest
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import SentCommands, Side, wait_until
+from support.cursor_cleanup import is_open, run_background
+from support.cursor_timeouts import age
+from support.resumable_finds import insert, keys, of_raw
+from support.telemetry import Instrument
+
+import pymongo_resilience
+from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE
+from pymongo_resilience.testbed import (
     CutAfter,
     CutBefore,
     Election,
@@ -29,15 +38,6 @@ from pymongo_resilience_instrumentation.testbed import (
     ShardedCluster,
     Slow,
 )
-from support.clients import SentCommands, Side, wait_until
-from support.cursor_cleanup import is_open, run_background
-from support.cursor_timeouts import age
-from support.resumable_finds import insert, keys, of_raw
-from support.telemetry import Instrument
-
-import pymongo_resilience
-from pymongo_resilience import ConfigurationError, OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

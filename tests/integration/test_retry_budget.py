@@ -12,8 +12,7 @@ import pytest
 from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Overload
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 
@@ -21,6 +20,7 @@ from pymongo_resilience import status
 from pymongo_resilience.rules.budget import RatioBudget, TokenBucket
 from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import FakeClock, set_active
 
 pytestmark = pytest.mark.oldest

@@ -16,10 +16,11 @@ from pymongo_resilience_instrumentation.retries import deprioritized
 from pymongo_resilience_instrumentation.retries.attempts import Attempts
 from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
 from support.clients import SentCommands, Side, retry_loops
 from support.command_listeners import OnCommands
 from support.telemetry import Instrument
+
+from pymongo_resilience.testbed import CutAfter, Fail, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

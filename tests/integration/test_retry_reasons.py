@@ -9,14 +9,14 @@ import gridfs
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Overload
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Overload
 from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import commit
 
 from pymongo_resilience import RetryReason
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import (
+from pymongo_resilience_instrumentation.tools.testbed.faults import (
     CutAfter,
     CutBefore,
     NotPrimary,
     Overload,
     Refuse,
 )
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction, RetryReason, override
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import WaitQueueTimeoutError
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer, Cut
+from support.busy_pools import Silent, Waiting, the_only_connection_taken
+from support.clients import Side, wait_until
+from support.supported_reads import READS, Read, fill, fill_files
+from support.telemetry import Instrument, Telemetry
+from support.wait_helpers import wait_for_server
+
+from pymongo_resilience import RetryReason, RetryScheduled
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
@@ -23,15 +32,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Refuse,
     ReplicaSet,
 )
-from pymongo_resilience_instrumentation.testbed.traffic import Answer, Cut
-from support.busy_pools import Silent, Waiting, the_only_connection_taken
-from support.clients import Side, wait_until
-from support.supported_reads import READS, Read, fill, fill_files
-from support.telemetry import Instrument, Telemetry
-from support.wait_helpers import wait_for_server
-
-from pymongo_resilience import RetryReason, RetryScheduled
-from pymongo_resilience.rules.retry_rules import Rule
 
 CODES = (6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436)
 SHUTDOWN, NOT_PRIMARY = 91, 10107

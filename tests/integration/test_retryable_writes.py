@@ -8,7 +8,12 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo import InsertOne, UpdateOne
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import SentCommands, Side, fail_command
+from support.telemetry import Instrument
+
+from pymongo_resilience import RetryReason, RetryScheduled
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
@@ -17,11 +22,6 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     Standalone,
 )
-from support.clients import SentCommands, Side, fail_command
-from support.telemetry import Instrument
-
-from pymongo_resilience import RetryReason, RetryScheduled
-from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

@@ -22,7 +22,6 @@ import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import assembly, driver
 from pymongo_resilience_instrumentation.clients import budget_registry
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.clients import Side
 from support.engine.failing_work import START
@@ -49,6 +48,7 @@ from pymongo_resilience.breakers.breaker_states import Permit, Refusal
 from pymongo_resilience.rules.budget import CAPACITY
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 from pymongo_resilience.testing import FakeClock
 
 BOUND = "a transaction is refused at its beginning alone; test_circuit_breakers.py has its end"

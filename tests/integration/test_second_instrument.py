@@ -19,13 +19,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet, Slow
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
 from support.telemetry import Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import BestEffort, Config, ConfigurationError, Policy
+from pymongo_resilience.testbed import CutAfter, ReplicaSet, Slow
 from pymongo_resilience.testing import RecordingListener, set_active
 
 pytestmark = pytest.mark.oldest

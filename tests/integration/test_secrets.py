@@ -18,7 +18,7 @@ import pymongo
 import pymongo_resilience_instrumentation
 import pytest
 from pymongo_resilience_instrumentation.operations import public_operations
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support import canary_failures, canary_operations, canary_retries
 from support.canaries import MARK, PASSWORD, USER, leaks, matching
 from support.canary_operations import BESIDE, NOT_ON_THIS_SERVER, Place

@@ -16,8 +16,8 @@ import pymongo
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from pymongo.errors import DuplicateKeyError, WriteConcernError
-from pymongo_resilience_instrumentation import cli
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support import canary_failures
 from support.canaries import DATE, MARK, PASSWORD, USER, leaks, matching, text
 from support.canary_outputs import instrumented

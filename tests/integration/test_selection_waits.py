@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import Overload, Refuse
 from pymongo_resilience_instrumentation.timeouts import wait_times
+from pymongo_resilience_instrumentation.tools.testbed.faults import Overload, Refuse
 from support.clients import SentCommands, Side, wait_until
 from support.interruption import interrupt
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, wait_for_server
 
 import pymongo_resilience
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed import wire
 from support.clients import wait_until
 
 
@@ -50,7 +50,7 @@ def _with_sequence(raw: bytes) -> bytes:
 def test_the_server_ends_and_cleans_up_when_its_parent_is_killed() -> None:
     program = """
         import sys, time
-        from pymongo_resilience_instrumentation.testbed import EmbeddedServer
+        from pymongo_resilience.testbed import EmbeddedServer
         server = EmbeddedServer()
         server.start()
         print(server.address[1], server._directory, flush=True)

@@ -18,9 +18,14 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.selection import selector
 from pymongo_resilience_instrumentation.selection.operation_counts import AttemptCount
-from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster, Standalone
-from pymongo_resilience_instrumentation.testbed.faults import CutBefore, Fail, Latency, Reset, Slow
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.faults import (
+    CutBefore,
+    Fail,
+    Latency,
+    Reset,
+    Slow,
+)
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.busy_pools import Silent
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
@@ -28,6 +33,7 @@ from support.telemetry import Instrument
 import pymongo_resilience
 from pymongo_resilience import status
 from pymongo_resilience.server_choice import peak_ewma
+from pymongo_resilience.testbed import ReplicaSet, ShardedCluster, Standalone
 
 pytestmark = pytest.mark.oldest
 

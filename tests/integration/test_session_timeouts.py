@@ -9,12 +9,12 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import ConfigurationError
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, limits, session_of
 
 from pymongo_resilience import Policy, override, uninstrument
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import set_active
 
 __all__ = ["drivers_time"]

@@ -18,7 +18,14 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
 )
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer, Interception
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
+
+from pymongo_resilience import RetryDeclined
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import (
     CutAfter,
     CutBefore,
     Fail,
@@ -26,13 +33,6 @@ from pymongo_resilience_instrumentation.testbed import (
     ShardedCluster,
     Standalone,
 )
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
-from pymongo_resilience_instrumentation.testbed.traffic import Answer, Interception
-from support.clients import SentCommands, Side
-from support.telemetry import Instrument
-
-from pymongo_resilience import RetryDeclined
-from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 from pymongo.errors import NetworkTimeout
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
 from support.busy_pools import Silent
 from support.clients import Side
 from support.pool_connections import Closed
@@ -16,6 +15,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import PLENTY_MS, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Stage, override
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 SHORT = 300

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from pymongo import MongoClient, monitoring
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import POLLING, fail_command
 from support.engine.retry_strategies import AT_ONCE
 from support.striking import OURS, SoftTimeLimitExceeded
 from support.telemetry import Instrument
+
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = [
     pytest.mark.oldest,

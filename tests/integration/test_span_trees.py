@@ -11,7 +11,7 @@ import pytest
 from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo.errors import OperationFailure
 from pymongo.operations import IndexModel, SearchIndexModel
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.span_trees import command, failed, operation, trees
 from support.telemetry import Instrument

@@ -16,12 +16,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import CutAfter
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.telemetry import Instrument, Telemetry
 
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import set_active
 
 MIXED = [InsertOne({"_id": 9}), UpdateOne({"_id": 9}, {"$set": {"a": 1}}), DeleteOne({"_id": 9})]

@@ -13,7 +13,11 @@ import pytest
 from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import Side
+from support.telemetry import Instrument
+
+from pymongo_resilience.rules.failure import Stage
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
@@ -21,10 +25,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Interception,
     ReplicaSet,
 )
-from support.clients import Side
-from support.telemetry import Instrument
-
-from pymongo_resilience.rules.failure import Stage
 
 OFF = {"metrics": False, "traces": False}
 

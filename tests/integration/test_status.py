@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import Refuse
+from pymongo_resilience_instrumentation.tools.testbed.faults import Refuse
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import ClientStatus, Config, ServerStatus, status, uninstrument
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -9,12 +9,12 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import Side, fail_command
 from support.internal_errors import no_complaints
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryAction, override
+from pymongo_resilience.testbed import ReplicaSet
 
 Control = pymongo.MongoClient[Any]
 

@@ -13,7 +13,6 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from support.clients import Side, fail_command
 from support.engine.retry_strategies import AT_ONCE
 from support.striking import Line, SoftTimeLimitExceeded, moments, run
@@ -21,6 +20,7 @@ from support.telemetry import Instrument
 
 from pymongo_resilience import Policy, bind, override, retry_transaction
 from pymongo_resilience.breakers.breaker_states import HalfOpen
+from pymongo_resilience.testbed import Fail, ReplicaSet
 
 pytestmark = [pytest.mark.oldest, pytest.mark.thorough("each line of a call is struck")]
 NO_CHANGE: Callable[[], Any] = nullcontext

@@ -11,12 +11,12 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import driver, instrumentor, patches, self_check
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from support.clients import Side, fail_command, retry_loops
 from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest
 QUIET = Config(traces=False, metrics=False, timeout_ms=5000)

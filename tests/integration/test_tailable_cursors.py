@@ -7,13 +7,13 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.cursor import CursorType
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.cursor_timeouts import MINUTE, age, rest, with_max_time
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.testbed import EmbeddedServer
 from pymongo_resilience.testing import set_active
 
 pytestmark = pytest.mark.oldest

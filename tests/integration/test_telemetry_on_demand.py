@@ -26,8 +26,7 @@ from pymongo.monitoring import CommandListener, ConnectionPoolListener
 from pymongo_resilience_instrumentation.clients.pool_state import Pool
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.sdk import spans as sdk_spans
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.child_programs import run
 from support.clients import SentCommands, Side
 from support.command_listeners import OnCommands
@@ -35,6 +34,7 @@ from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testbed import ReplicaSet
 
 OWN = ("server_connection_id", "driver_connection_id", "lsid", "cursor_id")
 

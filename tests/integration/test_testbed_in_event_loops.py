@@ -11,7 +11,11 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed.deployments.deployment import Deployment
+from support.clients import wait_until
+from support.free_ports import consecutive_free_ports
+
+from pymongo_resilience.testbed import (
     CutAfter,
     EmbeddedServer,
     ReplicaSet,
@@ -19,9 +23,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Standalone,
     TestbedError,
 )
-from pymongo_resilience_instrumentation.testbed.deployments.deployment import Deployment
-from support.clients import wait_until
-from support.free_ports import consecutive_free_ports
 
 KINDS = (EmbeddedServer, ReplicaSet, ShardedCluster, Standalone)
 Kind = Callable[[], Any]
@@ -37,7 +38,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen
         started.append(popen(*args, **kwargs))
         return started[-1]
 
-    place = "pymongo_resilience_instrumentation.testbed.server.subprocess.Popen"
+    place = "pymongo_resilience_instrumentation.tools.testbed.server.subprocess.Popen"
     monkeypatch.setattr(place, recorded)
     yield started
     monkeypatch.undo()

@@ -16,16 +16,7 @@ import pymongo
 import pytest
 from pymongo import InsertOne, UpdateOne, WriteConcern, _csot
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
-from pymongo_resilience_instrumentation.testbed import (
-    CutBefore,
-    Fail,
-    FailWriteConcern,
-    Interception,
-    Latency,
-    ReplicaSet,
-    Slow,
-)
-from pymongo_resilience_instrumentation.testbed.traffic import HELLO_COMMANDS
+from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS
 from support.clients import Side, wait_until
 from support.command_listeners import OnCommands
 from support.every_operation import BY_CLASS, Scene
@@ -36,6 +27,15 @@ from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, RetryReason, Stage, override
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import (
+    CutBefore,
+    Fail,
+    FailWriteConcern,
+    Interception,
+    Latency,
+    ReplicaSet,
+    Slow,
+)
 
 pytestmark = pytest.mark.oldest
 

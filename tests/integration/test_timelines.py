@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet, Slow
 from support.clients import Side
 from support.telemetry import Instrument, Telemetry
 
 from pymongo_resilience import OperationTimeoutError, override
+from pymongo_resilience.testbed import CutAfter, ReplicaSet, Slow
 
 pytestmark = pytest.mark.oldest
 

@@ -26,15 +26,8 @@ from pymongo.errors import (
     WTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.testbed import (
-    Fail,
-    FailWriteConcern,
-    Fault,
-    Overload,
-    ReplicaSet,
-)
-from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.traffic import Amend
+from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Amend
 from support.busy_pools import Silent, the_only_connection_taken
 from support.clients import Side
 from support.telemetry import Instrument
@@ -42,6 +35,7 @@ from support.transactions import commit
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Stage, override
+from pymongo_resilience.testbed import Fail, FailWriteConcern, Fault, Overload, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -8,13 +8,13 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.cursor import CursorType
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer
 from support.clients import SentCommands, Side
 from support.cursor_cleanup import documents
 from support.cursor_timeouts import MINUTE
 from support.telemetry import Instrument
 
 from pymongo_resilience import ConfigurationError, Policy, bind, override
+from pymongo_resilience.testbed import EmbeddedServer
 
 __all__ = ["documents"]
 pytestmark = pytest.mark.oldest

@@ -11,7 +11,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo import _csot
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server

@@ -14,11 +14,11 @@ from pymongo_resilience_instrumentation.telemetry.client_tracing import (
     ENABLED_VARIABLE,
     LENGTH_VARIABLE,
 )
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.telemetry import Instrument, Telemetry
 
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
 from pymongo_resilience.testing import set_active
 
 CANARY = "canary-4711"

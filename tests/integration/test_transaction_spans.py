@@ -18,15 +18,15 @@ from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import deferred
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
-from pymongo_resilience_instrumentation.testbed import CutAfter, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import Fail
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.faults import Fail
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.span_trees import command, failed, operation, transaction, trees
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import RetryScheduled
+from pymongo_resilience.testbed import CutAfter, ReplicaSet
 
 TXN = "txn_number"
 OUTCOME = "pymongo_resilience.outcome"

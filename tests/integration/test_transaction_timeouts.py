@@ -18,13 +18,13 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
 )
-from pymongo_resilience_instrumentation.testbed import Fail, ReplicaSet
 from support.clients import SentCommands, Side
 from support.command_listeners import OnCommands
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, limits, run, session_of
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.testbed import Fail, ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

@@ -14,7 +14,13 @@ from pymongo.errors import (
     PyMongoError,
     ServerSelectionTimeoutError,
 )
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import SentCommands, Side
+from support.telemetry import Instrument
+from support.wait_helpers import wait_for_server
+
+from pymongo_resilience import RetryScheduled
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,
@@ -25,12 +31,6 @@ from pymongo_resilience_instrumentation.testbed import (
     ReplicaSet,
     ShardedCluster,
 )
-from support.clients import SentCommands, Side
-from support.telemetry import Instrument
-from support.wait_helpers import wait_for_server
-
-from pymongo_resilience import RetryScheduled
-from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

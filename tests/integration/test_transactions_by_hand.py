@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pymongo.errors import DuplicateKeyError, InvalidOperation, OperationFailure
 from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.testbed import CutAfter, Fail, ReplicaSet
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 from support.transactions import LOW, DriversTime, drivers_time
 
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError, override, retry_transaction
+from pymongo_resilience.testbed import CutAfter, Fail, ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

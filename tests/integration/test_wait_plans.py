@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pymongo import _csot
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import assembly, calls, driver
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
 from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.clients import Side
 from support.examples import scaled
@@ -29,6 +28,7 @@ from support.wait_helpers import half_of, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
 from pymongo_resilience.policies import blocks
+from pymongo_resilience.testbed import ReplicaSet
 from pymongo_resilience.testing import FakeClock
 
 pytestmark = pytest.mark.oldest

@@ -20,8 +20,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
+from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side
 from support.handshakes import LOGIN, USER, Handshakes, find_server
@@ -30,6 +29,7 @@ from support.wait_helpers import NOBODY, PLENTY_MS, half_of, wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, RetryAction, RetryScheduled, override
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -12,8 +12,7 @@ import pytest
 from bson import Int64
 from pymongo import _csot, monitoring
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, Interception, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.traffic import Answer
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer
 from support.clients import Side, fail_command
 from support.every_operation import BY_CLASS, Scene
 from support.telemetry import Instrument
@@ -21,6 +20,7 @@ from support.transactions import DriversTime, drivers_time
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
+from pymongo_resilience.testbed import EmbeddedServer, Interception, ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest

@@ -24,8 +24,7 @@ from pymongo.errors import (
 from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.selection import conversions, server_verdicts
 from pymongo_resilience_instrumentation.selection.diagnosis import Diagnosis, Symptom
-from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
-from pymongo_resilience_instrumentation.testbed.faults import Refuse
+from pymongo_resilience_instrumentation.tools.testbed.faults import Refuse
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, wait_for_server
@@ -38,6 +37,7 @@ from pymongo_resilience import (
     override,
 )
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
 pytestmark = pytest.mark.oldest
 

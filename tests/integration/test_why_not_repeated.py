@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import Fault, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults import (
+from pymongo_resilience_instrumentation.tools.testbed.faults import (
     CutAfter,
     CutBefore,
     Election,
@@ -24,6 +23,7 @@ from support.telemetry import Instrument
 
 from pymongo_resilience import RetryDeclined, RetryReason, override
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import Fault, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 

@@ -22,15 +22,15 @@ import pytest
 import trustme
 from pymongo.monitoring import ServerHeartbeatListener
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.testbed import CutAfter, EmbeddedServer, ReplicaSet, Restart
-from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
-from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
+from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
+from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
 from support.child_programs import run
 from support.clients import Side, wait_until
 from support.free_ports import consecutive_free_ports
 from support.telemetry import Instrument
 
 import pymongo_resilience
+from pymongo_resilience.testbed import CutAfter, EmbeddedServer, ReplicaSet, Restart
 
 pytestmark = pytest.mark.oldest
 NEVER = 60.0

@@ -15,7 +15,12 @@ from typing import Any
 import pytest
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import AutoReconnect, NotPrimaryError, PyMongoError
-from pymongo_resilience_instrumentation.testbed import (
+from support.clients import SentCommands, Side, wait_until
+from support.telemetry import Instrument
+
+from pymongo_resilience import MongoDBSpecification, RetryScheduled, override
+from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.testbed import (
     CutAfter,
     CutAtHandshake,
     Election,
@@ -25,11 +30,6 @@ from pymongo_resilience_instrumentation.testbed import (
     Reset,
     Standalone,
 )
-from support.clients import SentCommands, Side, wait_until
-from support.telemetry import Instrument
-
-from pymongo_resilience import MongoDBSpecification, RetryScheduled, override
-from pymongo_resilience.rules.retry_rules import Rule
 
 pytestmark = pytest.mark.oldest
 

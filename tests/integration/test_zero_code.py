@@ -15,7 +15,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 
 APPLICATION = """
 import sys

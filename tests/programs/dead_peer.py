@@ -16,7 +16,7 @@ from typing import Any
 
 import pymongo
 from common import Telemetry, say
-from pymongo_resilience_instrumentation.testbed.severable_path import SeverablePath
+from pymongo_resilience_instrumentation.tools.testbed.severable_path import SeverablePath
 
 import pymongo_resilience
 from pymongo_resilience import Config

@@ -17,17 +17,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import start_http_server
 from pymongo import CursorType
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.testbed import (
-    BlackHole,
-    CutAfter,
-    Overload,
-    Refuse,
-    ReplicaSet,
-    Slow,
-)
 
 import pymongo_resilience
 from pymongo_resilience import Config, override
+from pymongo_resilience.testbed import BlackHole, CutAfter, Overload, Refuse, ReplicaSet, Slow
 
 
 def trouble(proxy: ReplicaSet, coll: Any, crowded: Any) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from pymongo import monitoring
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.testbed import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.testbed.traffic import Hang
+from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Hang
 from support.clients import Side, wait_until
+
+from pymongo_resilience.testbed import ReplicaSet
 
 
 class Silent(OnCommand):

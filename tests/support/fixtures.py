@@ -15,14 +15,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.testbed import ReplicaSet, ShardedCluster
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side
 from support.otlp_collector import Collector, collecting
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience.testing import RecordingListener
 
 

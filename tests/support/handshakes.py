@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymongo_resilience_instrumentation.testbed import Interception
-from pymongo_resilience_instrumentation.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     HELLO_COMMANDS,
     Connection,
     Delay,
@@ -15,6 +14,8 @@ from pymongo_resilience_instrumentation.testbed.traffic import (
 from support.clients import Side
 from support.scenario_faults import LOGGED_IN
 from support.transactions import LOW, DriversTime
+
+from pymongo_resilience.testbed import Interception
 
 USER: dict[str, Any] = {
     "username": "user",

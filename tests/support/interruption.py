@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from pymongo import monitoring
-from pymongo_resilience_instrumentation.testbed import Interception
-from pymongo_resilience_instrumentation.testbed.traffic import Delay, Hang
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Delay, Hang
 from support.clients import Side, wait_until
+
+from pymongo_resilience.testbed import Interception
 
 NAMES = {"sync": "KeyboardInterrupt", "async": "CancelledError"}
 LONG = 60.0

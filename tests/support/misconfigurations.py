@@ -19,15 +19,12 @@ import pymongo
 import pytest
 import trustme
 from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
-from pymongo_resilience_instrumentation.testbed import (
-    EmbeddedServer,
-    Interception,
-    ReplicaSet,
-    fake_servers,
-)
-from pymongo_resilience_instrumentation.testbed.black_hole_port import BlackHolePort
-from pymongo_resilience_instrumentation.testbed.fake_servers import Peer, with_tls
+from pymongo_resilience_instrumentation.tools.testbed import fake_servers
+from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
+from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
 from support.wait_helpers import NOBODY
+
+from pymongo_resilience.testbed import EmbeddedServer, Interception, ReplicaSet
 
 PASSWORD = "c4n/ary:p@ss?w#rd"
 """With every character that has a meaning in a URI."""

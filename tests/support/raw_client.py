@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Self
 
 from bson import Binary
 from bson.binary import UUID_SUBTYPE
-from pymongo_resilience_instrumentation.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed import wire
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 _LENGTH = 4
 

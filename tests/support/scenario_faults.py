@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pymongo_resilience_instrumentation.testbed import Fail, Interception, Overload
-from pymongo_resilience_instrumentation.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     HELLO_COMMANDS,
     Answer,
     Connection,
@@ -14,11 +13,12 @@ from pymongo_resilience_instrumentation.testbed.traffic import (
     Hang,
     Verdict,
 )
-from pymongo_resilience_instrumentation.testbed.wire import Message
+from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 from support.engine.failing_work import Call, Fault
 
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.testbed import Fail, Interception, Overload
 from pymongo_resilience.testing import FakeClock
 
 CODES = {

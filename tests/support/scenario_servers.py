@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect, PyMongoError
-from pymongo_resilience_instrumentation.testbed import CutBefore, ReplicaSet
 from support.clients import Side, wait_until
 from support.engine.scenarios import Scenario
 from support.scenario_faults import LOGIN, FaultsInOrder, is_refusal
 
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retried_operation import Kind
+from pymongo_resilience.testbed import CutBefore, ReplicaSet
 from pymongo_resilience.testing import FakeClock
 
 SHORT_MS = 1000

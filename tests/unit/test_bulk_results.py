@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.results import BulkWriteResult, ClientBulkWriteResult
-from pymongo_resilience_instrumentation.single_documents.bulk_results import (
+from pymongo_resilience_instrumentation.features.single_documents.bulk_results import (
     failed,
     whole,
     without_errors,

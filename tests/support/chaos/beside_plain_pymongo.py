@@ -14,8 +14,7 @@ from typing import Any
 import bson
 from bson import Int64
 from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
-from pymongo_resilience_instrumentation.testbed import Interception, ReplicaSet
-from pymongo_resilience_instrumentation.testbed.traffic import Delay, Rewrite
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Delay, Rewrite
 from support.chaos.operations_under_attack import Operation
 from support.clients import Side
 from support.internal_errors import no_complaints
@@ -24,6 +23,7 @@ from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.testbed import Interception, ReplicaSet
 
 OUR_PACKAGES = ("/pymongo_resilience/", "/pymongo_resilience_instrumentation/")
 VOLATILE = {"$clusterTime", "operationTime", "electionId", "opTime", "topologyVersion"}

@@ -15,13 +15,7 @@ from typing import Any, Final
 import pymongo
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from pymongo_resilience_instrumentation.report import Recorder
-from pymongo_resilience_instrumentation.testbed import (
-    EmbeddedServer,
-    ReplicaSet,
-    Scenario,
-    Standalone,
-)
+from pymongo_resilience_instrumentation.tools.report import Recorder
 from support.chaos.ledger import ACCOUNTS, ATOMIC, Balance, Kind, found_in
 from support.chaos.residue import OpenSpans
 from support.chaos.workload import (
@@ -37,6 +31,7 @@ from support.chaos.workload import (
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, Scenario, Standalone
 
 OPEN_SPANS: Final = OpenSpans()
 THREADS: Final = 8

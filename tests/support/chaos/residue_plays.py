@@ -16,11 +16,11 @@ import gridfs
 import pymongo
 import pytest
 from pymongo import InsertOne
-from pymongo_resilience_instrumentation.testbed import CutAfter
 from support.chaos.play_scene import AuditLog, Scene
 from support.clients import fail_command
 
 from pymongo_resilience import override
+from pymongo_resilience.testbed import CutAfter
 
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pymongo
 from pymongo import InsertOne, ReturnDocument, UpdateMany, UpdateOne
-from pymongo_resilience_instrumentation.report import Recorder
+from pymongo_resilience_instrumentation.tools.report import Recorder
 from support.chaos.ledger import ACCOUNTS, ATOMIC, DOCUMENTS, GROUP, Kind, Ledger, Operation
 
 from pymongo_resilience import override

@@ -8,13 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pymongo
-from pymongo_resilience_instrumentation.testbed import (
-    Deployment,
-    EmbeddedServer,
-    ReplicaSet,
-    ShardedCluster,
-)
 from support.conformance.matching import only_known
+
+from pymongo_resilience.testbed import Deployment, EmbeddedServer, ReplicaSet, ShardedCluster
 
 Requirement = Mapping[str, Any]
 USER: Final = {"username": "root", "password": "only-for-the-tests"}

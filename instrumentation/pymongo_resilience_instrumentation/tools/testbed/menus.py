@@ -5,7 +5,7 @@ import warnings
 from .fault_catalog import *  # noqa: F403 - an alias of all its names
 
 warnings.warn(
-    "pymongo_resilience_instrumentation.testbed.menus is testbed.fault_catalog now",
+    "pymongo_resilience_instrumentation.tools.testbed.menus is testbed.fault_catalog now",
     DeprecationWarning,
     stacklevel=2,
 )

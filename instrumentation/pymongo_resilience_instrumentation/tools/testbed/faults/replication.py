@@ -6,18 +6,18 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.deployments.replica_set import ReplicaSet
-from pymongo_resilience_instrumentation.testbed.fault import Fault, number, positive, refused
-from pymongo_resilience_instrumentation.testbed.traffic import Interception
+from pymongo_resilience_instrumentation.tools.testbed.deployments.replica_set import ReplicaSet
+from pymongo_resilience_instrumentation.tools.testbed.fault import Fault, number, positive, refused
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Interception
 
 from .network import BlackHole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience_instrumentation.testbed.deployments.deployment import Deployment
-    from pymongo_resilience_instrumentation.testbed.proxy.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document
+    from pymongo_resilience_instrumentation.tools.testbed.deployments.deployment import Deployment
+    from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document
 
 _YEARS: Final = 10 * 365 * 86_400
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo import MongoClient
 from rich.console import Console
 
-from pymongo_resilience_instrumentation.report import Recorder
-from pymongo_resilience_instrumentation.testbed import EmbeddedServer, ReplicaSet
+from pymongo_resilience_instrumentation.tools.report import Recorder
+from pymongo_resilience_instrumentation.tools.testbed import EmbeddedServer, ReplicaSet
 
 from .closing_report import report, save_svg
 from .contenders import Side

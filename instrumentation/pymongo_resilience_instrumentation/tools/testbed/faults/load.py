@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.fault import positive, refused
-from pymongo_resilience_instrumentation.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed.fault import positive, refused
+from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     Answer,
     Connection,
     Delay,
@@ -18,7 +18,7 @@ from pymongo_resilience_instrumentation.testbed.traffic import (
 from .command_faults import DRIVER_COMMANDS, Fail
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.testbed.wire import Message
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 
 _MILLISECONDS: Final = 1000
 _BOTH: Final = ("SystemOverloadedError", "RetryableError")

@@ -10,18 +10,18 @@ from abc import abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from pymongo_resilience_instrumentation.testbed.fault import Fault, refused, whole
-from pymongo_resilience_instrumentation.testbed.proxy.backend import Backend
-from pymongo_resilience_instrumentation.testbed.proxy.member import Member
-from pymongo_resilience_instrumentation.testbed.running import Running
-from pymongo_resilience_instrumentation.testbed.server import EmbeddedServer, TestbedError
+from pymongo_resilience_instrumentation.tools.testbed.fault import Fault, refused, whole
+from pymongo_resilience_instrumentation.tools.testbed.proxy.backend import Backend
+from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+from pymongo_resilience_instrumentation.tools.testbed.running import Running
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer, TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from concurrent.futures import Future
 
-    from pymongo_resilience_instrumentation.testbed.scenario import Scenario
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.scenario import Scenario
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 _STOP_TIMEOUT: Final = 5.0
 _MAX_PORT: Final = 65535

@@ -12,8 +12,8 @@ from .ledger import Ledger
 from .workload import Step
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.report import Recorder
-    from pymongo_resilience_instrumentation.testbed import ReplicaSet
+    from pymongo_resilience_instrumentation.tools.report import Recorder
+    from pymongo_resilience_instrumentation.tools.testbed import ReplicaSet
 
     from .live_view import Display
     from .messages import Outcome

@@ -13,10 +13,10 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Final, Self
 
-from pymongo_resilience_instrumentation.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed import wire
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 
 _VOLATILE: Final = frozenset({"$clusterTime", "$readPreference", "maxTimeMS"})

@@ -6,8 +6,13 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from pymongo_resilience_instrumentation.testbed.fault import Fault, not_negative, positive, whole
-from pymongo_resilience_instrumentation.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed.fault import (
+    Fault,
+    not_negative,
+    positive,
+    whole,
+)
+from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     HELLO_COMMANDS,
     Connection,
     Cut,
@@ -21,9 +26,9 @@ from pymongo_resilience_instrumentation.testbed.traffic import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience_instrumentation.testbed.deployments.deployment import Deployment
-    from pymongo_resilience_instrumentation.testbed.proxy.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Message
+    from pymongo_resilience_instrumentation.tools.testbed.deployments.deployment import Deployment
+    from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 
 
 class CutAtHandshake(Interception):

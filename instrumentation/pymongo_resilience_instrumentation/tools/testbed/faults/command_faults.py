@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed.fault import refused, whole
-from pymongo_resilience_instrumentation.testbed.proxy.command_names import COMMANDS, hint
-from pymongo_resilience_instrumentation.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed.fault import refused, whole
+from pymongo_resilience_instrumentation.tools.testbed.proxy.command_names import COMMANDS, hint
+from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     HELLO_COMMANDS,
     Amend,
     Answer,
@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.testbed.traffic import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
     "authenticate",

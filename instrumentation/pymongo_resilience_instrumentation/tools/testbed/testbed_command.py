@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.report import Recorder
+from pymongo_resilience_instrumentation.tools.report import Recorder
 
 from .control import Control
 from .deployments.replica_set import ReplicaSet

@@ -7,8 +7,8 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo_resilience_instrumentation.testbed import wire
-from pymongo_resilience_instrumentation.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     HELLO_COMMANDS,
     Amend,
     Answer,
@@ -20,8 +20,8 @@ from pymongo_resilience_instrumentation.testbed.traffic import (
 )
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.testbed.traffic import Connection, Verdict
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.traffic import Connection, Verdict
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
     from .backend import Upstream
     from .member import Member

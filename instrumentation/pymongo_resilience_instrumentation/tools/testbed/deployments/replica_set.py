@@ -12,9 +12,9 @@ from .deployment import Deployment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience_instrumentation.testbed.fault import Fault
-    from pymongo_resilience_instrumentation.testbed.proxy.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.fault import Fault
+    from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
     from .deployment import Target
 

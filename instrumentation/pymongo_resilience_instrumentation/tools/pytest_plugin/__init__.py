@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from types import ModuleType
 
-    from pymongo_resilience_instrumentation.testbed import (
+    from pymongo_resilience_instrumentation.tools.testbed import (
         Deployment,
         EmbeddedServer,
         ReplicaSet,
@@ -90,7 +90,7 @@ def _inject(item: pytest.Item, *faults: Any, on: Any = "all", seed: int | None =
     item.add_report_section("call", MARKER, f"{', '.join(map(str, shuffled))}, seed {seed}")
     for fault in shuffled:
         if isinstance(fault, str):
-            from pymongo_resilience_instrumentation.testbed.drills import drill  # noqa: PLC0415 - an extra
+            from pymongo_resilience_instrumentation.tools.testbed.drills import drill  # noqa: PLC0415 - an extra
 
             deployment.play(drill(fault, deployment))
         elif callable(fault):
@@ -158,7 +158,7 @@ def mongo_faults(request: pytest.FixtureRequest) -> Deployment:
 
 def _testbed() -> ModuleType:
     """An extra: imported where a test needs it."""
-    return importlib.import_module("pymongo_resilience_instrumentation.testbed")
+    return importlib.import_module("pymongo_resilience_instrumentation.tools.testbed")
 
 
 def _running(config: pytest.Config, deployment: Deployment) -> Iterator[Any]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from .deployment import Deployment
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.testbed.proxy.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 REPLICATION_FIELDS: Final = (
     "arbiters",

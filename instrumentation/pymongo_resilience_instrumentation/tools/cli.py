@@ -241,9 +241,9 @@ def _demo(options: argparse.Namespace) -> int:
     missing = _missing("demo", _DEMO_MODULES)
     if missing:
         return _print_error(missing, USAGE)
-    from pymongo_resilience_instrumentation.demo.demonstration import Options, run  # noqa: PLC0415 - an extra
-    from pymongo_resilience_instrumentation.demo.process_pool import DemoError  # noqa: PLC0415 - an extra
-    from pymongo_resilience_instrumentation.testbed import TestbedError  # noqa: PLC0415 - an extra
+    from pymongo_resilience_instrumentation.tools.demo.demonstration import Options, run  # noqa: PLC0415 - an extra
+    from pymongo_resilience_instrumentation.tools.demo.process_pool import DemoError  # noqa: PLC0415 - an extra
+    from pymongo_resilience_instrumentation.tools.testbed import TestbedError  # noqa: PLC0415 - an extra
 
     try:
         return run(_taken(Options, options))
@@ -259,7 +259,7 @@ def _testbed(options: argparse.Namespace) -> int:
     missing = _missing("testbed", _TESTBED_MODULES)
     if missing:
         return _print_error(missing, USAGE)
-    from pymongo_resilience_instrumentation.testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
+    from pymongo_resilience_instrumentation.tools.testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
 
     try:
         testbed_command.run(_taken(testbed_command.Options, options))

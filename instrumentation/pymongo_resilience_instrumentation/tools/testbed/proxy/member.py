@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bson import Int64, ObjectId
 
-from pymongo_resilience_instrumentation.testbed import wire
-from pymongo_resilience_instrumentation.testbed.server import TestbedError
-from pymongo_resilience_instrumentation.testbed.traffic import Connection, Interception
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed.server import TestbedError
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Connection, Interception
 
 from .relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from pymongo_resilience_instrumentation.testbed.fault import Fault
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.fault import Fault
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
     from .backend import Backend
 

@@ -10,8 +10,8 @@ from .standalone import REPLICATION_FIELDS
 if TYPE_CHECKING:
     from bson import ObjectId
 
-    from pymongo_resilience_instrumentation.testbed.proxy.member import Member
-    from pymongo_resilience_instrumentation.testbed.wire import Document, Message
+    from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 _TOKEN: Final = {"recoveryShardId": "shard0"}
 """With it a commit can be finished through any router."""

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.testbed import (
+from pymongo_resilience_instrumentation.tools.testbed import (
     CutAfter,
     CutAtHandshake,
     CutBefore,

@@ -1,0 +1,1 @@
+"""Programs around the library: the test bed, demo, doctor, report, dashboards, pytest plugin."""
