@@ -44,7 +44,12 @@ from pymongo_resilience_instrumentation.retries import deprioritized, loop_subcl
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
-from pymongo_resilience_instrumentation.timeouts import attempt_timeouts, bounded_waits, max_time_ms
+from pymongo_resilience_instrumentation.timeouts import (
+    attempt_timeouts,
+    bounded_waits,
+    kept_cancellations,
+    max_time_ms,
+)
 from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods
 
 from . import driver
@@ -345,6 +350,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.WHY_NOT,), _of_failed_selections),
     ((Feature.CLEANUP,), _of_cleanup),
     ((Feature.WAITS,), _of_waits),
+    ((Feature.WAITS,), lambda runtime: kept_cancellations.wrapped(runtime.enabled_flag)),
     (
         (Feature.RETRIES, Feature.WAITS, Feature.FAST_FAIL),
         lambda runtime: fast_fail.wrapped(runtime.enabled_flag, runtime.rules),

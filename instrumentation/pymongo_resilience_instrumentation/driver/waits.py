@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SELECTION_TIMEOUT = "get_server_selection_timeout"
+ASYNC_SEND = "async_sendall"
 HANDSHAKE = "connect"
 """Of a pool: the socket, hello and authentication."""
 
@@ -30,6 +31,11 @@ class Half(NamedTuple):
 
 SYNC_HALF = Half("synchronous", "_cond_wait", "_configured_socket_interface")
 ASYNC_HALF = Half("asynchronous", "_async_cond_wait", "_configured_protocol_interface")
+
+
+def lock_module() -> ModuleType:
+    """Where pymongo's async waits for a condition call ``wait_for``."""
+    return importlib.import_module("pymongo.lock")
 
 
 def selection_timeout_owners() -> tuple[type, ...]:
