@@ -139,7 +139,6 @@ def assemble(
         closings=closings,
         unreported=Unreported(),
         owns_retries=owns_retries,
-        resumes_finds=not {Feature.RETRIES, Feature.CURSORS, Feature.RESUMPTION} & without,
         slow_seconds=None if config.slow_ms is None else config.slow_ms / 1000,
         no_sdk=_no_sdk(settings),
     )

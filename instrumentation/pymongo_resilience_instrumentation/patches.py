@@ -24,6 +24,7 @@ from pymongo_resilience_instrumentation.features.atomic_writes.send_on_first_use
 )
 from pymongo_resilience_instrumentation.features.gridfs import import_hook
 from pymongo_resilience_instrumentation.features.hedged_reads import on_first_use
+from pymongo_resilience_instrumentation.features.resumable_finds import scan
 from pymongo_resilience_instrumentation.features.single_documents import rewrite
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
@@ -124,6 +125,7 @@ class Patches:
                 self._late[need] = (*self._late.get(need, ()), *filter(None, made))
         if not runtime.no_configured_timeout:
             self.need("timeout")
+        scan.plug_in(runtime, without)
         on_first_use.wrap_when_used(runtime, without, self._add)
         POLICIES.prepare_with(partial(self.need, "policy"))
         if Feature.TIMEOUT not in without:

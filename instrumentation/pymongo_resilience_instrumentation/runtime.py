@@ -92,12 +92,12 @@ class Runtime:
     unreported: Unreported
     owns_retries: bool
     """Whether retries are decided here, not in the driver's own loop."""
-    resumes_finds: bool
-    """Whether the installed pymongo has what a resumable find needs."""
     slow_seconds: float | None = None
     """Calls that take as long have their timeline logged; None is off."""
     hedges: Any = None
     """A HedgeRegistry (hedged_reads/), from the first policy on that hedges."""
+    before_batch: Callable[[Call, Any, Any], None] | None = None
+    """Called with the driver's operation and cursor before each batch of a cursor; a feature's."""
     no_sdk: Callable[[], bool] | None = None
     """Whether there is still none to show calls to; None where there is, or they are not shown."""
     need: Callable[[Need], None] = lambda _: None

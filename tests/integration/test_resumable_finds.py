@@ -14,8 +14,9 @@ from typing import Any
 import bson
 import pymongo
 import pytest
+from bson import MaxKey
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import AutoReconnect
+from pymongo.errors import AutoReconnect, OperationFailure
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import is_open, run_background
 from support.cursor_timeouts import age
@@ -50,8 +51,6 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "cut after": lambda: CutAfter("getMore"),
     "not primary": lambda: NotPrimary("getMore"),
     "CursorNotFound": lambda: Fail("getMore", code=43),
-    "QueryPlanKilled": lambda: Fail("getMore", code=175),
-    "CursorKilled": lambda: Fail("getMore", code=237),
     "overload past its retries": lambda: Overload("getMore", times=6, base_backoff=0.002),
 }
 OTHERS = pytest.mark.thorough("each order is among the others")
@@ -90,6 +89,236 @@ def rest(side: Side, cursor: Any) -> list[Any]:
 def first_and_resumed(sent: SentCommands) -> tuple[Any, Any]:
     first, resumed = sent.named("find")
     return first, resumed
+
+
+REPLACEMENTS: dict[str, Callable[[Any], object]] = {
+    "dropped": lambda coll: coll.drop(),
+    "renamed": lambda coll: coll.rename(f"{coll.name}_old"),
+    "dropped and made anew": lambda coll: (
+        coll.drop(),
+        coll.insert_many([{"_id": n} for n in range(COUNT)]),
+    ),
+    "replaced": lambda coll: (
+        coll.database.other.insert_many([{"_id": ("new", n)} for n in range(COUNT)]),
+        coll.database.other.rename(coll.name, dropTarget=True),
+    ),
+}
+TIMEOUTS = pytest.mark.parametrize("timeout_ms", [None, PLENTY_MS], ids=["bare", "timeout"])
+
+
+@TIMEOUTS
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [*zip(REPLACEMENTS, ["cut before", "CursorNotFound", "not primary", "cut after"], strict=True)],
+)
+def test_another_collection_of_the_same_name_ends_the_scan(
+    how: str, fault: str, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any,
+    control: Any, database: str, order: list[bytes],
+) -> None:  # fmt: skip
+    cursor, found = opened(side, coll)
+    with set_active(False):
+        REPLACEMENTS[how](control[database].coll)
+    proxy.inject(FAULTS[fault]())
+    with override(timeout_ms=timeout_ms), pytest.raises(OperationFailure, match="replaced") as over:
+        side.do(cursor.next)
+    assert over.value.code == 175
+    assert keys(found) == order[:BATCH]
+
+
+@TIMEOUTS
+def test_another_collection_ends_a_scan_that_was_resumed_before(
+    timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any, control: Any, database: str,
+    order: list[bytes],
+) -> None:  # fmt: skip
+    cursor, found = opened(side, coll)
+    proxy.inject(CutAfter("getMore"))
+    found += [side.do(cursor.next) for _ in range(BATCH)]
+    assert keys(found) == order[: 2 * BATCH]
+    with set_active(False):
+        REPLACEMENTS["dropped and made anew"](control[database].coll)
+    proxy.inject(CutBefore("getMore"))
+    with override(timeout_ms=timeout_ms), pytest.raises(OperationFailure, match="replaced"):
+        side.do(cursor.next)
+
+
+def test_another_collection_behind_a_view_ends_the_scan(
+    side: Side, proxy: ReplicaSet, client: Any, control: Any, database: str, order: list[bytes]
+) -> None:
+    with set_active(False):
+        control[database].create_collection("view", viewOn="coll")
+        control[database].create_collection("view2", viewOn="view")
+    cursor, found = opened(side, client[database].view2)
+    proxy.inject(CutBefore("getMore"))
+    found += [side.do(cursor.next) for _ in range(BATCH)]
+    assert keys(found) == order[: 2 * BATCH]
+    with set_active(False):
+        REPLACEMENTS["replaced"](control[database].coll)
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(OperationFailure, match="replaced"):
+        side.do(cursor.next)
+
+
+@TIMEOUTS
+@pytest.mark.parametrize("code", [175, 237, 11601])
+def test_a_scan_that_is_ended_on_purpose_has_that_error(
+    code: int, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
+    sent: SentCommands,
+) -> None:  # fmt: skip
+    """Also where the find that goes on is what is ended."""
+    assert order
+    for before in ([], [CutBefore("getMore")]):
+        cursor, _ = opened(side, coll)
+        sent.started_events.clear()
+        for fault in before:
+            proxy.inject(fault)
+        proxy.inject(Fail("find" if before else "getMore", code=code))
+        with override(timeout_ms=timeout_ms), pytest.raises(OperationFailure) as over:
+            side.documents(cursor)
+        assert over.value.code == code
+        assert len(sent.named("getMore")) == 1
+        proxy.clear(strict=True)
+
+
+def test_the_collection_is_asked_for_once_and_with_each_resumption(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands
+) -> None:
+    with override(resumable=True):
+        side.documents(coll.find(batch_size=COUNT + 1))
+    assert not sent.named("listCollections")
+    cursor, found = opened(side, coll)
+    for _ in range(2):
+        proxy.inject(CutBefore("getMore"))
+        found += [side.do(cursor.next) for _ in range(BATCH)]
+    assert keys(found + rest(side, cursor)) == order
+    assert len(sent.named("listCollections")) == 3
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [lambda: Fail("listCollections", code=13), lambda: CutBefore("listCollections")],
+    ids=["refused", "cut"],
+)
+def test_a_scan_of_a_collection_that_cannot_be_asked_for_is_not_resumed(
+    fault: Callable[[], Any], side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    proxy.inject(fault())
+    cursor, found = opened(side, coll)
+    found += [side.do(cursor.next) for _ in range(BATCH)]
+    assert keys(found) == order[: 2 * BATCH]
+    assert "is not resumed: listCollections failed" in caplog.text
+    proxy.inject(CutBefore("getMore"))
+    with pytest.raises(AutoReconnect):
+        side.documents(cursor)
+
+
+def test_a_resumption_that_cannot_ask_is_repeated(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    cursor, found = opened(side, coll)
+    proxy.inject(CutBefore("getMore"))
+    proxy.inject(CutBefore("listCollections"))
+    assert keys(found + rest(side, cursor)) == order
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_document_that_bounds_leave_out_is_sought(
+    there: bool, side: Side, proxy: ReplicaSet, coll: Any, control: Any, database: str,
+    order: list[bytes], sent: SentCommands,
+) -> None:  # fmt: skip
+    """On a real server ``min`` alone excludes MaxKey; the emulator gives it all the same."""
+    if not there:
+        with set_active(False):
+            control[database].coll.delete_one({"_id": MaxKey()})
+        order = order[:-1]
+    cursor, found = opened(side, coll)
+    for _ in range(2):
+        proxy.inject(CutBefore("getMore"))
+        found += [side.do(cursor.next) for _ in range(BATCH)]
+    assert keys(found + rest(side, cursor)) == order
+    assert len(sent.named("aggregate")) == 1
+    assert ["min" in each for each in sent.named("find")] == [False, not there, not there]
+
+
+@pytest.mark.parametrize("sort", ["ascending", "descending"])
+def test_after_the_last_of_all_keys_nothing_comes(
+    sort: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes], sent: SentCommands
+) -> None:
+    """A real server refuses bounds there."""
+    with override(resumable=True):
+        cursor = coll.find({}, sort=SORTS[sort], batch_size=COUNT)
+    found = [side.do(cursor.next) for _ in range(COUNT)]
+    assert cursor.alive
+    proxy.inject(CutBefore("getMore"))
+    assert keys(found + rest(side, cursor)) == (order[::-1] if sort == "descending" else order)
+    assert not {"min", "max"} & sent.named("find")[-1].keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"_id": {"$gte": 100, "$lt": 150}}, range(100, 150)),
+        ({"_id": {"$gte": 100, "$lte": 150}}, range(100, 151)),
+        ({"$and": [{"_id": {"$gt": 99}}, {"n": 1}]}, range(100, 200)),
+        ({"_id": {"$in": [*range(0, 200, 4)]}}, range(0, 200, 4)),
+    ],
+)
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_range_is_resumed_within_it(
+    given: Any, expected: range, backward: bool, side: Side, proxy: ReplicaSet, coll: Any,
+    sent: SentCommands,
+) -> None:  # fmt: skip
+    """And no index is read to its end."""
+    side.do(coll.insert_many, [{"_id": each, "n": 1} for each in range(200)])
+    cursor, found = opened(side, coll, given, sort={"_id": -1 if backward else 1})
+    proxy.inject(CutBefore("getMore"))
+    found += rest(side, cursor)
+    assert [each["_id"] for each in found] == [*expected][:: -1 if backward else 1]
+    _, resumed = first_and_resumed(sent)
+    assert not {"min", "max"} & resumed.keys()
+
+
+@pytest.mark.parametrize("level", [None, "majority", "available"])
+def test_a_member_that_lags_is_waited_for(
+    level: str | None, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
+    sent: SentCommands,
+) -> None:  # fmt: skip
+    """It would skip what was there before the scan began."""
+    assert order
+    coll = coll.with_options(read_concern=pymongo.read_concern.ReadConcern(level))
+    cursor, _ = opened(side, coll)
+    proxy.inject(CutBefore("getMore"))
+    rest(side, cursor)
+    first, resumed = first_and_resumed(sent)
+    concern = dict(resumed.get("readConcern", {}))
+    assert ("afterClusterTime" in concern) == (level != "available")
+    concern.pop("afterClusterTime", None)
+    assert concern == first.get("readConcern", {})
+
+
+def test_an_index_that_cannot_be_hinted_at_is_refused(
+    side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands
+) -> None:
+    """As on the oplog and on time series; a bad query has its own error."""
+    proxy.inject(
+        Fail("find", code=2, text="hint provided does not correspond to an existing index")
+    )
+    assert "no index on _id" in refused(side, coll)
+    proxy.inject(Fail("find", code=2, text="unknown top level operator: $bad"))
+    with override(resumable=True), pytest.raises(OperationFailure, match=r"^unknown top level"):
+        side.do(coll.find({"$bad": 1}).to_list)
+    assert len(sent.named("find")) == 2
+
+
+def test_what_is_skipped_is_skipped_once(
+    side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes]
+) -> None:
+    cursor, found = opened(side, coll, skip=5, limit=30)
+    proxy.inject(CutBefore("getMore"))
+    assert keys(found + rest(side, cursor)) == order[5:35]
+    if side.runner is None:
+        with override(resumable=True):
+            assert keys(coll.find()[5:7]) == order[5:7]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +475,6 @@ def refused(side: Side, coll: Any, **given: Any) -> str:
     ("given", "named"),
     [
         ({"sort": {"n": 1}}, "sorted by _id"),
-        ({"skip": 1}, "skip"),
         ({"cursor_type": pymongo.CursorType.TAILABLE}, "tailable"),
         ({"cursor_type": pymongo.CursorType.TAILABLE_AWAIT}, "tailable"),
         ({"cursor_type": pymongo.CursorType.EXHAUST}, "exhaust"),
@@ -334,7 +562,9 @@ def test_each_resumption_is_a_retry(
     assert "cursor_lost" in caplog.text
     span = telemetry.operations(f"getMore {database}.coll")[0]
     assert [each.name for each in span.events] == ["retry.scheduled"]
-    assert [each.name for each in telemetry.commands_of(span)] == ["getMore", "find"]
+    assert {each.name for each in telemetry.commands_of(span)} == {
+        "getMore", "find", "aggregate", "listCollections",
+    }  # fmt: skip
     ((attributes, point),) = telemetry.points("pymongo_resilience.retries")
     assert (attributes["pymongo_resilience.reason"], point.value) == ("cursor_lost", 1)
 
@@ -488,11 +718,14 @@ def test_another_member_goes_on_where_the_cursors_is_gone(
 
 
 @pytest.mark.parametrize("sort", SORTS)
-@pytest.mark.parametrize("code", [167, 323, 51174])
+@pytest.mark.parametrize("code", [2, 167, 168, 323, 51174, 6137400])
 def test_a_server_that_takes_no_bounds_is_asked_by_an_expression(
-    code: int, sort: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
-    sent: SentCommands,
+    code: int, sort: str, side: Side, proxy: ReplicaSet, coll: Any, control: Any, database: str,
+    order: list[bytes], sent: SentCommands,
 ) -> None:  # fmt: skip
+    with set_active(False):
+        control[database].coll.delete_one({"_id": MaxKey()})
+    order = order[:-1]
     cursor, found = opened(side, coll, sort=SORTS[sort])
     proxy.inject(CutBefore("getMore"))
     proxy.inject(Fail("find", code=code))

@@ -10,7 +10,7 @@ from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
-from pymongo_resilience.policies.first_use import POLICIES, RESUMABLE_FINDS
+from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience.policies.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
@@ -32,8 +32,6 @@ from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUT
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 from pymongo_resilience_instrumentation.transactions import call_sessions
 
-from . import resumable_finds
-
 if TYPE_CHECKING:
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.interception.methods import Function
@@ -53,7 +51,6 @@ class Batch(CallInterceptor):
         super().__init__(runtime)
         self._shows_calls = runtime.shows_calls
         self._may_begin_fast = not runtime.rules.any
-        self._resumes = runtime.resumes_finds
         self.begins_late = runtime.begins_late and self._may_begin_fast and self.send is None
 
     def method(self, flag: EnabledFlag, asynchronous: bool) -> Method:
@@ -126,8 +123,8 @@ class Batch(CallInterceptor):
                 _apply(runtime, call, cursor, first=call.batch_of is None)
             if call.timeout is not None:
                 runtime.deprecated.of_batch(call, operation)
-            if RESUMABLE_FINDS.used and cursor is not None and self._resumes:
-                resumable_finds.begin(call, operation, cursor, runtime.rules)
+            if runtime.before_batch is not None and cursor is not None:
+                runtime.before_batch(call, operation, cursor)
         except BaseException as error:
             runtime.end(call, error)
             raise

@@ -7,13 +7,14 @@ import copy
 import inspect
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect
+from pymongo.read_concern import ReadConcern
 
-from pymongo_resilience.rules.resumption import Find
 from pymongo_resilience_instrumentation.addresses import address_text
 
 from .raw_documents import raw_documents, without_id
@@ -39,9 +40,28 @@ EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
 """What is decoded with it can be sent back as it was."""
 
 
-def read(query: Any) -> Find:
+class ReadAfter(ReadConcern):
+    """The same read concern, of a member that has all that was written until ``time``."""
+
+    def __init__(self, read_concern: ReadConcern, time: Any) -> None:
+        super().__init__(read_concern.level)
+        self._time = time
+
+    @property
+    def level(self) -> str:
+        """Not empty, or the driver would send no read concern."""
+        return super().level or "local"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        level = super().level
+        return ({"level": level} if level else {}) | {"afterClusterTime": self._time}
+
+
+def read(query: Any) -> dict[str, Any]:
+    """What it says, by the names that the find command has for it, and what holds for it."""
     spec, session = query.spec, query.session
-    return Find(
+    return dict(
         filter=spec.get("$query", spec),
         projection=query.fields,
         skip=query.ntoskip,
@@ -54,6 +74,7 @@ def read(query: Any) -> Find:
         in_transaction=bool(session and session.in_transaction),
         at_snapshot=query.read_concern.level == "snapshot" or _at_snapshot(session),
         load_balanced=bool(query.client.options.load_balanced),
+        read_concern_level=query.read_concern.level,
         **{name: spec.get(modifier) for modifier, name in _MODIFIERS.items()},
     )
 
@@ -63,13 +84,13 @@ def _at_snapshot(session: Any) -> bool:
     return bool(getattr(options, "snapshot", False))
 
 
-def write(query: Any, find: Find) -> None:
-    """Let it say what ``find`` does, and all else as before."""
+def write(query: Any, find: Any) -> None:
+    """Let it say what ``find`` does, by the names of ``read``, and all else as before."""
     others = dict(query.spec) if "$query" in query.spec else {}
     ours = {modifier: getattr(find, name) for modifier, name in _MODIFIERS.items()}
     given = {modifier: each for modifier, each in ours.items() if each is not None}
     query.spec = others | {"$query": find.filter} | given
-    query.fields, query.limit = find.projection, find.limit
+    query.fields, query.limit, query.ntoskip = find.projection, find.limit, find.skip
 
 
 def copied(query: Any, session: Any) -> Any:
@@ -116,6 +137,28 @@ def send(cursor: Any, query: Any, given: Sequence[Any]) -> Any:
     return server.run_operation(
         connection, query, preference, client._event_listeners, cursor._unpack_response, client
     )
+
+
+def run_command(
+    query: Any, command: dict[str, Any], given: Sequence[Any], read_concern: Any = None
+) -> Any:
+    """What runs another command on the connection that a loop's function was called with,
+    ``given``; in async clients a coroutine function."""
+    session, _, connection, preference = given
+    return partial(
+        connection.command,
+        query.db,
+        command,
+        read_preference=preference,
+        read_concern=read_concern,
+        session=session,
+        client=query.client,
+    )
+
+
+def operation_time(response: Any) -> Any:
+    """The time of the server's last operation; None from one that is in no replica set."""
+    return response.docs[0].get("operationTime")
 
 
 def batch_of(response: Any) -> list[Any]:

@@ -1,7 +1,8 @@
 """A resumable find: its first command, what is noted of each batch, and the find that is sent in
 place of a getMore that failed.
 
-What can be resumed, how, and after which failure: ``pymongo_resilience/rules/resumption.py``.
+Which collection it reads is asked once, behind the first batch, and again behind each find that
+resumes it, on the same connections: one of the same name need not be the same.
 """
 
 from __future__ import annotations
@@ -11,38 +12,50 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import OperationFailure
+from bson import MaxKey
+from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
+from pymongo_resilience.policies.first_use import RESUMABLE_FINDS
 from pymongo_resilience.policies.policy import Policy
-from pymongo_resilience.rules import resumption
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception import steps
+from pymongo_resilience_instrumentation.self_check import Feature
+
+from . import rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
-    from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.runtime import Runtime
 
 ATTRIBUTE = "_pymongo_resilience_position"
 KILLED_AT_ONCE = 10
 """Cursors that were left on their servers, before the scan is over."""
 RESUMABLE = Policy(resumable=True)
 OTHERWISE = "override(resumable=False) sends it as it is"
+REPLACED = "collection dropped, renamed or replaced during a resumable find, which ends here"
 
 
-def begin(call: Call, operation: Any, cursor: Any, rules: NamespaceRules) -> None:
+def plug_in(runtime: Runtime, without: Container[Feature]) -> None:
+    if not any(each in without for each in (Feature.RETRIES, Feature.CURSORS, Feature.RESUMPTION)):
+        runtime.before_batch = partial(begin, runtime)
+
+
+def begin(runtime: Runtime, call: Call, operation: Any, cursor: Any) -> None:
     """Before a batch. Raises ConfigurationError for a find that is to be resumable and cannot."""
+    if not RESUMABLE_FINDS.used:
+        return
     if call.batch_of is None:
-        position = _first(call, operation, cursor, rules)
+        position = _first(runtime, call, operation, cursor)
         if position is not getattr(cursor, ATTRIBUTE, None):
             setattr(cursor, ATTRIBUTE, position)
     else:
@@ -55,17 +68,16 @@ def begin(call: Call, operation: Any, cursor: Any, rules: NamespaceRules) -> Non
         call.only_reads = True
 
 
-def _first(call: Call, query: Any, cursor: Any, rules: NamespaceRules) -> Position | None:
-    if not _wanted(call, rules) or driver.finds.reads_chunks(query):
+def _first(runtime: Runtime, call: Call, query: Any, cursor: Any) -> Position | None:
+    if not _wanted(runtime, call) or driver.finds.reads_chunks(query):
         return None
-    find = driver.finds.read(query)
+    find = rules.Find(**driver.finds.read(query))
     if not find.has_cursor:
         return None
-    problem = resumption.problem_of(find)
+    problem = rules.problem_of(find)
     if problem is not None:
-        refused = f"find on {call.namespace} with resumable=True was not sent"
-        raise ConfigurationError([f"{refused}: {problem} ({OTHERWISE})"])
-    hides_id, find = find.hides_id, resumption.begun(find)
+        raise _refused(query, problem)
+    hides_id, find = find.hides_id, rules.begun(find)
     if hides_id:
         driver.finds.hide_ids(cursor)
     driver.finds.write(query, find)
@@ -75,8 +87,13 @@ def _first(call: Call, query: Any, cursor: Any, rules: NamespaceRules) -> Positi
     return Position(find, driver.finds.copied(query, None), hides_id=hides_id)
 
 
-def _wanted(call: Call, rules: NamespaceRules) -> bool:
-    for policy in (blocks.current(), call.bound, rules.policy_of(*call.governed)):
+def _refused(query: Any, problem: str) -> ConfigurationError:
+    refused = f"find on {query.namespace()} with resumable=True was not sent"
+    return ConfigurationError([f"{refused}: {problem} ({OTHERWISE})"])
+
+
+def _wanted(runtime: Runtime, call: Call) -> bool:
+    for policy in (blocks.current(), call.bound, runtime.rules.policy_of(*call.governed)):
         if policy.resumable is not None:
             return policy.resumable
     return False
@@ -86,10 +103,11 @@ class Position:
     """How far a cursor has come. Belongs to the cursor and to its user, and keeps neither alive."""
 
     __slots__ = (
-        "abandoned", "by_expression", "came", "find", "hides_id", "last", "left", "query",
+        "abandoned", "by_expression", "came", "collection", "find", "hides_id", "last", "left",
+        "query", "sought_max_key",
     )  # fmt: skip
 
-    def __init__(self, find: resumption.Find, query: Any, *, hides_id: bool) -> None:
+    def __init__(self, find: rules.Find, query: Any, *, hides_id: bool) -> None:
         self.hides_id = hides_id
         """The application does not want it."""
         self.find = find
@@ -103,7 +121,10 @@ class Position:
         self.came: tuple[int | None, int] = None, 0
         """The cursor's id on its server, and what the driver counts as retrieved of it."""
         self.by_expression = False
-        """A server did not take bounds."""
+        """A server did not take bounds, or there is a document that they leave out."""
+        self.sought_max_key = False
+        self.collection: list[Any] | None = None
+        """What the collection's name stands for; None where the server did not say."""
         self.abandoned: list[tuple[int, Any]] = []
         """Cursors that were left, and may live on their servers, with their addresses."""
 
@@ -136,18 +157,12 @@ class Position:
         with suppress(Exception):
             self.kill_abandoned()
 
-    def next_find(self, session: Any) -> Any:
+    def next_find(self) -> rules.Find:
         """Raises KeyError where the last document has no ``_id``."""
-        query = driver.finds.copied(self.query, session)
-        if self.last is not None:
-            find = resumption.continued(
-                self.find,
-                driver.finds.last_id(self.last),
-                limit=self.left or 0,
-                by_expression=self.by_expression,
-            )
-            driver.finds.write(query, find)
-        return query
+        if self.last is None:
+            return self.find
+        last, left = driver.finds.last_id(self.last), self.left or 0
+        return rules.continued(self.find, last, limit=left, by_expression=self.by_expression)
 
 
 class Fetch:
@@ -162,7 +177,8 @@ class Fetch:
         """It is a getMore, which another find may replace."""
         self._anew = self._resumed = False
         self._lost = False
-        self._query: Any = None
+        self._find = position.find
+        """What is sent next."""
         self._run: Any = None
         self._hides_id = position.hides_id
 
@@ -179,21 +195,69 @@ class Fetch:
         return lambda *given: self._run(function(*given))
 
     def _fetch(self, original: Any, *given: Any) -> steps.Steps:
-        response = yield partial(original, *given)
+        position = self._position
+        try:
+            response = yield partial(original, *given)
+        except OperationFailure as error:
+            if not self._later and rules.lacks_id_index(position.find, error.code, str(error)):
+                raise _refused(position.query, "there is no index on _id") from error
+            raise
         with shielded("after a batch of a resumable find"):
-            self._position.note(response)
+            position.note(response)
+        if not self._later:
+            yield from self._note_collection(response, given)
         if self._hides_id and not self._later:
             driver.finds.hide_first_ids(response, self._cursor)
         return response
 
+    def _note_collection(self, response: Any, given: tuple[Any, ...]) -> steps.Steps:
+        """Where a second batch may come. What the server does not say leaves the find as it was:
+        it is not resumed."""
+        position, cursor_id = self._position, driver.finds.cursor_id(response)
+        if not cursor_id:
+            return
+        time = driver.finds.operation_time(response)
+        if time is not None and position.find.may_read_after:
+            position.query.read_concern = driver.finds.ReadAfter(self._operation.read_concern, time)
+        try:
+            position.collection = yield from self._collection(given)
+        except PyMongoError as error:
+            logger.warning(
+                "find on %s with resumable=True is not resumed: listCollections failed with %s %s",
+                *(position.query.namespace(), type(error).__name__, getattr(error, "code", "")),
+            )
+        except BaseException:
+            address = driver.cursors.cursor_address(self._operation, response.address)
+            driver.clients.kill_later(self._client, cursor_id, address)
+            raise
+
+    def _collection(self, given: tuple[Any, ...]) -> steps.Steps:
+        """The UUID of the collection, and what stands before it of views; None where there is no
+        such collection."""
+        query, name, found = self._position.query, self._position.query.coll, list[Any]()
+        while name is not None:
+            command = {"listCollections": 1, "filter": {"name": name}, "cursor": {}}
+            reply = yield driver.finds.run_command(query, command, given)
+            for entry in reply["cursor"]["firstBatch"]:
+                name = entry["options"].get("viewOn")
+                found.append(entry["info"].get("uuid") if name is None else entry["options"])
+                break
+            else:
+                return None
+        return found if found[-1] is not None else None
+
     def reclassified(self, failure: Failure, operation: Operation, max_retries: int) -> Failure:
         """As the rules are to see it, before they do."""
-        if not self._later or self._resumed:
+        if not self._later:
+            return failure
+        unknown = replace(failure, reason=RetryReason.UNKNOWN)
+        if failure.code in rules.SCAN_ENDED:
+            return unknown
+        if self._resumed:
             return failure
         if not self._finds_query():
-            unknown = replace(failure, reason=RetryReason.UNKNOWN)
             return failure if failure.retryable_overload else unknown
-        failure, self._anew = resumption.reclassified(failure, operation, max_retries)
+        failure, self._anew = rules.reclassified(failure, operation, max_retries)
         self._lost = failure.reason is RetryReason.CURSOR_LOST
         return failure
 
@@ -206,27 +270,62 @@ class Fetch:
 
     def _resume(self, *given: Any) -> steps.Steps:
         position = self._position
+        if rules.excludes_max_key(self._find) and not position.sought_max_key:
+            yield from self._seek_max_key(given)
         try:
-            response = yield partial(driver.finds.send, self._cursor, self._query, given)
+            response = yield self._send(given)
         except OperationFailure as error:
-            if position.by_expression or error.code not in resumption.NO_BOUNDS:
+            if position.by_expression or error.code not in rules.NO_BOUNDS:
                 raise
             position.by_expression = True
             if not self._finds_query():
                 raise
-            response = yield partial(driver.finds.send, self._cursor, self._query, given)
+            response = yield self._send(given)
+        opened = driver.finds.cursor_id(response), response.address
+        try:
+            collection = yield from self._collection(given)
+        except BaseException:
+            self._abandon(*opened)
+            raise
+        if collection != position.collection:
+            self._abandon(*opened)
+            code, name = rules.QUERY_PLAN_KILLED, "QueryPlanKilled"
+            details = {"ok": 0.0, "errmsg": REPLACED, "code": code, "codeName": name}
+            raise OperationFailure(REPLACED, code, details)
         if not self._lost:
-            address = driver.cursors.cursor_address(self._operation, self._cursor.address)
-            position.abandoned.append((self._operation.cursor_id, address))
+            self._abandon(self._operation.cursor_id, self._cursor.address)
         with shielded("after a batch of a resumable find"):
             position.note(response)
         driver.finds.as_of_getmore(response)
         return response
 
+    def _send(self, given: tuple[Any, ...]) -> Callable[[], Any]:
+        query = driver.finds.copied(self._position.query, self._operation.session)
+        driver.finds.write(query, self._find)
+        return partial(driver.finds.send, self._cursor, query, given)
+
+    def _abandon(self, cursor_id: int, address: Address) -> None:
+        if cursor_id:
+            at = driver.cursors.cursor_address(self._operation, address)
+            self._position.abandoned.append((cursor_id, at))
+
+    def _seek_max_key(self, given: tuple[Any, ...]) -> steps.Steps:
+        """Go on by an expression where there is a document that bounds leave out."""
+        position, query = self._position, self._position.query
+        pipeline = [{"$match": {rules.ID: MaxKey()}}, {"$project": rules.BY_ID}]
+        command = {"aggregate": query.coll, "pipeline": pipeline, "cursor": {}}
+        reply = yield driver.finds.run_command(query, command, given, query.read_concern)
+        position.sought_max_key = True
+        if reply["cursor"]["firstBatch"]:
+            position.by_expression = True
+            self._finds_query()
+
     def _finds_query(self) -> bool:
         """Whether the find can be made anew: the documents of a view need not have an ``_id``."""
+        if self._position.collection is None:
+            return False
         try:
-            self._query = self._position.next_find(self._operation.session)
+            self._find = self._position.next_find()
         except KeyError:
             return False
         except Exception:

@@ -2,6 +2,7 @@
 
 Pure. ``{_id: {$gt: last}}`` compares within one type of BSON alone, and would skip documents. So a
 find goes on by the bounds of the index on ``_id``, or by an expression, whose order is the same.
+Only a filter that compares ``_id`` itself does not leave a type, and goes on by ``$gt``.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .failure import RetryReason
+from bson import MaxKey, MinKey
+
+from pymongo_resilience.rules.failure import RetryReason
 
 if TYPE_CHECKING:
-    from .failure import Failure
-    from .retried_operation import Operation
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
 
 ID = "_id"
 BY_ID: Mapping[str, int] = {ID: 1}
-CURSOR_LOST = {43: "CursorNotFound", 175: "QueryPlanKilled", 237: "CursorKilled"}
-"""Codes: the server has no such cursor any more."""
-NO_BOUNDS = frozenset({9, 72, 115, 167, 238, 303, 323, 40415, 51174})
-"""Codes of a server that takes no bounds: it cannot parse or does not know them, or not on a view
-(167, OptionNotSupportedOnView), under the strict Stable API (323, APIStrictError), or for an index
-with another collation than the find's (51174)."""
+CURSOR_NOT_FOUND = 43
+QUERY_PLAN_KILLED = 175
+SCAN_ENDED = frozenset({QUERY_PLAN_KILLED, 237, 11601})
+"""Codes that end a scan: its collection was dropped or renamed (QueryPlanKilled), or an
+administrator has killed its cursor or its command (CursorKilled, Interrupted)."""
+NO_BOUNDS = frozenset({2, 9, 72, 115, 167, 168, 238, 303, 323, 40415, 51174, 6137400, 6137402})
+"""Codes of a server that takes no bounds: there is no index on ``_id`` (2), it cannot parse or does
+not know them, or not on a view (167, 168), under the strict Stable API (323), for an index with
+another collation than the find's (51174), or on a clustered collection (6137400, 6137402)."""
+_BAD_VALUE = 2
+_COMPARISONS = frozenset({"$gt", "$gte", "$lt", "$lte"})
+_NOT_AFTER_ANY = frozenset({"available", "linearizable"})
 _GEO_AND_TEXT = frozenset({
     "$text", "$near", "$nearSphere", "$geoNear", "$geoWithin", "$geoIntersects", "$within",
 })  # fmt: skip
@@ -50,11 +59,17 @@ class Find:
     in_transaction: bool = False
     at_snapshot: bool = False
     load_balanced: bool = False
+    read_concern_level: str | None = None
 
     @property
     def has_cursor(self) -> bool:
         """Whether it may have a second batch."""
         return self.limit >= 0 and not self.explain
+
+    @property
+    def may_read_after(self) -> bool:
+        """Whether its read concern can have ``afterClusterTime``."""
+        return self.read_concern_level not in _NOT_AFTER_ANY
 
     @property
     def hides_id(self) -> bool:
@@ -77,8 +92,6 @@ def problem_of(find: Find) -> str | None:
         return f"{'a tailable' if find.tailable else 'an exhaust'} cursor cannot be resumed"
     if find.sort and (len(find.sort) != 1 or find.sort.get(ID) not in (1, -1)):
         return "expected a find that is sorted by _id, or not sorted"
-    if find.skip:
-        return "expected a find without skip"
     if _names(find.filter, _GEO_AND_TEXT):
         return "a geo or text query cannot be resumed: it has its own order and index"
     if find.collation and find.collation.get("locale") != "simple":
@@ -123,16 +136,53 @@ def continued(find: Find, last: Any, *, limit: int, by_expression: bool) -> Find
 
     ``max`` excludes its bound. ``min`` includes it, so the document is excluded beside.
     """
-    find = replace(find, limit=limit)
-    backward = (find.sort or {}).get(ID) == -1
-    if by_expression:
-        than = "$lt" if backward else "$gt"
+    find = replace(find, limit=limit, skip=0)
+    backward = _is_backward(find)
+    if isinstance(last, MinKey if backward else MaxKey):
+        return replace(find, filter={ID: {"$in": []}})
+    than = "$lt" if backward else "$gt"
+    pinned, ranged = _conditions_on_id(find.filter)
+    if ranged:
+        # The find's own range leaves no type of BSON, within which this compares.
+        return replace(find, filter=_both(find.filter, {ID: {than: last}}))
+    if by_expression or pinned:
         after: Any = {"$expr": {than: [f"${ID}", {"$literal": last}]}}
         return replace(find, filter=_both(find.filter, after))
     if backward:
         return replace(find, hint=BY_ID, max={ID: last})
     others = _both(find.filter, {ID: {"$ne": last}})
     return replace(find, filter=others, hint=BY_ID, min={ID: last})
+
+
+def excludes_max_key(find: Find) -> bool:
+    """Whether the find would not come to a document whose ``_id`` is MaxKey: ``min`` alone leaves
+    out the end of the index."""
+    return find.min is not None
+
+
+def lacks_id_index(find: Find, code: int | None, text: str) -> bool:
+    """Whether the error of a first command says that there is no index on ``_id`` to hint at."""
+    return code == _BAD_VALUE and find.hint is BY_ID and "hint" in text
+
+
+def _is_backward(find: Find) -> bool:
+    return (find.sort or {}).get(ID) == -1
+
+
+def _conditions_on_id(given: Any) -> tuple[bool, bool]:
+    """Whether the filter names each ``_id``, and whether it compares with one."""
+    if not isinstance(given, Mapping):
+        return False, False
+    found = [_conditions_on_id(each) for each in given.get("$and", ())]
+    if ID in given:
+        condition = given[ID]
+        operators = set(condition) if isinstance(condition, Mapping) else set()
+        ranged = any(
+            not isinstance(condition[each], (MinKey, MaxKey)) for each in operators & _COMPARISONS
+        )
+        pinned = "$in" in operators or not any(each.startswith("$") for each in operators)
+        found.append((pinned, ranged))
+    return any(pinned for pinned, _ in found), any(ranged for _, ranged in found)
 
 
 def _both(given: Mapping[str, Any], ours: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -150,7 +200,7 @@ def reclassified(failure: Failure, operation: Operation, max_retries: int) -> tu
         if operation.attempts < max_retries:
             return failure, False
         operation.attempts, operation.overloaded = 0, False
-    elif failure.code in CURSOR_LOST:
+    elif failure.code == CURSOR_NOT_FOUND:
         failure = replace(failure, reason=RetryReason.CURSOR_LOST)
     elif failure.selection and not failure.terminal:
         reason = RetryReason.SOCKET_NOT_AVAILABLE
