@@ -37,6 +37,8 @@ README = ROOT / "README.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TIMEOUT = 60
 
+SERVER_VARIABLE = "PYMONGO_RESILIENCE_TESTBED_SERVER"
+"""The test bed's; the library reads it nowhere."""
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 ERRORS = ROOT / "docs" / "errors.md"
 DEADLINES = ROOT / "docs" / "deadlines.md"
@@ -45,15 +47,21 @@ FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
 def options_table() -> str:
     rows = [
-        "| variable | type | default | legal | |",
-        "|---|---|---|---|---|",
-        *(
-            f"| `{option.variable}` | {option.kind.name} | {_default(option)} "
-            f"| {option.kind.allowed} | {option.sentence} |"
-            for option in OPTIONS
-        ),
+        "| option | default | legal | |",
+        "|---|---|---|---|",
+        *(_option_row(option) for option in OPTIONS if option.has_variable),
+        "",
+        "In code and in a file alone:",
+        "",
+        "| option | default | legal | |",
+        "|---|---|---|---|",
+        *(_option_row(option) for option in OPTIONS if not option.has_variable),
     ]
     return "\n".join(rows) + "\n"
+
+
+def _option_row(option: Option) -> str:
+    return f"| `{option.name}` | {_default(option)} | {option.kind.allowed} | {option.sentence} |"
 
 
 def _default(option: Option) -> str:
@@ -197,12 +205,20 @@ def test_table_is_current(name: str) -> None:
     assert with_table(name) == document.read_text(), "run: python tests/test_docs.py"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_variable_that_is_named_exists(document: Path) -> None:
-    known = {option.variable for option in OPTIONS} | {FILE_VARIABLE}
-    named = set(re.findall(r"PYMONGO_RESILIENCE_[A-Z_]*[A-Z]", document.read_text()))
+ON_CALL = sorted((ROOT / "instrumentation").rglob("dashboards/*.[jy]*"))
+"""What whoever is on call reads: panels, alerts and their runbooks."""
+ADVICE = [each for each in (*DOCUMENTS, *ON_CALL) if each.name != "CHANGELOG.md"]
 
-    assert named <= known
+
+@pytest.mark.parametrize("document", ADVICE, ids=lambda path: path.name)
+def test_every_variable_that_is_named_exists_and_takes_the_value(document: Path) -> None:
+    known = {option.variable: option for option in OPTIONS if option.has_variable}
+    text = document.read_text()
+    named = set(re.findall(r"PYMONGO_RESILIENCE_[A-Z_]*[A-Z]", text))
+    assert named <= {*known, FILE_VARIABLE, SERVER_VARIABLE}
+    for variable, value in re.findall(r"(PYMONGO_RESILIENCE_[A-Z_]*[A-Z])=([\w.]+)", text):
+        if variable in known:
+            known[variable].value_of(value.rstrip("."))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -75,7 +75,7 @@ def test_the_defaults_are_the_constants_of_the_text() -> None:
     """Deviation D2: options, but by default what Client Backpressure says."""
     config = Config()
     assert (config.max_retries, config.base_backoff_ms, config.max_backoff_ms) == (5, 100, 10_000)
-    assert (config.retry_token_capacity, config.retry_budget) == (1000, "ratio")
+    assert config.retry_budget == "ratio"
     assert (budget.RETURN_RATE, budget.RETRY, budget.CAPACITY) == (0.1, 1.0, 1000.0)
     longest = [backoff.overload(attempt, lambda: 1.0) for attempt in range(1, 6)]
     assert longest == [0.2, 0.4, 0.8, 1.6, 3.2]

@@ -10,7 +10,7 @@ from opentelemetry import metrics, trace
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.options.config import OFF, PEAK_EWMA, TOKENS
+from pymongo_resilience.options.config import BY_DATABASE, OFF, PEAK_EWMA, TOKENS
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
@@ -85,7 +85,7 @@ def assemble(
     if config.metrics:
         meter = meter_of(settings.meter_provider)
         operation_metrics = OperationMetrics(
-            meter, by_collection=config.metrics_by_collection, without=config.unmeasured
+            meter, by_collection=config.metrics != BY_DATABASE, without=config.unmeasured
         )
         driver_metrics = DriverMetrics(meter, config.unmeasured)
         hearing.append(operation_metrics)
@@ -119,7 +119,6 @@ def assemble(
         clients=Clients() if earlier is None else earlier.clients,
         budgets=Budgets(
             config.retry_budget if owns_retries else OFF,
-            config.retry_token_capacity,
             clock,
             chosen=None if earlier is None else earlier.budgets.chosen,
         ),

@@ -15,7 +15,7 @@ from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.options.config import load
+from pymongo_resilience.options.config import apply_switches, load, variable_of
 from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation.assembly import assemble, meter_of
 from pymongo_resilience_instrumentation.instrument_arguments import ARGUMENTS, Settings, source_of
@@ -262,6 +262,16 @@ def _settings(kwargs: Mapping[str, Any], *, explicit: bool) -> Settings | None:
         if loaded.ignored:
             _log_error("%s\n  the defaults are used instead", ConfigurationError(loaded.ignored))
         config, source = loaded.config, source_of(loaded)
+    else:
+        loaded = apply_switches(config)
+        config = loaded.config
+        if loaded.sources:
+            source = f"code, {source_of(loaded)}"
+        if loaded.ignored:
+            logger.info("code overrides %s", ", ".join(loaded.ignored))
+    if kwargs.get("strategy") is not None and variable_of("strategy") in loaded.sources.values():
+        # The emergency switch wins over an object as well.
+        kwargs = {**kwargs, "strategy": None}
     policies = kwargs.get("policies")
     if policies is not None:
         config = replace(config, policies=policies)

@@ -7,14 +7,12 @@ wins over the file. Namespace rules come from code and from the file alone.
 
 from __future__ import annotations
 
-import functools
 import os
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.former_names import warn_former
 from pymongo_resilience.option_types import (
     BOOLEAN,
     LONGEST_MS,
@@ -34,10 +32,8 @@ from pymongo_resilience.option_types import (
 from pymongo_resilience.policies.namespaces import problems_of
 from pymongo_resilience.rules.strategy import NAMED
 
-from .metric_names import METRICS, OF_EACH_OPERATION
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from pymongo_resilience.policies.policy import Policy
 
@@ -48,7 +44,17 @@ PEAK_EWMA = "peak_ewma"
 SERVER_SELECTIONS = ("driver", "least_loaded", PEAK_EWMA)
 RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
 BREAKER_MODES = ("off", "on", "always")
-ALL = "all"
+ALL, BY_DATABASE = "all", "by_database"
+OF_EACH_OPERATION = frozenset(
+    {
+        "db.client.connection.use_time",
+        "db.client.connection.wait_time",
+        "pymongo_resilience.attempts",
+    }
+)
+"""Metrics that every healthy operation would record beside its duration."""
+SWITCHES = ("enabled", "strategy")
+"""Options whose variables win over code: whoever is on call has no other switch."""
 ALWAYS, ON_RETRY, NEVER = COMMAND_SPANS = ("always", "on_retry", "never")
 WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = RECOVERIES = (
     "woken_checks",
@@ -57,6 +63,10 @@ WOKEN_CHECKS, QUICK_CHECKS, INTERRUPTIONS = RECOVERIES = (
 )
 LARGEST_FILE = 1024 * 1024
 """Bytes; a device that never ends would be read for ever."""
+
+
+def variable_of(name: str) -> str:
+    return PREFIX + name.upper()
 
 
 class Option(NamedTuple):
@@ -68,14 +78,41 @@ class Option(NamedTuple):
     sentence: str
     telemetry: bool
     """It concerns nothing but what is shown of operations."""
+    has_variable: bool
+    """False for what is set in code or in a file alone."""
 
     @property
     def variable(self) -> str:
-        return PREFIX + self.name.upper()
+        return variable_of(self.name)
+
+    def value_of(self, text: str) -> Any:
+        """The value that a variable's text means. Raises ValueError where it is none."""
+        try:
+            value = self.kind.normal(self.kind.parse(text.strip()))
+        except (ValueError, KeyError):
+            value = UNREADABLE
+        if value is UNREADABLE or not self.kind.legal(value):
+            raise ValueError(f"{self.variable}={text!r}: expected {self.kind.allowed}")
+        return value
 
 
-def _option(default: object, kind: OptionType, sentence: str, *, telemetry: bool = False) -> Any:
-    about = {"kind": kind, "sentence": sentence, "telemetry": telemetry}
+UNREADABLE = object()
+
+
+def _option(
+    default: object,
+    kind: OptionType,
+    sentence: str,
+    *,
+    telemetry: bool = False,
+    has_variable: bool = True,
+) -> Any:
+    about = {
+        "kind": kind,
+        "sentence": sentence,
+        "telemetry": telemetry,
+        "has_variable": has_variable,
+    }
     return field(default=default, metadata=about)
 
 
@@ -103,6 +140,7 @@ class Config:
         one_of(TIMEOUT_MODES, optional=True),
         "Whether the timeout of a cursor holds for its whole life or for each batch that it "
         "fetches; unset is its life for one that the application sets, else each batch.",
+        has_variable=False,
     )
     attempt_timeout_ms: int | None = _option(
         None,
@@ -119,26 +157,20 @@ class Config:
         100,
         integer(1, 60_000),
         "The base of the back-off after an overload error; it doubles with each retry.",
+        has_variable=False,
     )
     max_backoff_ms: int = _option(
-        10_000, integer(1, 600_000), "The longest back-off after an overload error."
+        10_000,
+        integer(1, 600_000),
+        "The longest back-off after an overload error.",
+        has_variable=False,
     )
     retry_budget: str = _option(
         RATIO,
         one_of(RETRY_BUDGETS),
         "What limits the retries of each client: ratio, in proportion to what succeeds, for every "
-        "reason; tokens, the specification's bucket, after overload errors; or nothing. A client's "
-        "own adaptiveRetries comes first, and means tokens.",
-    )
-    adaptive_retries: bool | None = _option(
-        None,
-        OPTIONAL_BOOLEAN,
-        "Deprecated: true means retry_budget=tokens, false means off, where retry_budget is ratio.",
-    )
-    retry_token_capacity: int = _option(
-        1000,
-        integer(1, 1_000_000),
-        "The tokens of a client's budget at the beginning and at most, with retry_budget=tokens.",
+        "reason; tokens, the specification's bucket of 1,000, after overload errors; or nothing. A "
+        "client's own adaptiveRetries comes first, and means tokens.",
     )
     load_shedding: bool = _option(
         False,
@@ -152,6 +184,7 @@ class Config:
         "Whether a retry after an overload error avoids the server that sent it; unset, all do but "
         "reads with primaryPreferred or secondaryPreferred. On a sharded cluster every retry "
         "does.",
+        has_variable=False,
     )
     single_document_writes: bool = _option(
         True,
@@ -176,26 +209,31 @@ class Config:
         0.5,
         number(0.01, 1),
         "The fraction of a server's calls that must fail to open its circuit breaker.",
+        has_variable=False,
     )
     circuit_breaker_window_s: float = _option(
         10.0,
         number(0.1, 3600),
         "The time over which a circuit breaker counts calls and failures.",
+        has_variable=False,
     )
     circuit_breaker_minimum_calls: int = _option(
         20,
         integer(1, 1_000_000),
         "The calls in that time without which no circuit breaker opens.",
+        has_variable=False,
     )
     circuit_breaker_open_s: float = _option(
         5.0,
         number(0.1, 3600),
         "How long a circuit breaker stays open before it lets three probes through.",
+        has_variable=False,
     )
     disabled_recovery: tuple[str, ...] = _option(
         (),
         several_of(RECOVERIES),
         "Which ways to recover sooner than pymongo are disabled.",
+        has_variable=False,
     )
     dead_peer_s: int = _option(
         5,
@@ -229,22 +267,10 @@ class Config:
     )
     metrics: bool | str = _option(
         True,
-        boolean_or(ALL),
+        boolean_or(ALL, BY_DATABASE),
         "Whether durations, retries, servers and pools are measured; with all also attempts, wait "
-        "and use times, which cost every operation a record each.",
-        telemetry=True,
-    )
-    metrics_by_collection: bool = _option(
-        True,
-        BOOLEAN,
-        "Whether durations have the collection's name as an attribute; off where the number of "
-        "names is unbounded, one for each customer or day, say.",
-        telemetry=True,
-    )
-    disabled_metrics: tuple[str, ...] = _option(
-        (),
-        several_of(METRICS),
-        "Metrics that are not measured, to save their cost.",
+        "and use times, which cost every operation a record each; with by_database durations have "
+        "no collection's name, for applications with any number of collections.",
         telemetry=True,
     )
     policies: Mapping[str, Policy] = field(default_factory=dict, hash=False)
@@ -262,38 +288,13 @@ class Config:
         problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
-        self._replace_deprecated()
         # A copy: what the caller changes later must not seem to hold.
         object.__setattr__(self, "policies", dict(self.policies))
 
-    def _replace_deprecated(self) -> None:
-        if self.adaptive_retries is None:
-            return
-        if self.retry_budget == RATIO:
-            object.__setattr__(self, "retry_budget", TOKENS if self.adaptive_retries else OFF)
-        logger.warning(
-            "adaptive_retries is deprecated and ends with the next minor version: retry_budget=%s "
-            "says the same",
-            self.retry_budget,
-        )
-
     @property
     def unmeasured(self) -> frozenset[str]:
-        """The names of those that are not measured, where any are."""
-        beyond_standard = () if self.metrics == ALL else OF_EACH_OPERATION
-        return frozenset((*self.disabled_metrics, *beyond_standard))
-
-    @property
-    def metrics_without(self) -> tuple[str, ...]:
-        """The former name of ``disabled_metrics``."""
-        warn_former("metrics_without", "disabled_metrics")
-        return self.disabled_metrics
-
-    @property
-    def recovery_without(self) -> tuple[str, ...]:
-        """The former name of ``disabled_recovery``."""
-        warn_former("recovery_without", "disabled_recovery")
-        return self.disabled_recovery
+        """The names of metrics that are not measured."""
+        return frozenset() if self.metrics == ALL else OF_EACH_OPERATION
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
@@ -317,24 +318,6 @@ class Config:
         return cls(**values.found)
 
 
-FORMER = {"metrics_without": "disabled_metrics", "recovery_without": "disabled_recovery"}
-"""Names of options before, which end with the next minor version."""
-
-
-def _taking_former_names(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)
-    def __init__(self: Config, **given: Any) -> None:  # noqa: N807 - it takes the place of one
-        for former in FORMER.keys() & given.keys():
-            warn_former(former, FORMER[former])
-            given[FORMER[former]] = given.pop(former)
-        init(self, **given)
-
-    return __init__
-
-
-Config.__init__ = _taking_former_names(Config.__init__)  # type: ignore[method-assign]
-
-
 class Loaded(NamedTuple):
     """A configuration, and where it came from. Immutable."""
 
@@ -342,7 +325,7 @@ class Loaded(NamedTuple):
     sources: Mapping[str, str]
     """The variable, or the file, that each value came from; what has none is a default."""
     ignored: tuple[str, ...]
-    """Wrong values of options of telemetry alone, which have their defaults instead."""
+    """Wrong values of telemetry's options, whose defaults hold; or variables without effect."""
 
 
 def load(environ: Mapping[str, str] = os.environ, *, tolerant: bool = False) -> Loaded:
@@ -355,6 +338,25 @@ def load(environ: Mapping[str, str] = os.environ, *, tolerant: bool = False) -> 
     values.read_variables(environ)
     values.check(tolerant=tolerant)
     return Loaded(Config(**values.found), values.sources, tuple(values.of_telemetry))
+
+
+def apply_switches(config: Config, environ: Mapping[str, str] = os.environ) -> Loaded:
+    """``config`` from code, with what the variables of ``SWITCHES`` say in its place.
+
+    ``Loaded.ignored`` names the other variables that are set: code overrides them. Raises
+    ConfigurationError where a switch has a wrong value.
+    """
+    values = _Values()
+    values.read_variables(environ)
+    switches = {name: values.found[name] for name in SWITCHES if name in values.found}
+    wrong = [each for each in values.problems if each.split("=")[0] in map(variable_of, SWITCHES)]
+    if wrong:
+        raise ConfigurationError(wrong)
+    overridden = [values.sources[name] for name in values.found if name not in SWITCHES]
+    if environ.get(FILE_VARIABLE):
+        overridden.append(FILE_VARIABLE)
+    sources = {name: values.sources[name] for name in switches}
+    return Loaded(replace(config, **switches), sources, tuple(sorted(overridden)))
 
 
 class _Values:
@@ -373,26 +375,20 @@ class _Values:
             raise ConfigurationError(self.problems)
 
     def read_variables(self, environ: Mapping[str, str]) -> None:
-        known = {option.variable: option for option in OPTIONS}
-        former = {PREFIX + each.upper(): known[PREFIX + FORMER[each].upper()] for each in FORMER}
         for variable, text in environ.items():
             if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or not text.strip():
                 continue
-            option = known.get(variable) or former.get(variable)
-            if option is not None and variable in former:
-                logger.warning("%s is called %s now", variable, option.variable)
+            option = BY_VARIABLE.get(variable)
             if option is None:
-                warn_unknown(variable, "variable", [*known, FILE_VARIABLE])
+                warn_unknown(variable, "variable", [*BY_VARIABLE, FILE_VARIABLE])
+                continue
+            if not option.has_variable:
+                logger.warning("%s is ignored: code or a file sets %s", variable, option.name)
                 continue
             try:
-                value = option.kind.normal(option.kind.parse(text.strip()))
-                legal = option.kind.legal(value)
-            except (ValueError, KeyError):
-                legal = False
-            if legal:
-                self._take(option.name, value, variable)
-            else:
-                self._refuse(option, f"{variable}={text!r}: expected {option.kind.allowed}")
+                self._take(option.name, option.value_of(text), variable)
+            except ValueError as error:
+                self._refuse(option, str(error))
 
     def read_file(self, path: Path) -> None:
         import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
@@ -406,9 +402,7 @@ class _Values:
             return
         known = {option.name: option for option in OPTIONS}
         for name, value in document.items():
-            option = known.get(FORMER.get(name, name))
-            if name in FORMER:
-                logger.warning("%s in %s is called %s now", name, path, FORMER[name])
+            option = known.get(name)
             if name == RULES:
                 self._take(name, policies_of(value, path, self.problems), str(path))
             elif option is None:
@@ -444,3 +438,4 @@ def _row(entry: Field[Any]) -> Option:
 
 OPTIONS: tuple[Option, ...] = tuple(_row(entry) for entry in fields(Config) if entry.name != RULES)
 """The table that ``pymongo-resilience config`` and docs/options.md show."""
+BY_VARIABLE = {option.variable: option for option in OPTIONS}

@@ -196,9 +196,9 @@ class TokenBucket(RetryBudget):
     __slots__ = ()
 
     def __init__(
-        self, capacity: float = CAPACITY, incomplete: MutableSet[RetryBudget] | None = None
+        self, capacity: float | None = None, incomplete: MutableSet[RetryBudget] | None = None
     ) -> None:
-        super().__init__(capacity, 0, incomplete)
+        super().__init__(CAPACITY if capacity is None else capacity, 0, incomplete)
 
     def failed(self, *, overloaded: bool, retried: bool, distress: bool) -> None:  # noqa: ARG002 - not asked
         """A retry that failed otherwise than by overload shows a server that is healthy enough: its

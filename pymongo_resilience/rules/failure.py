@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from pymongo_resilience.former_names import warn_former
 from pymongo_resilience.redaction import error_name
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
@@ -127,18 +126,6 @@ class Failure:
         """Class, code and code name of the error, for example ``"OperationFailure, code 6
         (HostUnreachable)"``: no text of a server or a document."""
         return error_name(self.error, self.code, self.code_name)
-
-    @property
-    def hopeless(self) -> bool:
-        """The former name of ``terminal``."""
-        warn_former("hopeless", "terminal")
-        return self.terminal
-
-    @property
-    def in_texts(self) -> bool:
-        """The former name of ``listed_retryable``."""
-        warn_former("in_texts", "listed_retryable")
-        return self.listed_retryable
 
     @property
     def overloaded(self) -> bool:

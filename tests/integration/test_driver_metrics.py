@@ -282,7 +282,7 @@ def test_awaited_heartbeats_are_told_apart(
 def test_durations_without_collections(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(metrics_by_collection=False)
+    telemetry = instrument(metrics="by_database")
     client = side.do(side.client, proxy.uri)
     for name in ("one", "two"):
         side.do(client[database][name].find_one)

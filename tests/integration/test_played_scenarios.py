@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import time
 from typing import Any
@@ -142,10 +141,3 @@ def test_every_recipe_strikes_a_replica_set(replica_set: ReplicaSet, recipe: Any
         replica_set.clear()
     assert replica_set.primary is not None
     assert [ask(each.address, PING)["ok"] for each in replica_set.members] == [1, 1, 1]
-
-
-def test_the_former_name_of_the_catalog_still_imports() -> None:
-    name = "pymongo_resilience_instrumentation.tools.testbed.menus"
-    with pytest.warns(DeprecationWarning, match=r"testbed\.fault_catalog"):
-        former = importlib.import_module(name)
-    assert (former.FAILOVER, former.NETWORK, former.SERVER) == (FAILOVER, NETWORK, SERVER)

@@ -125,7 +125,7 @@ def test_a_client_whose_budget_is_full_reports_no_success(
 
 
 def test_a_collected_client_leaves_nothing(proxy: ReplicaSet) -> None:
-    budgets = Budgets("ratio", 5, FakeClock())
+    budgets = Budgets("ratio", FakeClock())
     client: Any = pymongo.MongoClient(proxy.uri, connect=False)
     mine = budgets.of(client)
     assert isinstance(mine, RatioBudget)
@@ -370,8 +370,8 @@ def test_many_threads_spend_it_once(
 
 def test_a_child_has_it_full_and_unlocked(proxy: ReplicaSet, instrument: Instrument) -> None:
     """Also the one that a call in progress holds."""
-    bucket = TokenBucket(5)
-    budgets = Budgets("tokens", 5, FakeClock())
+    bucket = TokenBucket()
+    budgets = Budgets("tokens", FakeClock())
     with pymongo.MongoClient(proxy.uri) as client:
         mine = budgets.of(client)
         assert isinstance(mine, TokenBucket)

@@ -185,16 +185,16 @@ def test_a_second_call_with_others_is_refused_with_both(text: str) -> None:
 def test_with_replace_everything_goes_by_the_new_arguments(
     side: Side, server: EmbeddedServer, database: str, again: Again
 ) -> None:
-    first = again(Config(timeout_ms=20_000, retry_budget="tokens", retry_token_capacity=7))
+    first = again(Config(timeout_ms=20_000, retry_budget="tokens"))
     client = side.client(server.uri)
     thrifty = side.client(server.uri, adaptiveRetries=True)
     other = side.client(server.uri, adaptiveRetries=False)
     side.do(client[database].coll.find_one)
-    assert pymongo_resilience.status(client).retry_tokens == 7
+    assert pymongo_resilience.status(client).retry_tokens == 1000
     first.clear()
     hooked: list[Any] = []
     second = again(
-        Config(retry_token_capacity=5),
+        Config(max_retries=4),
         replace=True,
         request_hook=lambda _, event: hooked.append(event.command_name),
     )
@@ -207,7 +207,7 @@ def test_with_replace_everything_goes_by_the_new_arguments(
     assert len(second.commands_of(operation)) == 1
     assert hooked == ["find"]
     tokens = [pymongo_resilience.status(each).retry_tokens for each in (client, thrifty, other)]
-    assert tokens == [8, 5, None]
+    assert tokens == [8, 1000, None]
 
 
 @pytest.mark.usefixtures("plain")

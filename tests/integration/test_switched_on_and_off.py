@@ -104,9 +104,8 @@ def test_it_says_that_it_stays_off(
 WRONG_OF_TELEMETRY: list[tuple[str, str, Any]] = [
     ("TRACES", "2", True),
     ("METRICS", "often", True),
-    ("METRICS_BY_COLLECTION", "x", True),
     ("COMMAND_COMMENT", "y", False),
-    ("DISABLED_METRICS", "all", ()),
+    ("SLOW_MS", "soon", None),
 ]
 
 
@@ -150,3 +149,18 @@ def test_by_the_application_every_wrong_value_is_an_error(
         pymongo_resilience.instrument()
     assert lines() == []
     assert not pymongo_resilience.is_instrumented()
+
+
+@pytest.mark.parametrize(("option", "text"), [("ENABLED", "false"), ("STRATEGY", "driver")])
+def test_the_emergency_switches_win_over_code(
+    option: str, text: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PYMONGO_RESILIENCE_{option}", text)
+    monkeypatch.setenv("PYMONGO_RESILIENCE_TIMEOUT_MS", "5")
+    pymongo_resilience.instrument(Config(timeout_ms=20_000), strategy=BestEffort())
+    said = "\n".join(text for _, text in lines())
+    assert f"configuration from code, variable PYMONGO_RESILIENCE_{option}" in said
+    assert "code overrides PYMONGO_RESILIENCE_TIMEOUT_MS" in said
+    assert pymongo_resilience.is_instrumented() == (option == "STRATEGY")
+    if option == "STRATEGY":
+        assert "strategy driver, timeout 20000 ms" in said

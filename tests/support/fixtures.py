@@ -22,6 +22,7 @@ from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
 from pymongo_resilience import Config
+from pymongo_resilience.rules import budget
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 from pymongo_resilience.testing import RecordingListener
 
@@ -111,7 +112,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def instrument() -> Iterator[Instrument]:
+def instrument(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instrument]:
     """``instrument(**options of Config)``, taken off again after the test."""
 
     def start(
@@ -119,8 +120,10 @@ def instrument() -> Iterator[Instrument]:
         strategy: Any = None,
         policies: Any = None,
         config_strategy: str = "fast_fail",
+        retry_token_capacity: float = budget.CAPACITY,
         **options: Any,
     ) -> Telemetry:
+        monkeypatch.setattr(budget, "CAPACITY", retry_token_capacity)
         exporter, reader, decisions = (
             InMemorySpanExporter(),
             InMemoryMetricReader(),

@@ -16,11 +16,10 @@ from pymongo_resilience.options.config import (
     FILE_VARIABLE,
     OPTIONS,
     PREFIX,
-    RECOVERIES,
     Config,
     Option,
+    apply_switches,
 )
-from pymongo_resilience.options.metric_names import METRICS
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-WAIT_TIME = "db.client.connection.wait_time"
-ATTEMPTS = "pymongo_resilience.attempts"
+NO_VARIABLE = {option.name for option in OPTIONS if not option.has_variable}
+"""Options of code and files alone."""
 DEFAULTS: dict[str, Any] = {
     "enabled": True,
     "strategy": "fast_fail",
@@ -39,8 +38,6 @@ DEFAULTS: dict[str, Any] = {
     "base_backoff_ms": 100,
     "max_backoff_ms": 10_000,
     "retry_budget": "ratio",
-    "adaptive_retries": None,
-    "retry_token_capacity": 1000,
     "load_shedding": False,
     "overload_retargeting": None,
     "single_document_writes": True,
@@ -58,18 +55,12 @@ DEFAULTS: dict[str, Any] = {
     "slow_ms": None,
     "command_comment": False,
     "metrics": True,
-    "metrics_by_collection": True,
-    "disabled_metrics": (),
 }
 BOOLEANS = (
-    *(
-        name
-        for name, default in DEFAULTS.items()
-        if isinstance(default, bool) and name != "metrics"
-    ),
-    "adaptive_retries",
+    *(name for name, default in DEFAULTS.items() if isinstance(default, bool)),
     "overload_retargeting",
 )
+BOOLEANS = tuple(name for name in BOOLEANS if name != "metrics")
 GOOD: list[tuple[str, str, Any]] = [
     *((name, text, value)
       for name in BOOLEANS
@@ -85,7 +76,6 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("timeout_mode", name, name) for name in ("cursor_lifetime", "iteration")),
     *(("max_retries", str(number), number) for number in (0, 5, 1000)),
     *(("retry_budget", name, name) for name in ("ratio", "tokens", "off")),
-    *(("retry_token_capacity", str(number), number) for number in (1, 1_000_000)),
     *(("base_backoff_ms", str(number), number) for number in (1, 60_000)),
     *(("max_backoff_ms", str(number), number) for number in (1, 600_000)),
     *(("server_selection", name, name) for name in ("driver", "least_loaded", "peak_ewma")),
@@ -96,52 +86,34 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("circuit_breaker_minimum_calls", str(number), number) for number in (1, 1_000_000)),
     *(("command_spans", name, name) for name in ("always", "on_retry", "never")),
     *(("metrics", text, value)
-      for text, value in (("all", "all"), ("ALL", "all"), ("1", True), ("off", False))),
+      for text, value in (("all", "all"), ("By_Database", "by_database"), ("1", True),
+                          ("off", False))),
     *(("dead_peer_s", str(number), number) for number in (0, 1, 3600)),
     *(("attempt_timeout_ms", str(number), number) for number in (1, 300, 2_147_483_647)),
     *(("disabled_recovery", text, names)
       for text, names in (("quick_checks", ("quick_checks",)),
                           ("WOKEN_CHECKS, quick_checks", ("woken_checks", "quick_checks")))),
-    *(("disabled_metrics", text, names)
-      for text, names in ((WAIT_TIME, (WAIT_TIME,)), (f" {ATTEMPTS}, {WAIT_TIME},",
-                                                      (ATTEMPTS, WAIT_TIME)),
-                          (ATTEMPTS.upper(), (ATTEMPTS,)))),
 ]  # fmt: skip
 BAD: list[tuple[str, str, str]] = [
     *((name, text, "true, false, 1, 0, yes, no, on or off")
-      for name in BOOLEANS
+      for name in BOOLEANS if name != "overload_retargeting"
       for text in ("2", "ture", "None", "y")),
     *(("strategy", text, "one of fast_fail, best_effort, mongodb, driver")
       for text in ("fastfail", "FAST-FAIL", "fast_fail,mongodb")),
     *(("timeout_ms", text, "an integer from 0 to 2147483647")
       for text in ("-1", "2147483648", "1.5", "20s", "None", "1e3")),
     *(("slow_ms", text, "an integer from 0 to 2147483647") for text in ("-1", "0.5", "1s")),
-    *(("timeout_mode", text, "one of cursor_lifetime, iteration")
-      for text in ("CURSOR-LIFETIME", "next", "None")),
     *(("max_retries", text, "an integer from 0 to 1000") for text in ("-1", "1001", "5.0", "true")),
     *(("retry_budget", text, "one of ratio, tokens, off") for text in ("none", "true", "10")),
-    *(("retry_token_capacity", text, "an integer from 1 to 1000000")
-      for text in ("0", "1000001", "1e3")),
-    *(("base_backoff_ms", text, "an integer from 1 to 60000") for text in ("0", "60001", "0x10")),
-    *(("max_backoff_ms", text, "an integer from 1 to 600000") for text in ("0", "600001", "1e3")),
     *(("server_selection", text, "one of driver, least_loaded, peak_ewma")
       for text in ("DRIVERS", "1")),
     *(("circuit_breaker", text, "one of off, on, always") for text in ("true", "1", "YES")),
-    *(("circuit_breaker_failure_rate", text, "a number from 0.01 to 1")
-      for text in ("0", "1.01", "50", "50%", "-0.5", "nan", "inf")),
-    *((f"circuit_breaker_{name}_s", text, "a number from 0.1 to 3600")
-      for name in ("window", "open") for text in ("0", "3601", "10s", "nan", "inf", "-1")),
-    *(("circuit_breaker_minimum_calls", text, "an integer from 1 to 1000000")
-      for text in ("0", "1000001", "1.5")),
     *(("command_spans", text, "one of always, on_retry, never") for text in ("retry", "true")),
-    *(("metrics", text, "all or true, false, 1, 0, yes, no, on or off") for text in ("some", "2")),
+    *(("metrics", text, "all, by_database or true, false, 1, 0, yes, no, on or off")
+      for text in ("some", "2")),
     *(("attempt_timeout_ms", text, "an integer from 1 to 2147483647")
       for text in ("0", "-1", "1.5")),
     *(("dead_peer_s", text, "an integer from 0 to 3600") for text in ("-1", "3601", "1.5", "5s")),
-    *(("disabled_recovery", text, "any of " + ", ".join(RECOVERIES))
-      for text in ("all", "true", "quick")),
-    *(("disabled_metrics", text, "any of " + ", ".join(METRICS))
-      for text in ("wait_time", f"{ATTEMPTS};{WAIT_TIME}", "all", f"{ATTEMPTS},db.client")),
 ]  # fmt: skip
 WRONG_TYPES: list[tuple[str, Any]] = [
     *((name, value)
@@ -152,7 +124,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("slow_ms", value) for value in (True, 1.0, "1", -1)),
     *(("timeout_mode", value) for value in (True, 1, "none", ["iteration"])),
     *((name, value)
-      for name in ("max_retries", "retry_token_capacity", "base_backoff_ms", "max_backoff_ms",
+      for name in ("max_retries", "base_backoff_ms", "max_backoff_ms",
                    "circuit_breaker_minimum_calls", "dead_peer_s")
       for value in (None, True, 1.0, "1", -1)),
     *(("retry_budget", value) for value in (None, True, 1, ["off"])),
@@ -162,7 +134,6 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     *(("metrics", value) for value in (None, 1, "some", "true", ["all"])),
     *(("attempt_timeout_ms", value) for value in (True, 1.0, "1", -1, 0)),
     *(("disabled_recovery", value) for value in (None, True, "quick_checks", [1], ["all"])),
-    *(("disabled_metrics", value) for value in (None, True, ATTEMPTS, [1], ["all"])),
     *((f"circuit_breaker_{name}", value)
       for name in ("failure_rate", "window_s", "open_s") for value in (None, True, "1", -1, 0)),
 ]  # fmt: skip
@@ -228,34 +199,16 @@ def test_the_table_has_each_option_once_with_its_sentence() -> None:
 def test_every_option_is_tested_below(option: Option) -> None:
     """With a value that is not its default, or nothing would be proved; and with a bad one."""
     assert any(name == option.name and value != option.default for name, _, value in GOOD)
-    assert any(name == option.name for name, _, _ in BAD)
+    assert option.name in NO_VARIABLE or any(name == option.name for name, _, _ in BAD)
     assert any(name == option.name for name, _ in WRONG_TYPES)
 
 
-@pytest.mark.parametrize(("name", "text", "value"), GOOD)
+@pytest.mark.parametrize(
+    ("name", "text", "value"), [row for row in GOOD if row[0] not in NO_VARIABLE]
+)
 def test_from_a_variable(name: str, text: str, value: Any) -> None:
     assert Config.from_env({variable(name): text}) == Config(**{name: value})
     assert getattr(Config(**{name: value}), name) == value
-
-
-@pytest.mark.parametrize(
-    ("adaptive", "budget", "means"),
-    [
-        (None, "ratio", "ratio"),
-        (True, "ratio", "tokens"),
-        (False, "ratio", "off"),
-        (True, "off", "off"),
-        (False, "tokens", "tokens"),
-    ],
-)
-def test_what_adaptive_retries_means_and_that_it_is_deprecated(
-    adaptive: bool | None, budget: str, means: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = Config(adaptive_retries=adaptive, retry_budget=budget)
-    assert made.retry_budget == means
-    assert replace(made, max_retries=1).retry_budget == means
-    said = [each for each in caplog.messages if f"retry_budget={means}" in each]
-    assert bool(said) == (adaptive is not None)
 
 
 @pytest.mark.parametrize(("name", "text", "value"), GOOD)
@@ -301,7 +254,6 @@ CAPITALS: dict[str, Any] = {
     "server_selection": "Least_Loaded",
     "circuit_breaker": "ON",
     "disabled_recovery": ["QUICK_CHECKS"],
-    "disabled_metrics": [ATTEMPTS.upper()],
 }
 
 
@@ -315,7 +267,8 @@ def test_names_may_be_in_capitals_wherever_they_stand(name: str, file: Path) -> 
     assert getattr(expected, name) == small
     assert Config(**{name: value}) == expected
     assert Config.from_toml(file) == expected
-    assert Config.from_env({variable(name): text}) == expected
+    if name not in NO_VARIABLE:
+        assert Config.from_env({variable(name): text}) == expected
 
 
 def test_names_in_rules_may_be_in_capitals(file: Path) -> None:
@@ -504,8 +457,8 @@ documents = st.lists(lines, max_size=4).map("\n".join)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(content=b"disabled_metrics = []")
-@example(content=b"disabled_metrics = []\ndisabled_metrix = 1")
+@example(content=b"disabled_recovery = []")
+@example(content=b"disabled_recovery = []\ndisabled_recoveri = 1")
 @given(content=st.binary(max_size=80) | documents.map(lambda text: text.encode(errors="replace")))
 def test_any_bytes_in_the_file(content: bytes, file: Path) -> None:
     file.write_bytes(content)
@@ -534,35 +487,32 @@ def test_the_nearest_name_is_near_in_what_tells_names_apart(
     assert "did you mean PYMONGO_RESILIENCE_TIMEOUT_MS?" in caplog.text
 
 
-FORMER_NAMES = pytest.mark.parametrize(
-    ("former", "name", "value"),
-    [
-        ("metrics_without", "disabled_metrics", ATTEMPTS),
-        ("recovery_without", "disabled_recovery", "quick_checks"),
-    ],
-    ids=["metrics", "recovery"],
-)
+def test_few_options_have_a_variable() -> None:
+    assert len([option for option in OPTIONS if option.has_variable]) <= 16
 
 
-@FORMER_NAMES
-def test_a_former_name_of_an_option_still_holds(former: str, name: str, value: str) -> None:
-    given: dict[str, Any] = {former: (value,)}
-    with pytest.deprecated_call(match=name):
-        config = Config(**given)
-    assert getattr(config, name) == (value,)
-    with pytest.deprecated_call(match=name):
-        assert getattr(config, former) == (value,)
-
-
-@FORMER_NAMES
-def test_a_former_name_in_a_variable_or_file_is_logged(
-    former: str, name: str, value: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("name", sorted(NO_VARIABLE))
+def test_a_variable_of_an_option_of_files_is_ignored_and_logged(
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "options.toml"
-    file.write_text(f'{former} = ["{value}"]')
-    for config in (
-        Config.from_env({f"PYMONGO_RESILIENCE_{former.upper()}": value}),
-        Config.from_toml(file),
-    ):
-        assert getattr(config, name) == (value,)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert Config.from_env({variable(name): "1"}) == Config()
+    assert caplog.messages == [f"{variable(name)} is ignored: code or a file sets {name}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"), [("enabled", "false", False), ("strategy", "driver", "driver")]
+)
+def test_the_variable_of_a_switch_wins_over_code(name: str, text: str, value: object) -> None:
+    code = Config(timeout_ms=5, strategy="mongodb")
+    environ = {variable(name): text, variable("timeout_ms"): "7", FILE_VARIABLE: "x.toml"}
+    loaded = apply_switches(code, environ)
+    assert loaded.config == replace(code, **{name: value})
+    assert loaded.sources == {name: variable(name)}
+    assert loaded.ignored == (FILE_VARIABLE, variable("timeout_ms"))
+
+
+def test_a_switch_with_a_wrong_value_is_an_error_also_beside_code() -> None:
+    environ = {variable("enabled"): "fasle", variable("timeout_ms"): "soon"}
+    with pytest.raises(ConfigurationError, match="ENABLED='fasle': expected true") as caught:
+        apply_switches(Config(), environ)
+    assert "TIMEOUT" not in str(caught.value)

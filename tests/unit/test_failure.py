@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
-from typing import Any
 
 import pytest
 from support.engine.retry_strategies import FAST_FAIL
@@ -113,14 +112,3 @@ def test_operations_share_no_state() -> None:
     assert two.reasons == []
     with pytest.raises(TypeError):
         one.data["robot"] = True  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("former", "name"), [("hopeless", "terminal"), ("in_texts", "listed_retryable")]
-)
-def test_a_former_name_still_holds(former: str, name: str) -> None:
-    for value in (False, True):
-        fields: dict[str, Any] = {name: value}
-        failure = Failure(ValueError(), Stage.NOT_SENT, RetryReason.UNKNOWN, **fields)
-        with pytest.deprecated_call(match=name):
-            assert getattr(failure, former) is value

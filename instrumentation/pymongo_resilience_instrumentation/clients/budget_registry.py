@@ -21,13 +21,9 @@ class Budgets:
     """One for each client, found by the client's identity: two clients of the same servers
     count as equal. Holds no client alive. Thread- and task-safe."""
 
-    def __init__(
-        self, kind: str, capacity: float, clock: Clock, chosen: dict[int, bool] | None = None
-    ) -> None:
-        """``kind``: of clients that do not say themselves; ``capacity``: of the token buckets;
-        ``chosen``: what existing clients chose themselves."""
+    def __init__(self, kind: str, clock: Clock, chosen: dict[int, bool] | None = None) -> None:
+        """``kind``: of clients that do not choose; ``chosen``: what existing clients chose."""
         self._kind = kind
-        self._capacity = capacity
         self._clock = clock
         self.chosen: dict[int, bool] = {} if chosen is None else chosen
         """What clients chose themselves, by their identity."""
@@ -58,7 +54,7 @@ class Budgets:
         if kind == OFF:
             return None
         if kind == TOKENS:
-            return TokenBucket(self._capacity, self.incomplete)
+            return TokenBucket(incomplete=self.incomplete)
         return RatioBudget(incomplete=self.incomplete, clock=self._clock)
 
     def succeeded(self, client: object) -> None:

@@ -112,8 +112,7 @@ def selection_error(
     error = ServerSelectionTimeoutError(
         f"{_begins(cause, asked_for)}. Found on {servers}. Check {TABLE[cause].check}"
     )
-    # The former name ends with the next minor version.
-    vars(error).update(terminal_cause=cause.value, hopeless=cause.value)
+    vars(error)["terminal_cause"] = cause.value
     return error
 
 
