@@ -6,7 +6,7 @@ The engine lives here and decides; it needs neither pymongo nor OpenTelemetry.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
     from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
-    from pymongo_resilience.rules.transaction_rules import Attempts
     from pymongo_resilience.server_choice.eligibility import SelectionRule
     from pymongo_resilience.server_choice.explanation import ServerVerdict
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 __all__ = [
     "BestEffort",
@@ -216,26 +218,28 @@ def retry_transaction(
     write_concern: object = None,
     read_preference: object = None,
     max_commit_time_ms: int | None = None,
-) -> Attempts:
-    """A transaction that is repeated as with_transaction repeats one, for code that is no callback.
+) -> Callable[[Callable[Concatenate[Any, P], T]], Callable[P, T]]:
+    """Makes a function a transaction that is repeated as with_transaction repeats one.
 
     ::
 
-        for attempt in retry_transaction(client):
-            with attempt as session:
-                orders.insert_one(order, session=session)
+        @retry_transaction(client)
+        def place(session, order):
+            orders.insert_one(order, session=session)
 
-    With an AsyncMongoClient it is ``async for`` and ``async with``. It decorates a function too, or
-    a coroutine function, and gives the session by the keyword ``session``. The block is run in a
-    transaction that is committed where the block is left, and aborted where it raises; after an
-    error labelled TransientTransactionError all of it is run again, with a new session, after one
-    labelled UnknownTransactionCommitResult the commit. All of it has one timeout, of ``override``
-    or the client; without one nothing is repeated after 120 s. The keywords are those of
-    ``start_transaction``.
-    Raises TypeError for what is no client, and for a keyword that ``start_transaction`` refuses its
-    error, before the first attempt; OperationTimeoutError where the timeout is over, else the last
-    error; InvalidOperation for an attempt without its ``with``. The result is for one thread or
-    task, what it decorates for any.
+        place({"n": 1})
+
+    The function gets the session as its first argument, and the others as they are given; with an
+    AsyncMongoClient it is a coroutine function. ``retry_transaction(client)(function)`` is the
+    same for one that is defined already, a bound method say. The transaction is committed where
+    the function returns, and aborted where it raises; after an error labelled
+    TransientTransactionError the function is called again, after one labelled
+    UnknownTransactionCommitResult the commit is sent again, all with one session. All of it has one
+    timeout, of ``override`` or the client; without one nothing is repeated after 120 s. The
+    keywords are those of ``start_transaction``.
+    Raises TypeError for what is no client or no such function, and for a keyword that
+    ``start_transaction`` refuses its error; a call raises OperationTimeoutError where the timeout
+    is over, else the last error. Thread- and task-safe.
     Source: Convenient API for Transactions.
     """
     options = {

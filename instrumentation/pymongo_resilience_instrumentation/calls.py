@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         def measure(self) -> None: ...
 
     class RepetitionState(Protocol):
-        """transactions/transaction_repeats.py"""
+        """transactions/repetition.py"""
 
         part: Failure | None
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.server_choice.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.runtime import Runtime
-    from pymongo_resilience_instrumentation.transactions.retry_transaction import Transactions
+    from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
+        RetryTransaction,
+    )
 
 SUPPORTED = ("pymongo >= 4.17, < 5",)
 CHECKS = ("skip_dep_check", "raise_exception_on_conflict")
@@ -196,9 +198,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         breakers = {} if self._runtime is None else self._runtime.breakers_of(client)
         return server_verdicts.explain_selection(client, read_preference, breakers, writes=writes)
 
-    def retry_transaction(self, client: object, options: dict[str, Any]) -> Transactions:
+    def retry_transaction(self, client: object, options: dict[str, Any]) -> RetryTransaction:
         """As :func:`pymongo_resilience.retry_transaction`."""
-        from pymongo_resilience_instrumentation.transactions import retry_transaction  # noqa: PLC0415 - for who asks
+        from pymongo_resilience_instrumentation.transactions import repeated_transactions  # noqa: PLC0415 - for who asks
 
         _check_client(client, "retry_transaction")
 
@@ -206,7 +208,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             runtime = self._runtime
             return runtime if runtime is not None and runtime.enabled_flag.on else None
 
-        return retry_transaction.Transactions(client, options, in_force)
+        return repeated_transactions.RetryTransaction(client, options, in_force)
 
     def _uninstrument(self, **_: Any) -> None:
         enabled_flag.current.turn(on=False)

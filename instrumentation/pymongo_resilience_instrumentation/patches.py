@@ -203,7 +203,7 @@ class Patches:
 
 def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterator[Wrapped]:
     collections: dict[int, Collections] = {}
-    atomic = AtomicMethods(runtime, collections)
+    atomic = AtomicMethods(runtime)
     for owner, table in PUBLIC:
         originals = dict(vars(owner))
         for name, operation in table.items():

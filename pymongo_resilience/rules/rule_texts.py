@@ -18,9 +18,13 @@ NEVER_REPEATED = "docs/retries.md#never-retried"
 SELECTION = "a failed server selection is not repeated"
 RETRY_SELECTION = "no server could be selected for a retry within serverSelectionTimeoutMS"
 
+COMMITTED = "the transaction was committed, but its write concern was not satisfied"
+
 
 def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
     """One clause, which names the operation."""
+    if operation.name == "commitTransaction" and failure.executed:
+        return COMMITTED
     name = operation.method or operation.name
     match rule:
         case Rule.NEVER_REPEATED if operation.in_transaction:

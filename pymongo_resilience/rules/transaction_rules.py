@@ -7,52 +7,19 @@ Source: Convenient API for Transactions, "Sequence of Actions".
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from .failure import TRANSIENT_TRANSACTION
 from .retry_rules import GiveUp, NeedsStrategy, Rule
 from .strategy import RetryAction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from types import TracebackType
+    from collections.abc import Callable
 
     from .backoff import Random
     from .failure import Failure
     from .retried_operation import Operation
     from .retry_rules import RetryRules, Verdict
-
-T = TypeVar("T")
-
-
-class Attempt(Protocol):
-    """``with attempt as session``: the transaction begins, and is committed or aborted."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> bool: ...
-    async def __aenter__(self) -> Any: ...
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> bool: ...
-
-
-class Attempts(Protocol):
-    """What ``retry_transaction()`` returns: for ``for``, or for ``async for``, or a decorator."""
-
-    def __iter__(self) -> Iterator[Attempt]: ...
-    def __aiter__(self) -> AsyncIterator[Attempt]: ...
-    def __call__(self, function: Callable[..., T], /) -> Callable[..., T]: ...
-
 
 UNKNOWN_COMMIT = "UnknownTransactionCommitResult"
 MAX_TIME_EXPIRED = 50
@@ -69,11 +36,22 @@ class Repeat(Enum):
     TRANSACTION = "transaction"
 
 
-def repeat(has_label: Callable[[str], bool], code: int | None, *, committing: bool) -> Repeat:
-    """After an error with these labels, of the body or of the commit."""
+def repeat(
+    has_label: Callable[[str], bool],
+    code: int | None,
+    *,
+    committing: bool = False,
+    applied: bool = False,
+) -> Repeat:
+    """After an error with these labels, of the body or of the commit.
+
+    ``applied``: the reply of the commit shows that it ran, so a new transaction would be a second
+    one.
+    """
     if committing and has_label(UNKNOWN_COMMIT) and code != MAX_TIME_EXPIRED:
         return Repeat.COMMIT
-    return Repeat.TRANSACTION if has_label(TRANSIENT_TRANSACTION) else Repeat.NOTHING
+    again = has_label(TRANSIENT_TRANSACTION) and not applied
+    return Repeat.TRANSACTION if again else Repeat.NOTHING
 
 
 def pause(retry: int, random: Random) -> float:

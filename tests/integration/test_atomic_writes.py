@@ -14,17 +14,14 @@ from pymongo import InsertOne, UpdateMany, UpdateOne, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from pymongo.synchronous.collection import Collection
-from pymongo_resilience_instrumentation.features.atomic_writes import send_on_first_use
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from support.bytecode import Instructions
 from support.clients import SentCommands, Side, wait_until
 from support.garbage_collection import cancelled_after
 from support.interruption import Held, interrupt
 from support.telemetry import Instrument
-from support.transactions import LOW, DriversTime, drivers_time
+from support.transactions import LOW, DriversTime, drivers_time, session_of
 
-import pymongo_resilience
 from pymongo_resilience import (
     ConfigurationError,
     OperationTimeoutError,
@@ -64,9 +61,6 @@ def opened(side: Side, proxy: ReplicaSet, database: str, control: Any, sent: Sen
         control[database].coll.insert_many([{"_id": number, "n": 0} for number in (1, 2, 3)])
         client = side.client(proxy.uri if uri is None else uri, event_listeners=[sent], **options)
         side.do(client.admin.command, "ping")
-        # Once asked, a collection is known.
-        with override(atomic=True):
-            side.do(client[database].coll.delete_many, {"_id": 0})
         sent.started_events.clear()
         return client[database].coll
 
@@ -244,7 +238,7 @@ def test_a_policy_holds_wherever_policies_do(
     sent.started_events.clear()
     side.do(*update(bind(other, Policy(atomic=True))))
     side.do(*update(other))
-    assert names(sent) == ["listCollections", "update", "commitTransaction", "update"]
+    assert names(sent) == ["update", "commitTransaction", "update"]
 
 
 @pytest.mark.parametrize(
@@ -320,28 +314,7 @@ def test_a_method_that_was_looked_up_before_the_first_policy_is_a_transaction_to
     side.do(method, {}, INC)
     with override(atomic=True):
         side.do(method, {}, INC)
-    assert names(sent) == ["update", "listCollections", "update", "commitTransaction"]
-
-
-def test_until_its_first_policy_no_write_pays_an_instruction_for_it(
-    proxy: ReplicaSet, database: str, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def instructions(*, known: bool) -> list[tuple[str, int]]:
-        pymongo_resilience.uninstrument()
-        monkeypatch.setattr(ATOMIC_WRITES, "used", False)
-        with monkeypatch.context() as patched:
-            if not known:
-                patched.setattr(send_on_first_use.AtomicMethods, "add", lambda *_: None)
-            instrument(single_document_writes=False)
-        with pymongo.MongoClient[Any](proxy.uri) as client:
-            coll = client[database].coll
-            for _ in range(2):
-                coll.update_many({}, INC)
-            with Instructions() as counted:
-                coll.update_many({}, INC)
-        return counted.by_function()
-
-    assert instructions(known=True) == instructions(known=False) != []
+    assert names(sent) == ["update", "update", "commitTransaction"]
 
 
 def _write_concern(coll: Any, concern: WriteConcern) -> Any:
@@ -370,86 +343,67 @@ def test_what_it_does_not_hold_for(
     coll = opened()
     client = coll.database.client
 
-    async def in_sessions() -> None:
-        async with client.start_session() as session:
+    async def in_a_transaction() -> None:
+        async with client.start_session() as session, await session.start_transaction():
             await coll.update_many({}, INC, session=session)
-            await coll.update_many({}, INC, False, None, None, None, None, session)
-            async with await session.start_transaction():
-                await coll.update_many({}, INC, session=session)
 
     with override(atomic=True):
         if side.runner is None:
-            with client.start_session() as session:
+            with client.start_session() as session, session.start_transaction():
                 coll.update_many({}, INC, session=session)
-                coll.update_many({}, INC, False, None, None, None, None, session)
-                with session.start_transaction():
-                    coll.update_many({}, INC, session=session)
         else:
-            side.do(in_sessions)
+            side.do(in_a_transaction)
         side.do(coll.bulk_write, [InsertOne({"n": 0}), UpdateOne({"_id": 1}, INC)])
         side.do(coll.update_one, {"_id": 1}, INC)
         side.do(coll.find_one)
     assert names(sent).count("commitTransaction") == 1, "the application's own"
-    ours = [each.get("autocommit") for each in sent.named("update")]
-    assert ours == [None, None, False, None, None]
+    assert [each.get("autocommit") for each in sent.named("update")] == [False, None, None]
 
 
-def _capped(database: Any) -> None:
-    database.create_collection("capped", capped=True, size=10_000)
+@pytest.mark.parametrize("positional", [False, True])
+def test_a_session_without_a_transaction_is_refused(
+    positional: bool, side: Side, opened: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument()
+    coll = opened()
+    with session_of(side, coll.database.client) as session, override(atomic=True):
+        given = (False, None, None, None, None, session) if positional else ()
+        named = {} if positional else {"session": session}
+        with pytest.raises(ConfigurationError, match="its session is in no transaction"):
+            side.do(coll.update_many, {}, INC, *given, **named)
+    assert names(sent) == []
 
 
-def _time_series(database: Any) -> None:
-    database.create_collection("measured", timeseries={"timeField": "at"})
-
-
-REFUSED: dict[str, tuple[Any, Any, str]] = {
+REFUSED: dict[str, tuple[Any, str]] = {
     "write concern 0": (
-        None, lambda coll: update(_write_concern(coll, WriteConcern(w=0))), "write concern 0",
+        lambda coll: update(_write_concern(coll, WriteConcern(w=0))), "write concern 0",
     ),
     "write concern 0 of the call": (
-        None,
         lambda coll: (*client_bulk(coll), True, False, None, None, None, WriteConcern(w=0)),
         "write concern 0",
     ),
-    "capped": (_capped, lambda coll: update(coll.database.capped), "a capped collection"),
-    "time-series": (
-        _time_series, lambda coll: delete(coll.database.measured), "a time-series collection",
-    ),
-    "bulk on time-series": (
-        _time_series, lambda coll: bulk(coll.database.measured), "a time-series collection",
-    ),
-    "client's bulk on capped": (
-        _capped, lambda coll: client_bulk(coll.database.capped), "a capped collection",
-    ),
-    "config": (
-        None, lambda coll: update(coll.database.client.config.coll), "belongs to the server",
-    ),
-    "system": (None, lambda coll: update(coll.database["system.views"]), "belongs to the server"),
+    "config": (lambda coll: update(coll.database.client.config.coll), "belongs to the server"),
+    "system": (lambda coll: update(coll.database["system.views"]), "belongs to the server"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_transaction_can_do_is_refused_before_it_is_sent(
-    name: str, side: Side, opened: Any, database: str, control: Any, sent: SentCommands,
-    instrument: Instrument,
-) -> None:  # fmt: skip
+    name: str, side: Side, opened: Any, sent: SentCommands, instrument: Instrument
+) -> None:
     telemetry = instrument()
     coll = opened()
-    prepare, write, reason = REFUSED[name]
-    if prepare is not None:
-        prepare(control[database])
+    write, reason = REFUSED[name]
     telemetry.clear()
     function, *arguments = write(coll)
     if "of the call" in name:
         # By position as well: models, session, then the options.
         arguments = [arguments[0], None, *arguments[1:]]
-    for _ in range(2):
-        with override(atomic=True), pytest.raises(ConfigurationError, match=reason) as caught:
-            side.do(function, *arguments)
+    with override(atomic=True), pytest.raises(ConfigurationError, match=reason) as caught:
+        side.do(function, *arguments)
     assert f"{function.__name__} with atomic=True was not sent" in str(caught.value)
-    assert set(names(sent)) <= {"listCollections"}
-    assert len(names(sent)) in (0, 2), "asked before each refusal"
-    assert len(telemetry.operations()) == 2
+    assert names(sent) == []
+    assert len(telemetry.operations()) == 1
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -457,88 +411,33 @@ def test_a_standalone_server_is_refused(
     known: bool, side: Side, server: EmbeddedServer, database: str, sent: SentCommands,
     instrument: Instrument,
 ) -> None:  # fmt: skip
+    """By the server itself, where it is the client's first operation."""
     instrument()
     with Standalone(server.address) as alone:
         client = side.client(alone.uri, event_listeners=[sent], connect=known)
         if known:
             side.do(client.admin.command, "ping")
             sent.started_events.clear()
-        with override(atomic=True), pytest.raises(ConfigurationError, match="standalone"):
+        refusal: Any = ConfigurationError if known else OperationFailure
+        with override(atomic=True), pytest.raises(refusal, match=r"standalone|replica set"):
             side.do(*update(client[database].coll))
-        assert names(sent) == ([] if known else ["listCollections"])
+        assert names(sent) == ([] if known else ["update", "abortTransaction"])
         side.do(client.close)
 
 
-UNANSWERED: dict[str, tuple[Any, int]] = {
-    "no privilege": (lambda: Fail("listCollections", code=13), 1),
-    "another error": (lambda: Fail("listCollections", 2, code=8000), 2),
-    "lost replies": (lambda: CutAfter("listCollections", times=2), 3),
-}
-"""With how often it is asked for two writes."""
-
-
-@pytest.mark.parametrize("name", UNANSWERED)
-def test_where_the_server_does_not_say_what_a_collection_is_it_decides_itself(
-    name: str, side: Side, proxy: ReplicaSet, opened: Any, database: str, control: Any,
-    sent: SentCommands, instrument: Instrument,
+def test_a_collection_that_no_transaction_can_write_is_refused_by_the_server(
+    side: Side, opened: Any, sent: SentCommands, instrument: Instrument, control: Any,
+    database: str,
 ) -> None:  # fmt: skip
-    instrument(timeout_ms=LOW)
-    other = opened().database.other
-    control[database].other.insert_one({"n": 0})
-    make, asked = UNANSWERED[name]
-    proxy.inject(make())
-    with override(atomic=True):
-        for _ in range(2):
-            assert counts(side.do(other.update_many, {}, INC)) == (1, 1)
-    assert names(sent).count("listCollections") == asked
-    assert names(sent)[-2:] == ["update", "commitTransaction"]
-    assert control[database].other.find_one({}, {"_id": 0}) == {"n": 2}
-
-
-def test_a_collection_that_is_not_there_is_asked_for_until_it_is(
-    side: Side, opened: Any, sent: SentCommands, instrument: Instrument
-) -> None:
-    instrument()
-    new = opened().database.new
-    with override(atomic=True):
-        assert counts(side.do(*bulk(new))) == (1, 1), "which makes it"
-        assert counts(side.do(*update(new))) == (1, 1)
-        assert counts(side.do(*update(new))) == (1, 1)
-    assert names(sent) == [
-        *("listCollections", "insert", "update", "commitTransaction"),
-        *("listCollections", "update", "commitTransaction"),
-        *("update", "commitTransaction"),
-    ]
-
-
-@pytest.mark.parametrize("made_anew", [True, False])
-def test_a_collection_that_was_made_anew_as_another_kind(
-    made_anew: bool, side: Side, opened: Any, sent: SentCommands, instrument: Instrument,
-    control: Any, database: str,
-) -> None:  # fmt: skip
-    """One that cannot be written to any more is refused by the server, and one that was refused
-    before is written to."""
     instrument()
     coll = opened().database.capped
-    options = {"capped": True, "size": 10_000}
-    control[database].create_collection("capped", **({} if made_anew else options))
+    control[database].create_collection("capped", capped=True, size=10_000)
     control[database].capped.insert_one({"_id": 1, "n": 0})
-    with override(atomic=True):
-        if made_anew:
-            assert counts(side.do(*update(coll))) == (1, 1)
-        else:
-            with pytest.raises(ConfigurationError, match="a capped collection"):
-                side.do(*update(coll))
-        control[database].capped.drop()
-        control[database].create_collection("capped", **(options if made_anew else {}))
-        control[database].capped.insert_one({"_id": 1, "n": 0})
-        if not made_anew:
-            assert counts(side.do(*update(coll))) == (1, 1)
-            return
-        with pytest.raises(OperationFailure, match="capped collection") as caught:
-            side.do(*update(coll))
+    with override(atomic=True), pytest.raises(OperationFailure, match="capped") as caught:
+        side.do(*update(coll))
     assert caught.value.code == 263
     assert control[database].capped.find_one({}, {"_id": 0}) == {"n": 0}
+    assert names(sent) == ["update", "abortTransaction"]
 
 
 @pytest.mark.parametrize("name", ["bulk_write", "client's bulk_write", "unordered"])
@@ -555,6 +454,8 @@ def test_a_write_that_fails_leaves_nothing_and_counts_nothing(
     with override(atomic=True), pytest.raises(PyMongoError) as caught:
         side.do(target.bulk_write, models, ordered="unordered" not in name)
     details: Any = caught.value.details  # type: ignore[attr-defined]
+    assert details.get("anySuccessful", False) is False
+    assert getattr(caught.value, "partial_result", None) is None
     counted = {name: each for name, each in details.items() if name.startswith("n")}
     assert set(counted.values()) == {0}
     assert str(details) in str(caught.value), "in the text as well"

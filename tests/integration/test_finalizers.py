@@ -183,9 +183,10 @@ async def _atomic(client: Any, database: str) -> None:
 
 
 async def _by_hand(client: Any, database: str) -> None:
-    async for attempt in retry_transaction(client):
-        async with attempt as session:
-            await client[database].filled.update_many({}, {"$inc": {"n": 1}}, session=session)
+    async def body(session: Any) -> None:
+        await client[database].filled.update_many({}, {"$inc": {"n": 1}}, session=session)
+
+    await retry_transaction(client)(body)()
 
 
 async def _closed_client(client: Any, database: str) -> None:

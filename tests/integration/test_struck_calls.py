@@ -95,17 +95,14 @@ def atomic(side: Side, coll: Any) -> Made:
 
 
 def by_hand(side: Side, coll: Any) -> Made:
-    def act() -> None:
-        for attempt in retry_transaction(coll.database.client):
-            with attempt as session:
-                coll.update_many({}, INC, session=session)
+    def act(session: Any) -> None:
+        coll.update_many({}, INC, session=session)
 
-    async def async_act() -> None:
-        async for attempt in retry_transaction(coll.database.client):
-            async with attempt as session:
-                await coll.update_many({}, INC, session=session)
+    async def async_act(session: Any) -> None:
+        await coll.update_many({}, INC, session=session)
 
-    return Made(act if side.runner is None else async_act)
+    decorate = retry_transaction(coll.database.client)
+    return Made(decorate(act if side.runner is None else async_act))
 
 
 Make = Callable[[Side, Any], Made]

@@ -1,14 +1,16 @@
-"""retry_transaction(): a loop over attempts that are repeated as with_transaction repeats."""
+"""retry_transaction(): functions that are repeated as with_transaction repeats its callback."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
+import pymongo
 import pytest
-from pymongo.errors import DuplicateKeyError, InvalidOperation, OperationFailure
+from pymongo.errors import DuplicateKeyError, OperationFailure, WriteConcernError
 from pymongo_resilience_instrumentation.telemetry import semconv
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
@@ -16,7 +18,7 @@ from support.transactions import LOW, DriversTime, drivers_time
 
 import pymongo_resilience
 from pymongo_resilience import OperationTimeoutError, override, retry_transaction
-from pymongo_resilience.testbed import CutAfter, Fail, ReplicaSet
+from pymongo_resilience.testbed import CutAfter, CutBefore, Fail, FailWriteConcern, ReplicaSet
 
 __all__ = ["drivers_time"]
 pytestmark = pytest.mark.oldest
@@ -28,20 +30,14 @@ class Interruption(BaseException):
     """As KeyboardInterrupt, which would end the test run."""
 
 
-def run(side: Side, client: Any, body: Callable[[Any], Any]) -> None:
-    def loop() -> None:
-        for attempt in retry_transaction(client):
-            with attempt as session:
-                body(session)
+def run(side: Side, client: Any, body: Callable[[Any], Any], **options: Any) -> Any:
+    async def async_body(session: Any) -> Any:
+        result = body(session)
+        return await result if inspect.isawaitable(result) else result
 
-    async def async_loop() -> None:
-        async for attempt in retry_transaction(client):
-            async with attempt as session:
-                result = body(session)
-                if inspect.isawaitable(result):
-                    await result
-
-    side.do(loop if side.runner is None else async_loop)
+    return side.do(
+        retry_transaction(client, **options)(body if side.runner is None else async_body)
+    )
 
 
 @pytest.mark.parametrize("instrumented", [True, False])
@@ -155,17 +151,6 @@ def test_the_application_may_end_the_transaction(
     assert sent.named("commitTransaction") == []
 
 
-def test_the_other_api_s_client_is_refused(
-    side: Side, proxy: ReplicaSet, instrument: Instrument
-) -> None:
-    instrument()
-    loops = retry_transaction(side.client(proxy.uri))
-    with pytest.raises(TypeError, match="with"):
-        aiter(loops) if side.runner is None else iter(loops)
-    with pytest.raises(TypeError, match="MongoClient"):
-        retry_transaction("mongodb://")
-
-
 @pytest.mark.parametrize("name", ["read_concern", "write_concern", "max_commit_time_ms", "wrong"])
 def test_an_option_that_no_transaction_has_is_refused_before_the_first_attempt(
     name: str, side: Side, proxy: ReplicaSet, instrument: Instrument
@@ -174,62 +159,6 @@ def test_an_option_that_no_transaction_has_is_refused_before_the_first_attempt(
     wrong: dict[str, Any] = {name: "1"}
     with pytest.raises(TypeError, match=name):
         retry_transaction(side.client(proxy.uri), **wrong)
-
-
-def test_the_other_api_s_with_is_refused_and_begins_nothing(
-    side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument
-) -> None:
-    instrument()
-    client = side.client(proxy.uri, event_listeners=[sent])
-
-    def loop() -> None:
-        for attempt in retry_transaction(client):
-            asyncio.run(attempt.__aenter__())
-
-    async def async_loop() -> None:
-        async for attempt in retry_transaction(client):
-            attempt.__enter__()
-
-    with pytest.raises(TypeError, match="needs `"):
-        side.do(loop if side.runner is None else async_loop)
-    assert sent.started_events == []
-
-
-def test_an_attempt_that_is_not_entered_is_no_transaction(
-    side: Side, proxy: ReplicaSet, instrument: Instrument
-) -> None:
-    instrument()
-    client = side.client(proxy.uri)
-
-    def loop() -> None:
-        for _ in retry_transaction(client):
-            pass
-
-    async def async_loop() -> None:
-        async for _ in retry_transaction(client):
-            pass
-
-    with pytest.raises(InvalidOperation, match="with attempt as session"):
-        side.do(loop if side.runner is None else async_loop)
-
-
-def test_an_attempt_that_is_taken_for_its_session_says_where_that_is(
-    side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument
-) -> None:
-    instrument()
-    coll = side.client(proxy.uri, event_listeners=[sent]).db.coll
-
-    def loop() -> None:
-        for attempt in retry_transaction(coll.database.client):
-            coll.insert_one({}, session=attempt)
-
-    async def async_loop() -> None:
-        async for attempt in retry_transaction(coll.database.client):
-            await coll.insert_one({}, session=attempt)
-
-    with pytest.raises(AttributeError, match="with attempt as session"):
-        side.do(loop if side.runner is None else async_loop)
-    assert sent.started_events == []
 
 
 def test_max_time_expired_of_a_commit_is_raised(
@@ -272,7 +201,7 @@ def test_a_repeated_transaction_is_an_event_a_retry_and_a_line_of_the_log(
     assert sum(line.startswith("transaction admin: attempt ") for line in lines) == 2
 
 
-def test_as_a_decorator_each_call_is_a_transaction_of_its_own(
+def test_each_call_is_a_transaction_with_the_arguments_of_its_own(
     side: Side, proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
 ) -> None:
     instrument()
@@ -282,36 +211,132 @@ def test_as_a_decorator_each_call_is_a_transaction_of_its_own(
     if side.runner is None:
 
         @retry_transaction(client)
-        def insert(number: int, *, session: Any) -> Any:
+        def insert(session: Any, number: int, *, name: str) -> Any:
             """Insert it."""
             runs.append(number)
-            return coll.insert_one({"_id": number}, session=session).inserted_id
+            coll.insert_one({"_id": number, "name": name}, session=session)
+            return number
     else:
 
         @retry_transaction(client)
-        async def insert(number: int, *, session: Any) -> Any:
+        async def insert(session: Any, number: int, *, name: str) -> Any:
             """Insert it."""
             runs.append(number)
-            return (await coll.insert_one({"_id": number}, session=session)).inserted_id
+            await coll.insert_one({"_id": number, "name": name}, session=session)
+            return number
 
     proxy.inject(Fail("insert", 1, **TRANSIENT))
-    assert [side.do(insert, 1), side.do(insert, 2)] == [1, 2]
+    assert [side.do(insert, 1, name="a"), side.do(insert, 2, name="b")] == [1, 2]
     assert runs == [1, 1, 2]
     assert (insert.__name__, insert.__doc__) == ("insert", "Insert it.")
-    assert control[database].coll.distinct("_id") == [1, 2]
+    found = {each["_id"]: each["name"] for each in control[database].coll.find()}
+    assert found == {1: "a", 2: "b"}
 
 
-def test_what_it_cannot_decorate_is_refused(
+def test_what_it_cannot_make_a_transaction_is_refused(
     side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
     instrument()
+    with pytest.raises(TypeError, match="MongoClient"):
+        retry_transaction("mongodb://")
     decorate = retry_transaction(side.client(proxy.uri))
 
     async def coroutine(session: Any) -> None: ...
     def generator(session: Any) -> Any:
         yield
 
-    wrong = [generator, coroutine if side.runner is None else str]
+    wrong: list[Any] = [generator, coroutine if side.runner is None else str]
     for each in wrong:
-        with pytest.raises(TypeError, match="decorates"):
+        with pytest.raises(TypeError, match="takes"):
             decorate(each)
+
+
+def test_it_is_no_loop(
+    side: Side, proxy: ReplicaSet, sent: SentCommands, instrument: Instrument
+) -> None:
+    """A ``return`` or ``break`` in one would lose a transaction whose commit is to be repeated."""
+    instrument()
+    made: Any = retry_transaction(side.client(proxy.uri, event_listeners=[sent]))
+
+    async def async_loop() -> None:
+        async for _ in made:
+            pass
+
+    with pytest.raises(TypeError, match="'RetryTransaction' object is not iterable"):
+        iter(made)
+    with pytest.raises(TypeError, match="__aiter__"):
+        asyncio.run(async_loop())
+    assert sent.started_events == []
+
+
+@pytest.mark.parametrize("timeout_ms", [None, LOW])
+@pytest.mark.parametrize("within", [nullcontext, lambda: pymongo.timeout(LOW / 1000)])
+def test_all_attempts_have_one_session_whose_numbers_grow(
+    within: Any, timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str,
+    control: Any, sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    """So the server ends a transaction whose abort never reached it."""
+    instrument(timeout_ms=timeout_ms)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    client = side.client(proxy.uri, event_listeners=[sent])
+    side.do(client.admin.command, "ping")
+    sent.started_events.clear()
+    runs: list[Any] = []
+
+    def lose() -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            proxy.inject(CutAfter("update"))
+            proxy.inject(CutBefore("abortTransaction", times=9))
+
+    def body(session: Any) -> Any:
+        lose()
+        return client[database].coll.update_one({"_id": 1}, {"$inc": {"n": 1}}, session=session)
+
+    with within():
+        run(side, client, body)
+    assert control[database].coll.find_one() == {"_id": 1, "n": 1}
+    updates = sent.named("update")
+    assert len({each["lsid"]["id"] for each in updates}) == 1
+    assert [each["txnNumber"] for each in updates] == [1, 2]
+    proxy.clear()
+
+
+APPLIES: dict[str, tuple[int, list[str], int]] = {
+    "unsatisfiable": (100, [], 1),
+    "no such mode": (79, [], 1),
+    "transient": (100, ["TransientTransactionError"], 1),
+    "timeout": (64, [], 2),
+    "election": (189, ["RetryableWriteError"], 2),
+}
+"""Code and labels, as a real server answers, and how often the commit is sent."""
+
+
+@pytest.mark.parametrize("timeout_ms", [None, LOW])
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("name", APPLIES)
+def test_a_commit_with_a_write_concern_error_is_applied(
+    name: str, atomic: bool, timeout_ms: int | None, side: Side, proxy: ReplicaSet,
+    database: str, control: Any, sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    """It is repeated alone at most, never with its transaction."""
+    instrument(timeout_ms=timeout_ms)
+    control[database].coll.insert_many([{"_id": 1, "n": 0}, {"_id": 2, "n": 0}])
+    client = side.client(proxy.uri, event_listeners=[sent])
+    coll = client[database].coll
+    code, labels, commits = APPLIES[name]
+    proxy.inject(FailWriteConcern("commitTransaction", code=code, labels=labels))
+
+    def write() -> Any:
+        if atomic:
+            with override(atomic=True):
+                return side.do(coll.update_many, {}, {"$inc": {"n": 1}})
+        return run(side, client, lambda s: coll.update_many({}, {"$inc": {"n": 1}}, session=s))
+
+    if commits == 1:
+        with pytest.raises(WriteConcernError, match="the transaction was committed, but its write"):
+            write()
+    else:
+        write()
+    assert [len(sent.named(each)) for each in ("update", "commitTransaction")] == [1, commits]
+    assert control[database].coll.distinct("n") == [1]

@@ -220,22 +220,24 @@ with override(idempotent=True, strategy=Patient(), data={"robot": True}) as poli
 async def asynchronously(client: object) -> None:
     async with override(strategy=AsksElsewhere()) as inside:
         assert_type(inside, Policy)
-    async for attempt in retry_transaction(client):
-        async with attempt:
-            pass
+
+
+@retry_transaction(object(), read_concern=None)
+def pays(session: object, order: int, *, by: str) -> bytes:
+    return f"{order} {session} {by}".encode()
+
+
+assert_type(pays(1, by="card"), bytes)
+pays("1", by="card")  # type: ignore[arg-type]
 
 
 @retry_transaction(object())
-def pays(order: int, *, session: object) -> bytes:
+async def pays_later(session: object, order: int) -> bytes:
     return f"{order} {session}".encode()
 
 
-assert_type(pays(1), bytes)
-
-
-for begun in retry_transaction(object(), read_concern=None):
-    with begun as session:
-        shows(session)
+async def later() -> None:
+    assert_type(await pays_later(1), bytes)
 
 
 @override(idempotent=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import tomllib
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -246,6 +248,13 @@ def test_a_bad_line_of_a_file_is_named(name: str, value: Any, file: Path) -> Non
     with pytest.raises(ConfigurationError) as caught:
         Config.from_toml(file)
     assert caught.value.problems == (f"{file}: {name} = {value!r}: expected {allowed}",)
+
+
+@pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])  # noqa: S301 - our own
+def test_its_error_survives_copy_and_pickle(again: Any) -> None:
+    error = ConfigurationError(["first", "second"])
+    made = again(error)
+    assert (type(made), str(made), made.problems) == (type(error), str(error), error.problems)
 
 
 CAPITALS: dict[str, Any] = {

@@ -67,6 +67,11 @@ OF_DELETES = ("_filter", "_collation", "_hint", "_namespace")
 OF_UPDATES = (*OF_DELETES, "_doc", "_upsert", "_array_filters")
 
 
+def namespace_of_model(model: Any) -> str:
+    """``"database.collection"``, which a client's bulk write asks for; empty without one."""
+    return model._namespace or ""
+
+
 def facts_of_model(model: Any) -> tuple[Any, Any, str]:
     """Filter, collation, and ``"database.collection"``, which a client's bulk write asks for; empty
     without one."""

@@ -1,13 +1,16 @@
-"""pymongo's sessions: the one bound to a block, and where with_transaction looks at the time."""
+"""pymongo's sessions and the state of their transactions."""
 
 from __future__ import annotations
 
 import importlib
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import PyMongoError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
 
@@ -34,15 +37,19 @@ def session_modules() -> tuple[ModuleType, ModuleType]:
     return sync, asynchronous
 
 
-def state_of_transaction(session: Any) -> Any:
-    """None where the self-check misses it."""
-    return getattr(session._transaction, STATE, None)
-
-
-def set_state_of_transaction(session: Any, state: Any) -> None:
-    """To one of ``state_of_transaction``: an open one is aborted as its session ends."""
-    if state is not None:
-        setattr(session._transaction, STATE, state)
+@contextmanager
+def restored_if_interrupted(session: Any) -> Iterator[None]:
+    """Around a commit or an abort. Interrupted, it may not even have been sent, and the driver
+    takes it for done: the transaction is open again, and aborted as its session ends."""
+    state = getattr(session._transaction, STATE, None)
+    try:
+        yield
+    except PyMongoError:
+        raise
+    except BaseException:
+        if state is not None:  # where the self-check misses it
+            setattr(session._transaction, STATE, state)
+        raise
 
 
 def bound_session(asynchronous: bool) -> Any:

@@ -2,116 +2,169 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pymongo import DeleteMany, UpdateMany
+from pymongo import DeleteMany, ReadPreference, UpdateMany
+from pymongo.errors import BulkWriteError, ClientBulkWriteException
+from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
-from pymongo_resilience_instrumentation.interception.steps import run, run_async
+from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.transactions import call_sessions
-
-from .refusals import refuse
-from .transact import Write, transact
+from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
+    repeat,
+    repeat_async,
+)
+from pymongo_resilience_instrumentation.transactions.repetition import Repetition
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.interception.steps import Steps
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 MANY = (UpdateMany, DeleteMany)
+OF_THE_SERVER = frozenset({"admin", "config", "local"})
+"""Databases in which no transaction writes."""
 HIDDEN = "another library has put a wrapper around it that hides its parameters"
+SESSION = "its session is in no transaction: start one, or leave the session out"
+STANDALONE = "a standalone server has no transactions, but a replica set of one member has"
+UNACKNOWLEDGED = "with write concern 0 the result of the transaction would be unknown"
 
 
 class AtomicWrites:
     """Those of one method of one class. Thread- and task-safe: nothing changes."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        name: str,
-        found: Any,
-        of_clients: dict[int, Collections],
-        asynchronous: bool,
-    ) -> None:
-        """``found``: the attribute of the class, perhaps another library's wrapper. ``of_clients``:
-        what is known of collections, by the identity of their client."""
+    def __init__(self, runtime: Runtime, name: str, found: Any, asynchronous: bool) -> None:
+        """``found``: the attribute of the class, perhaps another library's wrapper."""
         self._runtime = runtime
         self._found = found
-        self._of_clients = of_clients
         self._asynchronous = asynchronous
         self._is_bulk = name == "bulk_write"
         self._session_at = call_sessions.position(found)
 
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         """In place of the original, for an interceptor."""
-        steps = self._plan(call, original, given, kwargs)
-        if steps is None:
-            return original(*given, **kwargs)
-        return run_async(steps) if self._asynchronous else run(steps)
-
-    def _plan(
-        self, call: Call, original: Function, given: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Steps | None:
-        """None where the call is to be sent as it is. Raises ConfigurationError where no session
-        can be given to the method."""
         if not call.policy(self._runtime.rules).atomic:
-            return None
+            return original(*given, **kwargs)
         asynchronous = self._asynchronous
-        if (
-            call_sessions.session_of_call(given[1:], kwargs, self._session_at, asynchronous)
-            is not None
-        ):
-            return None
+        session = call_sessions.session_of_call(given[1:], kwargs, self._session_at, asynchronous)
+        if session is not None and getattr(session, "in_transaction", True):
+            return original(*given, **kwargs)
         signature = inspect.signature(self._found)
         if "session" not in signature.parameters:
-            raise ConfigurationError([f"{call.method} with atomic=True was not sent: {HIDDEN}"])
+            raise _refusal(call, HIDDEN)
         try:
             bound = signature.bind(*given, **kwargs)
         except TypeError:
             # The driver's to refuse.
-            return None
+            return original(*given, **kwargs)
         target, arguments = given[0], bound.arguments
-        namespaces: Sequence[str] = (call.namespace,)
+        namespaces: Iterable[str] = (call.namespace,)
         if self._is_bulk:
             models = arguments.get("requests", arguments.get("models"))
             if not isinstance(models, list) or not any(isinstance(each, MANY) for each in models):
-                return None
+                return original(*given, **kwargs)
             if "models" in arguments:
                 namespaces = _namespaces(models)
             # The first error ends a transaction: what follows it would seem to be transient.
             arguments["ordered"] = True
         concern = arguments.pop("write_concern", None) or target.write_concern
+        _refuse(call, session, concern, namespaces)
 
         def send(session: Any) -> Any:
             arguments["session"] = session
             return original(*bound.args, **bound.kwargs)
 
-        known = self._of_clients.get(id(call.client))
-        known = known or keep(self._of_clients, call.client, Collections())
-        loop = asyncio.get_running_loop() if asynchronous else None
-        write = Write(self._runtime, call, concern, send, loop)
-        return _steps(partial(refuse, call, concern, namespaces, known), write)
+        return (_transact_async if asynchronous else _transact)(self._runtime, call, concern, send)
 
 
-def _namespaces(models: Sequence[Any]) -> Sequence[str]:
-    """Those of the models of a client's that change many documents."""
-    many = [each for each in models if isinstance(each, MANY)]
+def _begin(runtime: Runtime, call: Call, concern: Any) -> tuple[Repetition, Any]:
+    options = {
+        # As a write has them outside of a transaction, whatever the client's are.
+        "read_concern": ReadConcern(),
+        "read_preference": ReadPreference.PRIMARY,
+        "write_concern": concern,
+    }
+    repetition = Repetition(call.client, options, runtime, Timeout.in_force(), call)
+    call.whole = repetition
+    return repetition, call.client.start_session(causal_consistency=False)
+
+
+def _transact(runtime: Runtime, call: Call, concern: Any, send: Callable[[Any], Any]) -> Any:
+    def body(session: Any) -> Any:
+        try:
+            return send(session)
+        except (BulkWriteError, ClientBulkWriteException) as error:
+            _forget_counts(error)
+            raise
+
     try:
-        found = {driver.commands.facts_of_model(each)[2] for each in many}
+        return repeat(*_begin(runtime, call, concern), body)
+    finally:
+        call.whole = None
+
+
+async def _transact_async(
+    runtime: Runtime, call: Call, concern: Any, send: Callable[[Any], Any]
+) -> Any:
+    async def body(session: Any) -> Any:
+        try:
+            return await send(session)
+        except (BulkWriteError, ClientBulkWriteException) as error:
+            _forget_counts(error)
+            raise
+
+    try:
+        return await repeat_async(*_begin(runtime, call, concern), body)
+    finally:
+        call.whole = None
+
+
+def _refuse(call: Call, session: Any, concern: Any, namespaces: Iterable[str]) -> None:
+    """Raises ConfigurationError for what cannot run in a transaction, as far as the client knows:
+    the rest the server refuses."""
+    if session is not None:
+        raise _refusal(call, SESSION)
+    if not concern.acknowledged:
+        raise _refusal(call, UNACKNOWLEDGED)
+    for namespace in namespaces:
+        database, _, name = namespace.partition(".")
+        if database in OF_THE_SERVER or name.startswith("system."):
+            raise _refusal(call, f"{namespace} belongs to the server: no transaction can write it")
+    servers = call.client.topology_description.server_descriptions().values()
+    if any(each.server_type_name == "Standalone" for each in servers):
+        raise _refusal(call, STANDALONE)
+
+
+def _refusal(call: Call, reason: str) -> ConfigurationError:
+    return ConfigurationError([f"{call.method} with atomic=True was not sent: {reason}"])
+
+
+def _namespaces(models: Sequence[Any]) -> set[str]:
+    """Those of the models of a client's that change many documents."""
+    try:
+        many = (each for each in models if isinstance(each, MANY))
+        return {driver.commands.namespace_of_model(each) for each in many} - {""}
     except AttributeError:  # a pymongo that lacks a name: the self-check has said so
-        return ()
-    return sorted(found - {""})
+        return set()
 
 
-def _steps(refusal: Any, write: Write) -> Steps:
-    yield from refusal()
-    return (yield from transact(write))
+def _forget_counts(error: BulkWriteError | ClientBulkWriteException) -> None:
+    """What the bulk write had done is undone."""
+    details: Any = error.details
+    shown = str(details)
+    for name, value in details.items():
+        if name == "anySuccessful":
+            details[name] = False
+        elif isinstance(value, int) and not isinstance(value, bool):
+            details[name] = 0
+        elif name == "upserted":
+            details[name] = []
+        elif name in ("insertResults", "updateResults", "deleteResults"):
+            details[name] = {}
+    if error.args:
+        error.args = (str(error.args[0]).replace(shown, str(details)), *error.args[1:])

@@ -9,7 +9,6 @@ from pymongo_resilience.policies.first_use import ATOMIC_WRITES
 from pymongo_resilience_instrumentation.interception.methods import is_async
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
     from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
     from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -19,10 +18,8 @@ METHODS = frozenset({"bulk_write", "delete_many", "update_many"})
 class AtomicMethods:
     """Of one instrument()."""
 
-    def __init__(self, runtime: Runtime, of_clients: dict[int, Collections]) -> None:
-        """``of_clients``: what is known of collections, by the identity of their client."""
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._of_clients = of_clients
         self._found: list[tuple[Interceptor, str, Any]] = []
 
     def add(self, interceptor: Interceptor, name: str, found: Any) -> None:
@@ -40,5 +37,5 @@ class AtomicMethods:
         from .atomic_methods import AtomicWrites  # noqa: PLC0415 - most processes have none
 
         for interceptor, name, found in self._found:
-            writes = AtomicWrites(self._runtime, name, found, self._of_clients, is_async(found))
+            writes = AtomicWrites(self._runtime, name, found, is_async(found))
             interceptor.send_with(writes.send)
