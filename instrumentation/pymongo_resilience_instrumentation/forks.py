@@ -62,6 +62,7 @@ def _in_child() -> None:
         runtime.hedges,
     )
     steps = [deferred.forget_deferred, calls.detach_in_child, calls.clear_inherited]
+    steps.append(runtime.in_flight.clear)
     steps += [part.reset_after_fork for part in parts if part is not None]
     for step in steps:
         with shielded("in a forked child"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,8 @@ class Runtime:
     """Called with the driver's operation and cursor before each batch of a cursor; a feature's."""
     no_sdk: Callable[[], bool] | None = None
     """Whether there is still none to show calls to; None where there is, or they are not shown."""
+    in_flight: set[Any] = field(default_factory=set)
+    """Each an Attempts (retries/): the runs of the loop that are making an attempt."""
     need: Callable[[Need], None] = lambda _: None
     """Puts patches on that the first timeout, say, needs; see ``Patches.need``."""
 

@@ -6,21 +6,21 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo.monitoring import ConnectionPoolListener
 from pymongo_resilience_instrumentation import driver
-from support.clients import Side, wait_until
+from support.clients import Side, retry_loops, wait_until
 from support.engine.retry_strategies import REFUSES
 from support.telemetry import Instrument
 
 import pymongo_resilience
-from pymongo_resilience import override
+from pymongo_resilience import Config, override
 from pymongo_resilience.testbed import BlackHole, Election, ReplicaSet, Slow
+from pymongo_resilience.testing import RecordingListener
 
 pytestmark = pytest.mark.oldest
 PLENTY_MS = 30_000
@@ -30,20 +30,16 @@ AFTER_THE_HOLE = 1.5
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 10_000}
 
 
-class Pools(ConnectionPoolListener):
-    def __init__(self) -> None:
-        self.events: list[tuple[str, Any]] = []
+SETUPS: dict[str, dict[str, Any]] = {"with a timeout": {"timeout_ms": PLENTY_MS}}
 
-    def pool_cleared(self, event: Any) -> None:
-        self.events.append(("cleared", event.interrupt_connections))
 
-    def connection_closed(self, event: Any) -> None:
-        self.events.append(("closed", event.reason))
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith(("connection_", "pool_")) and name not in vars(Pools):
-            return lambda event: None
-        return object.__getattribute__(self, name)
+@pytest.fixture(params=SETUPS)
+def recording(request: pytest.FixtureRequest) -> Iterator[RecordingListener]:
+    """As the README sets it up, without an SDK."""
+    listener = RecordingListener()
+    pymongo_resilience.instrument(Config(**SETUPS[request.param]), listeners=[listener])
+    yield listener
+    pymongo_resilience.uninstrument()
 
 
 def at_once(side: Side, calls: list[Callable[[], Any]], strike: Callable[[], None]) -> list[Any]:
@@ -109,13 +105,12 @@ def test_writes_in_flight_are_repeated_on_the_new_primary(
     side: Side,
     replica_set: ReplicaSet,
     database: str,
-    instrument: Instrument,
+    recording: RecordingListener,
     count: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="pymongo_resilience")
-    telemetry, pools = instrument(timeout_ms=PLENTY_MS), Pools()
-    client = connected(side, replica_set, event_listeners=[pools])
+    client = connected(side, replica_set)
     old = primary_of(side, client)
     coll = client[database].coll
     hole = BlackHole(SOON * 2)
@@ -126,18 +121,54 @@ def test_writes_in_flight_are_repeated_on_the_new_primary(
     assert time.monotonic() - began < SOON
     assert [each for each in results if isinstance(each, Exception)] == []
     assert side.do(coll.count_documents, {}) == count
-    reasons = {event.reason.value for event in telemetry.decisions.events}
+    reasons = {event.reason.value for event in recording.events}
     # Those that waited for a connection were not sent.
     assert "interrupted" in reasons
-    assert telemetry.shows_reason("interrupted")
     assert reasons <= {"interrupted", "socket_not_available"}
-    assert ("cleared", True) in pools.events
-    assert ("closed", "error") in pools.events[pools.events.index(("cleared", True)) :]
     status = pymongo_resilience.status(client)
     (lost,) = [each for each in status.servers if each.address == f"{old[0]}:{old[1]}"]
     assert lost.lost_connections["interrupted"] >= 1
     lines = [each.getMessage() for each in caplog.records if each.name == "pymongo_resilience"]
     assert any("interrupted" in line and lost.address in line for line in lines)
+    replica_set.clear()
+
+
+def test_an_interruption_is_shown(
+    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument()
+    coll = connected(side, replica_set)[database].coll
+    hole = BlackHole(SOON * 2)
+    replica_set.inject(hole, on="primary")
+    at_once(side, [lambda: coll.insert_one({})], silenced(replica_set, hole, 1))
+    assert telemetry.shows_reason("interrupted")
+    replica_set.clear()
+
+
+class Faulty:
+    """In place of an attempt; it has no connection."""
+
+    call = None
+
+
+def test_the_fault_of_one_attempt_does_not_end_the_watch_for_the_others(
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    recording: RecordingListener,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    coll = connected(side, replica_set)[database].coll
+    for loop in retry_loops():
+        loop.runtime.in_flight |= {Faulty() for _ in range(50)}
+    hole = BlackHole(SOON * 2)
+    replica_set.inject(hole, on="primary")
+    began = time.monotonic()
+    results = at_once(side, [lambda: coll.insert_one({})], silenced(replica_set, hole, 1))
+    assert not isinstance(results[0], Exception)
+    assert time.monotonic() - began < SOON
+    assert [event.reason.value for event in recording.events] == ["interrupted"]
+    assert "internal error in pymongo-resilience" in caplog.text
     replica_set.clear()
 
 
@@ -149,9 +180,8 @@ WAITING: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("what", WAITING)
 def test_what_would_not_be_repeated_goes_on_waiting(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument, what: str
+    side: Side, replica_set: ReplicaSet, database: str, recording: RecordingListener, what: str
 ) -> None:
-    telemetry = instrument(timeout_ms=PLENTY_MS)
     client = connected(side, replica_set)
     coll = client[database].coll
     hole = BlackHole(AFTER_THE_HOLE)
@@ -161,14 +191,13 @@ def test_what_would_not_be_repeated_goes_on_waiting(
         (result,) = at_once(side, [lambda: WAITING[what](coll)], silenced(replica_set, hole, 1))
     assert isinstance(result, AutoReconnect)
     assert time.monotonic() - began > AFTER_THE_HOLE / 2, "until its connection was closed"
-    reasons = {event.reason.value for event in telemetry.decisions.events}
+    reasons = {event.reason.value for event in recording.events}
     assert reasons == {"socket_closed_while_in_flight"}
 
 
 def test_an_operation_of_a_transaction_goes_on_waiting(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+    side: Side, replica_set: ReplicaSet, database: str, recording: RecordingListener
 ) -> None:
-    telemetry = instrument(timeout_ms=PLENTY_MS)
     client = connected(side, replica_set)
     coll = client[database].coll
     side.do(coll.insert_one, {})
@@ -184,30 +213,30 @@ def test_an_operation_of_a_transaction_goes_on_waiting(
     assert isinstance(result, AutoReconnect)
     assert result.has_error_label("TransientTransactionError")
     assert time.monotonic() - began > AFTER_THE_HOLE / 2
-    reasons = {event.reason.value for event in telemetry.decisions.events}
+    reasons = {event.reason.value for event in recording.events}
     assert reasons == {"socket_closed_while_in_flight"}
     side.do(session.end_session)
 
 
-def test_a_member_that_answers_is_left_alone(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
+@pytest.mark.parametrize("gap", [0.05, 1.0])
+def test_a_member_that_steps_down_and_answers_keeps_its_connections(
+    side: Side, replica_set: ReplicaSet, database: str, recording: RecordingListener, gap: float
 ) -> None:
-    telemetry = instrument(timeout_ms=PLENTY_MS)
     client = connected(side, replica_set)
     coll = client[database].coll
     side.do(coll.insert_one, {"_id": 1})
     old = primary_of(side, client)
-    slow = Slow(1.5)
+    slow = Slow(gap + 1.5)
     replica_set.inject(slow, on="primary")
 
     def strike() -> None:
-        wait_until(lambda: slow.struck)
-        replica_set.inject(Election(0.05))
+        wait_until(lambda: slow.struck >= 3)
+        replica_set.inject(Election(gap))
 
-    results = at_once(side, [lambda: coll.find_one({"_id": 1})], strike)
-    assert results == [{"_id": 1}]
+    results = at_once(side, [lambda: coll.find_one({"_id": 1})] * 3, strike)
+    assert results == [{"_id": 1}] * 3
     assert primary_of(side, client) != old
-    assert telemetry.decisions.events == []
+    assert recording.events == []
     assert all(not each.lost_connections for each in pymongo_resilience.status(client).servers)
 
 
@@ -215,29 +244,27 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
     side: Side,
     replica_set: ReplicaSet,
     database: str,
-    instrument: Instrument,
+    recording: RecordingListener,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the first look it had none."""
-    telemetry = instrument(timeout_ms=PLENTY_MS)
     client = connected(side, replica_set)
     coll = client[database].coll
     looks: list[int] = []
-    for name in ("in_threads", "in_tasks"):
-        original = getattr(driver.attempts_in_flight, name)
+    original = driver.connections.is_of
 
-        def look(pool: Any, original: Any = original) -> Any:
-            looks.append(1)
-            return original(pool) if len(looks) > 1 else []
+    def is_of(*args: Any) -> bool:
+        looks.append(1)
+        return len(looks) > 1 and original(*args)
 
-        monkeypatch.setattr(driver.attempts_in_flight, name, look)
+    monkeypatch.setattr(driver.connections, "is_of", is_of)
     hole = BlackHole(SOON * 2)
     replica_set.inject(hole, on="primary")
     began = time.monotonic()
     results = at_once(side, [lambda: coll.insert_one({})], silenced(replica_set, hole, 1))
     assert not isinstance(results[0], Exception)
     assert time.monotonic() - began < SOON
-    assert [event.reason.value for event in telemetry.decisions.events] == ["interrupted"]
+    assert [event.reason.value for event in recording.events] == ["interrupted"]
     replica_set.clear()
 
 

@@ -25,4 +25,4 @@ from . import (
     sessions,
     waits,
 )
-from .servers import attempts_in_flight, checks, connections, monitors, pools, topologies
+from .servers import checks, connections, monitors, pools, topologies

@@ -14,8 +14,7 @@ from .interruptions import HANDLED, SENDERS, SENDING
 from .publishing import ARGUMENTS, ENABLED
 from .retry_loop import LOOKING_UP, LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
-from .servers.attempts_in_flight import ATTEMPTS, CLEAR, CONNECTING, CONNECTION, CONTEXTS
-from .servers.connections import FAILED
+from .servers.connections import FAILED, HELLO
 from .servers.monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .servers.pools import IDLE, IN_USE, PLACES
 from .servers.topologies import CHANGE
@@ -121,10 +120,7 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
         (Feature.DEAD_PEERS, pools, (half.connect,)),
         (Feature.DEAD_PEERS, connection, (FAILED,)),
         (Feature.LOST_PRIMARIES, topology, (CHANGE, "_description", "_opened", "_servers")),
-        (Feature.LOST_PRIMARIES, connection, ("cancel_context", "pool_ref")),
-        (Feature.LOST_PRIMARIES, pool, (CLEAR, CONTEXTS, "lock")),
-        (Feature.LOST_PRIMARIES, pool, (CONNECTION,), CONNECTING),
-        *((Feature.LOST_PRIMARIES, loop, (CONNECTION,), attempt) for attempt in ATTEMPTS),
+        (Feature.LOST_PRIMARIES, connection, ("cancel_context", "pool_ref", HELLO)),
         (Feature.IN_FLIGHT, client, ("_topology",)),
         (Feature.IN_FLIGHT, topology, ("get_server_by_address",)),
         (Feature.POOLS, client, ("_topology",)),

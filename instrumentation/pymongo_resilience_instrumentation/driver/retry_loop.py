@@ -41,8 +41,10 @@ class DriverLoop:
     was_retryable: bool | None
     """Whether the first attempt is a retryable write, or a read that may be repeated; None where
     all further attempts pass ``checked``."""
-    reached_connection: bool
-    """Whether the last attempt had one: a command may have been sent."""
+    connection: Any
+    """The last attempt's, once it has one: a command may have been sent."""
+    handshaking: Any = None
+    """The connection that the last attempt opened for itself, if it opened one."""
     _bulk: Any
     _client: Any
     _is_read: bool
@@ -68,8 +70,20 @@ class DriverLoop:
                 self._bulk.started_retryable_write = True
         return self._write()
 
+    @property
+    def reached_connection(self) -> bool:
+        """Whether the last attempt had a connection: a command may have been sent."""
+        return self.connection is not None
+
+    def send(self, *args: Any) -> Any:
+        """The driver calls it with the attempt's connection, in place of ``driver_func``."""
+        if self._retryable is not self.was_retryable:
+            return self.checked(*args)
+        self.connection = args[2] if self._is_read else args[1]
+        return self.driver_func(*args)
+
     def again(self) -> Any:
-        self.reached_connection = False
+        self.connection = self.handshaking = None
         return self._read() if self._is_read else self._write()
 
     def check_repeated(self) -> None:
@@ -125,21 +139,13 @@ def native_span(loop: Any) -> Any:
 def subclass(
     base: type, methods: type[DriverLoop], slots: tuple[str, ...], more: dict[str, Any]
 ) -> type:
-    """A subclass of the driver's loop. The driver reads ``_func`` of a loop exactly when an attempt
-    has its connection: that is how it is known that a command may have been sent.
+    """A subclass of the driver's loop, whose attempts pass ``send``.
 
     ``slots``: what every operation sets.
     """
-    names = ("was_retryable", "reached_connection", "driver_func", *slots)
+    names = ("was_retryable", "connection", "driver_func", *slots)
     with_slots: Any = type(LOOP, (base,), {"__slots__": names, "__module__": base.__module__})
-
-    def to_be_called(loop: Any) -> Any:
-        if loop._retryable is loop.was_retryable:
-            loop.reached_connection = True
-            return loop.driver_func
-        return loop.checked
-
-    func = property(to_be_called, with_slots.driver_func.__set__)
+    func = property(attrgetter("send"), with_slots.driver_func.__set__)
     # Another library's may have been derived from one of ours, which is switched off.
     bases = (with_slots,) if issubclass(base, methods) else (methods, with_slots)
     return type(LOOP, bases, {"__module__": base.__module__, "_func": func, **more})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pymongo.errors import AutoReconnect
+
 from pymongo_resilience.rules.failure import RetryReason
 
 
@@ -40,3 +42,8 @@ class InterruptedAttemptError(LostConnectionError):
 
     def __init__(self) -> None:
         super().__init__("interrupted: the server is no longer the primary and does not answer")
+
+
+class AttemptInterruptedError(AutoReconnect):
+    """Raised in place of AutoReconnect itself, to which pymongo adds labels of overload where it
+    strikes in a handshake."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures.connection_errors import (
+    AttemptInterruptedError,
     DeadPeerError,
     InterruptedAttemptError,
     LostConnectionError,
@@ -86,6 +87,6 @@ class Failed(Interceptor):
             return error
         if not isinstance(lost.cause, InterruptedAttemptError):
             return error
-        cancelled = driver.connections.cancelled(lost.instance, lost.cause)
-        cancelled.__cause__ = lost.cause
-        return cancelled
+        interrupted = AttemptInterruptedError(str(error))
+        interrupted.__cause__ = lost.cause
+        return interrupted

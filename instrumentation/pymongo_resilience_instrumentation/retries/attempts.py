@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.breakers.breaker_states import Permit
+    from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience_instrumentation.addresses import Address
@@ -197,7 +198,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             retryable = self._takes_txn_number(connection)
         elif not retryable:
             refuse_lost_txn_number(self, connection)
-        self.reached_connection = True
+        self.connection = connection
         return self.driver_func(session, connection, retryable)
 
     def _takes_txn_number(self, connection: Any) -> bool:
@@ -249,35 +250,34 @@ class Attempts(driver.retry_loop.DriverLoop):
         except Exception:
             logger.exception("internal error in pymongo-resilience after an attempt")
 
-    def attempt(self) -> Any:
-        self.call.terminal_detector = None
-        return self.again()
-
     def operation(self) -> Operation:
         self.check_repeated()
-        call = self.call
-        rules = self.runtime.rules
-        said = call.policy(rules)
-        kind = Kind.READ if self.only_reads else driver.retry_loop.kind(self)
+        self.budget = self.runtime.budgets.of(self.call.client)
         deadline, window = self._deadlines()
-        self.budget = self.runtime.budgets.of(call.client)
+        operation = self.described(self.call.policy(self.runtime.rules), deadline)
+        operation.retry_window = window
+        return operation
+
+    def described(self, policy: Policy, deadline: Deadline | None) -> Operation:
+        """The operation for the retry rules. Reads nothing of the caller's context."""
+        call = self.call
+        kind = Kind.READ if self.only_reads else driver.retry_loop.kind(self)
         return Operation(
             name=call.operation,
             namespace=call.namespace,
             kind=kind,
-            strategy=rules.strategy if said.strategy is None else said.strategy,
+            strategy=self.runtime.rules.strategy if policy.strategy is None else policy.strategy,
             retries_enabled=driver.retry_loop.retries_enabled(self, kind),
             in_transaction=driver.retry_loop.in_transaction(self),
             acknowledged=call.acknowledged,
-            declared_idempotent=bool(said.idempotent),
+            declared_idempotent=bool(policy.idempotent),
             deadline=deadline,
-            retry_window=window,
             max_retries=driver.clients.max_retries(driver.retry_loop.client(self)),
             budget=self.budget,
             part=call.whole is not None,
             shedders=self.shedders,
             method=_method(call, kind),
-            data=NO_DATA if said.data is None else said.data,
+            data=NO_DATA if policy.data is None else policy.data,
         )
 
     def _deadlines(self) -> tuple[Deadline | None, Deadline | None]:
@@ -292,7 +292,13 @@ class Attempts(driver.retry_loop.DriverLoop):
         given = shorter(timeout, self.call.timeout or 0)
         return Deadline(clock, ends, given), None
 
+    def attempt(self) -> Any:
+        self.runtime.in_flight.add(self)
+        self.call.terminal_detector = None
+        return self.again()
+
     def classify(self, error: Exception, operation: Operation) -> Failure:
+        self.runtime.in_flight.discard(self)
         self._uncount(unfinished=False, succeeded=False)
         if self.call.waits:
             wait_times.over(self.call, None if self.reached_connection else error)

@@ -95,6 +95,7 @@ def _no_policy_applies(loop: Any) -> bool:
 def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
+    in_flight = runtime.in_flight
 
     def begun(self: Attempts, failed: Exception | None = None) -> Any:
         """``failed``: what a first attempt that was made already has raised."""
@@ -109,13 +110,15 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
                     if prepared and not self.begin():
                         return drivers(self)
                     call.terminal_detector = None
-                    self.reached_connection, self.was_retryable = False, self._retryable
+                    self.connection, self.was_retryable = None, self._retryable
+                    in_flight.add(self)
                     try:
                         result = self._read() if self._is_read else self.first_write()
                     except Exception as error:  # noqa: BLE001 - the rules decide
                         failed = error
                 if failed is not None:
                     prepared = True
+                    in_flight.discard(self)
                     if call.hedge is not None and steps.run(call.hedge.ends(self, failed)):
                         raise failed
                     result = executor.run(self, failed)
@@ -135,6 +138,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
             self.release(error)
             raise
         finally:
+            in_flight.discard(self)
             del failed
 
     def passed(loop: Any, failed: Exception | None) -> Any:
@@ -150,6 +154,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
 def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.async_executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
+    in_flight = runtime.in_flight
 
     async def begun(self: Attempts, failed: Exception | None = None) -> Any:
         """``failed``: what a first attempt that was made already has raised."""
@@ -170,13 +175,15 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
                     if prepared and not self.begin():
                         return await drivers(self)
                     call.terminal_detector = None
-                    self.reached_connection, self.was_retryable = False, self._retryable
+                    self.connection, self.was_retryable = None, self._retryable
+                    in_flight.add(self)
                     try:
                         result = await (self._read() if self._is_read else self.first_write())
                     except Exception as error:  # noqa: BLE001 - the rules decide
                         failed = error
                 if failed is not None:
                     prepared = True
+                    in_flight.discard(self)
                     if call.hedge is not None and await steps.run_async(
                         call.hedge.ends(self, failed)
                     ):
@@ -198,6 +205,7 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
             self.release(error)
             raise
         finally:
+            in_flight.discard(self)
             del failed
 
     async def passed(loop: Any, failed: Exception | None) -> Any:
@@ -231,7 +239,7 @@ def _late_run(runtime: Runtime, begun: Run) -> Run:
         if timeout is NOT_SET:
             set_nothing()
         self.call = NOT_BEGUN
-        self.reached_connection, self.was_retryable = False, self._retryable
+        self.connection, self.was_retryable = None, self._retryable
         try:
             result = self._read() if self._is_read else self.first_write()
         except Exception as error:  # noqa: BLE001 - the rules decide
@@ -271,7 +279,7 @@ def _late_async_run(runtime: Runtime, begun: Run) -> Run:
         if timeout is NOT_SET:
             set_nothing()
         self.call = NOT_BEGUN
-        self.reached_connection, self.was_retryable = False, self._retryable
+        self.connection, self.was_retryable = None, self._retryable
         try:
             result = await (self._read() if self._is_read else self.first_write())
         except Exception as error:  # noqa: BLE001 - the rules decide

@@ -9,12 +9,12 @@ import struct
 import sys
 from typing import Any
 
-from pymongo.errors import _OperationCancelled
-
-from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo.server_type import SERVER_TYPE
 
 FAILED = "_raise_connection_failure"
 """A connection's method: called with what ended it, before its socket is closed."""
+HELLO = "hello"
+"""A connection's method: the handshake of one that operations use, and no monitor."""
 CAN_WAKE = sys.platform not in {"win32", "cygwin", "emscripten", "wasi"}
 """Whether a read ends when another thread shuts its socket down."""
 _DROP_TIME = 0x80
@@ -79,6 +79,21 @@ def peer_was_silent(connection: Any, error: BaseException, seconds: int) -> bool
     return bool(facts[_STATE] == _CLOSED and facts[_SINCE_ACKNOWLEDGED] >= seconds * 1000)
 
 
+def ignore_transient_state(connection: Any, hello: Any) -> None:
+    """A member that is neither primary nor secondary when it answers a handshake, as while it steps
+    down, is one of them soon: the connection must not go without sessions for the rest of its life,
+    nor its pool without unacknowledged writes. Monitors follow what the member is."""
+    sessions = hello.logical_session_timeout_minutes is not None
+    if sessions and hello.server_type in {SERVER_TYPE.RSOther, SERVER_TYPE.RSGhost}:
+        connection.supports_sessions = True
+        connection.is_writable = bool(connection.pool_ref().is_writable)
+
+
+def is_of(connection: Any, pool: Any) -> bool:
+    """Whether it is one of the pool's, and open."""
+    return connection.pool_ref() is pool and not connection.closed
+
+
 def nothing_arrived_for(connection: Any, seconds: float) -> bool:
     """True also where the system does not report it."""
     facts = _facts(connection)
@@ -105,12 +120,6 @@ def reason_of(connection: Any) -> OSError | None:
     """Why it was ended, once."""
     found: OSError | None = vars(connection).pop(_REASON, None)
     return found
-
-
-def cancelled(connection: Any, reason: OSError) -> Exception:
-    """What the driver raises where it interrupts a connection by itself: no label of overload is
-    given to it where it strikes in a handshake."""
-    return _OperationCancelled(f"{address_text(connection.address)}: {reason}")
 
 
 def count_lost(connection: Any, reason: str) -> None:

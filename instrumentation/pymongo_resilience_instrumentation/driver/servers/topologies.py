@@ -21,18 +21,15 @@ def topologies() -> Iterator[tuple[type, bool]]:
         yield importlib.import_module(f"pymongo.{half}.topology").Topology, half == "asynchronous"
 
 
-def former_primary(topology: Any) -> Address | None:
-    """After a change: the address of the member that was the primary until then, where another one
-    is now, or where its own reply is that of no primary. Each is reported once."""
+def replaced_primary(topology: Any) -> Address | None:
+    """After a change: the address of the last primary, where another member is it now. Each is
+    reported once."""
     described = topology._description.server_descriptions()
     before: Address | None = getattr(topology, _PRIMARY, None)
     now = next((at for at, each in described.items() if each.server_type_name == "RSPrimary"), None)
-    if now is not None:
-        setattr(topology, _PRIMARY, now)
-        return None if before == now else before
-    if before is None or before not in described or not described[before].is_server_type_known:
+    if now is None or now == before:
         return None
-    setattr(topology, _PRIMARY, None)
+    setattr(topology, _PRIMARY, now)
     return before
 
 
@@ -50,11 +47,6 @@ def last_reply_at(topology: Any, address: Address) -> float:
         return float("-inf")
     found = server._monitor._server_description
     return float(found.last_update_time) if found.is_server_type_known else float("-inf")
-
-
-def is_known(topology: Any, address: Address) -> bool:
-    found = topology._description.server_descriptions().get(address)
-    return found is not None and bool(found.is_server_type_known)
 
 
 def check(topology: Any, address: Address) -> None:
