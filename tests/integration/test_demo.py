@@ -333,6 +333,7 @@ def test_any_failure_of_our_side_is_a_problem(
     tally = Tally()
     tally.add("healthy", outcome(0.001, error))
     result = Result(
+        server="SecantusDB",
         seed=1,
         seconds=1.0,
         duration=1.0,

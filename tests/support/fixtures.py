@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
-from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer, ask
 from support.clients import SentCommands, Side
 from support.otlp_collector import Collector, collecting
 from support.telemetry import Instrument, Telemetry
@@ -70,11 +70,12 @@ def cluster(server: EmbeddedServer) -> Iterator[ShardedCluster]:
 
 
 @pytest.fixture
-def database(control: pymongo.MongoClient[Any]) -> Iterator[str]:
+def database(server: EmbeddedServer, control: pymongo.MongoClient[Any]) -> Iterator[str]:
     """The name of a database of the test's own."""
     name = f"test_{time.monotonic_ns()}"
     yield name
-    # A transaction that a failed test has left open must not keep all the others waiting.
+    # A transaction that a test has left open would keep what drops its database waiting.
+    ask(server.address, {"killAllSessions": [], "$db": "admin"})
     with pymongo.timeout(10):
         control.drop_database(name)
 

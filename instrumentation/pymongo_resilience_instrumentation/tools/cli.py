@@ -41,6 +41,7 @@ _DEMO_MODULES: Final = (
     "tenacity",
 )
 _TESTBED_MODULES: Final = ("secantus",)
+_SERVER_VARIABLE: Final = "PYMONGO_RESILIENCE_TESTBED_SERVER"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,6 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     demo("--json", text="write the figures to this file, as JSON", **file)
     demo("--svg", text="draw the report to this file", **file)
     demo("--record", text="write every operation, for `report`", **file)
+    server = (
+        "mongod, which is looked for in the PATH, or mongod=/path/to/mongod, in place of the "
+        f"embedded SecantusDB; default: {_SERVER_VARIABLE}"
+    )
+    demo("--server", metavar="mongod[=PATH]", text=server)
     demo(
         "--otlp",
         type=_endpoint,
@@ -146,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "flapping-member",
     )
     testbed("--record", text="write every fault, for `report`", **file)
+    testbed("--server", metavar="mongod[=PATH]", text=server)
     doctor = command(
         _doctor,
         "connect as the application would, and say what to change",
@@ -238,7 +245,7 @@ def _endpoint(text: str) -> str:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    missing = _missing("demo", _DEMO_MODULES)
+    missing = _missing("demo", _without_secantus(options, _DEMO_MODULES))
     if missing:
         return _print_error(missing, USAGE)
     from pymongo_resilience_instrumentation.tools.demo.demonstration import Options, run  # noqa: PLC0415 - an extra
@@ -251,12 +258,14 @@ def _demo(options: argparse.Namespace) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         raise
+    except ValueError as exc:
+        return _print_error(str(exc), USAGE)
     except (DemoError, TestbedError, OSError) as exc:
         return _print_error(str(exc), FAILURE)
 
 
 def _testbed(options: argparse.Namespace) -> int:
-    missing = _missing("testbed", _TESTBED_MODULES)
+    missing = _missing("testbed", _without_secantus(options, _TESTBED_MODULES))
     if missing:
         return _print_error(missing, USAGE)
     from pymongo_resilience_instrumentation.tools.testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
@@ -316,6 +325,11 @@ def _dashboards(options: argparse.Namespace) -> int:
     for path in written:
         print(path)
     return 0
+
+
+def _without_secantus(options: argparse.Namespace, modules: Sequence[str]) -> Sequence[str]:
+    server = options.server or os.environ.get(_SERVER_VARIABLE, "")
+    return [each for each in modules if each != "secantus" or not server.startswith("mongod")]
 
 
 def _missing(extra: str, modules: Sequence[str]) -> str | None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pymongo_resilience_instrumentation.tools.report import Recorder
 from pymongo_resilience_instrumentation.tools.testbed import EmbeddedServer, ReplicaSet
+from pymongo_resilience_instrumentation.tools.testbed.server import described
 
 from .closing_report import report, save_svg
 from .contenders import Side
@@ -41,6 +42,7 @@ class Options:
     json: Path | None = None
     svg: Path | None = None
     record: Path | None = None
+    server: str | None = None
 
 
 def run(options: Options, console: Console | None = None) -> int:
@@ -65,7 +67,7 @@ def play(options: Options, console: Console) -> Result:
     """Run the workload and read the ledger; raises DemoError or TestbedError."""
     tally = Tally()
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(EmbeddedServer())
+        server = stack.enter_context(EmbeddedServer(options.server))
         direct = stack.enter_context(MongoClient[dict[str, Any]](server.uri))
         for side in Side:
             prepare(direct[side.database])
@@ -91,6 +93,7 @@ def play(options: Options, console: Console) -> Result:
             if recorder is not None:
                 recorder.balance(balance.lost, balance.duplicated, side=side.value)
         return Result(
+            server=described(server.address),
             seed=options.seed,
             seconds=options.seconds,
             duration=duration,

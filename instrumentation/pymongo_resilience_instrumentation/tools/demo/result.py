@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class Result:
     """Everything measured in one run."""
 
+    server: str
+    """Its name and version."""
     seed: int
     seconds: float
     """The time that was asked for."""
@@ -60,7 +62,8 @@ class Result:
             f"{ours.title} FAILED: it " + " and ".join(problems) + "."
             if problems
             else f"{ours.title} lost nothing, duplicated nothing and showed the application no "
-            f"error in {_count(self.tally.of(ours).operations, 'operation')}, through {faults}."
+            f"error in {_count(self.tally.of(ours).operations, 'operation')}, through {faults}, "
+            f"on {self.server}."
         )
         return [sentence, *(self._counts_of(side) for side in others)]
 
@@ -76,6 +79,7 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """For ``--json``; durations are seconds."""
         return {
+            "server": self.server,
             "seed": self.seed,
             "seconds": self.seconds,
             "duration": round(self.duration, 3),

@@ -16,7 +16,6 @@ import importlib
 import itertools
 import os
 import random
-import socket
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 MARKER: Final = "mongo_faults"
 SCOPES: Final = ("function", "class", "module", "package", "session")
-DROP_WITHIN: Final = 10.0
-"""Seconds: a transaction that a failed test has left open must not keep the others waiting."""
 _RUNNING: Final = pytest.StashKey["list[Deployment]"]()
 _numbers = itertools.count()
 
@@ -169,8 +166,7 @@ def _running(config: pytest.Config, deployment: Deployment) -> Iterator[Any]:
 
 
 def _drop(server: EmbeddedServer, name: str) -> None:
-    """Past pymongo, which the test may have instrumented."""
-    command = _testbed().wire.command({"dropDatabase": 1, "$db": name}).raw
-    with socket.create_connection(server.address, timeout=DROP_WITHIN) as connection:
-        connection.sendall(command)
-        connection.recv(1)
+    ask = _testbed().server.ask
+    # A transaction that a test has left open would keep what drops its database waiting.
+    ask(server.address, {"killAllSessions": [], "$db": "admin"})
+    ask(server.address, {"dropDatabase": 1, "$db": name})

@@ -56,6 +56,8 @@ class Options:
     drill: str | None = None
     record: Path | None = None
     """Where to write the faults, for ``pymongo-resilience report``."""
+    server: str | None = None
+    """What ``EmbeddedServer`` is to start in place of SecantusDB."""
 
 
 def run(options: Options) -> None:
@@ -77,7 +79,7 @@ def run(options: Options) -> None:
     with _stop_requested() as stop, recorder or nothing, deployment, control or nothing:
         sys.stdout.write(f"{deployment.uri}\n")
         sys.stdout.flush()
-        _print("Ctrl-C ends it and deletes the data")
+        _print(f"{deployment.server_description}; Ctrl-C ends it and deletes the data")
         if control is not None:
             _print(f"control: {control.url}")
         if options.drill is not None:
@@ -115,7 +117,7 @@ def _deployment(options: Options) -> Deployment:
         allowed = "1: a standalone has one member; a replica-set or sharded may have more"
         raise refused("members", count, allowed)
     try:
-        return kind(members=options.members, port=options.port)
+        return kind(options.server, members=options.members, port=options.port)
     except ValueError as exc:
         if not str(exc).startswith("port"):
             raise

@@ -93,6 +93,10 @@ class Message:
         changed = replace(self, body=body, flags=self.flags & ~CHECKSUM_PRESENT)
         return replace(changed, raw=_encode(changed))
 
+    def for_one_reply(self) -> Message:
+        """The same request of a client that accepts no more than one; for ``with_body``."""
+        return replace(self, flags=self.flags & ~EXHAUST_ALLOWED)
+
     def streamed(self) -> Message:
         """The same reply, with the promise that another one follows unasked."""
         changed = replace(self, flags=self.flags & ~CHECKSUM_PRESENT | MORE_TO_COME)

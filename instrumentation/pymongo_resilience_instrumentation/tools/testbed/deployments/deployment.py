@@ -14,13 +14,18 @@ from pymongo_resilience_instrumentation.tools.testbed.fault import Fault, refuse
 from pymongo_resilience_instrumentation.tools.testbed.proxy.backend import Backend
 from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
 from pymongo_resilience_instrumentation.tools.testbed.running import Running
-from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer, TestbedError
+from pymongo_resilience_instrumentation.tools.testbed.server import (
+    EmbeddedServer,
+    TestbedError,
+    described,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from concurrent.futures import Future
 
     from pymongo_resilience_instrumentation.tools.testbed.scenario import Scenario
+    from pymongo_resilience_instrumentation.tools.testbed.server import Kind
     from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 _STOP_TIMEOUT: Final = 5.0
@@ -37,7 +42,8 @@ class Deployment(Running):
     It runs in a daemon thread of its own; all methods may be called from any thread but that one.
 
     :param server: host and port of a running server; without one, an embedded server is started
-        and stopped together with the deployment.
+        and stopped together with the deployment: SecantusDB, or what ``EmbeddedServer`` is to start
+        instead, for example ``"mongod"``.
     :param members: how many addresses there are.
     :param port: of the first member; those of the others follow it. Without one, all are free ones.
     """
@@ -45,10 +51,12 @@ class Deployment(Running):
     default_members: ClassVar[int]
     most_members: ClassVar[int | None] = None
     roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ()
+    kind: ClassVar[Kind] = "replica-set"
+    """What an embedded mongod is."""
 
     def __init__(
         self,
-        server: tuple[str, int] | None = None,
+        server: tuple[str, int] | str | None = None,
         *,
         members: int | None = None,
         port: int | None = None,
@@ -57,10 +65,16 @@ class Deployment(Running):
         self._count = whole("members", wanted, most=self.most_members)
         last_first = _MAX_PORT - self._count + 1
         self._port = None if port is None else whole("port", port, most=last_first)
-        if server is not None and not _is_address(server):
-            raise refused("server", server, "a host and a port, like EmbeddedServer.address")
-        self._address = server
-        self._embedded = EmbeddedServer() if server is None else None
+        self._address: tuple[str, int] | None = None
+        self._embedded: EmbeddedServer | None = None
+        match server:
+            case (str(), int()):
+                self._address = server
+            case None | str():
+                self._embedded = EmbeddedServer(server, kind=self.kind)
+            case _:
+                allowed = "a host and a port, like EmbeddedServer.address, or 'mongod'"
+                raise refused("server", server, allowed)
         self._members: tuple[Member, ...] = ()
         self.observer: Callable[[Fault, Target, float], None] | None = None
         """Called in the deployment's thread when a fault is over, with the seconds it lasted."""
@@ -95,6 +109,11 @@ class Deployment(Running):
         if self._embedded is None:
             raise TestbedError("the deployment has no server")
         return self._embedded.address
+
+    @property
+    def server_description(self) -> str:
+        """Name and version of the server."""
+        return described(self.server_address)
 
     def inject(self, fault: Fault, on: Target = "all") -> Future[None]:
         """Let a fault strike; when this returns, it is in force.
@@ -234,6 +253,7 @@ class Deployment(Running):
 
     async def _open(self) -> None:
         backend = Backend(self.server_address)
+        await backend.examine()
         for index in range(self._count):
             port = 0 if self._port is None else self._port + index
             self._members += (Member(index, backend, self, port),)
@@ -269,13 +289,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         loop.close()
-
-
-def _is_address(server: object) -> bool:
-    match server:
-        case (str(), int()):
-            return True
-    return False
 
 
 async def _settled(task: asyncio.Task[None]) -> None:

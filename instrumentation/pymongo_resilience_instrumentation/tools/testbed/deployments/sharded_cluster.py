@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from bson import ObjectId
 
     from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+    from pymongo_resilience_instrumentation.tools.testbed.server import Kind
     from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 _TOKEN: Final = {"recoveryShardId": "shard0"}
@@ -31,6 +32,7 @@ class ShardedCluster(Deployment):
 
     default_members: ClassVar[int] = 2
     most_members: ClassVar[int | None] = 50
+    kind: ClassVar[Kind] = "sharded"
     _begun: dict[_Session, int]
     """The number of the last transaction that a session began through a router."""
 

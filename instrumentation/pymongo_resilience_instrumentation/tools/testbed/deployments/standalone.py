@@ -8,6 +8,7 @@ from .deployment import Deployment
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+    from pymongo_resilience_instrumentation.tools.testbed.server import Kind
     from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 REPLICATION_FIELDS: Final = (
@@ -30,6 +31,7 @@ class Standalone(Deployment):
 
     default_members: ClassVar[int] = 1
     most_members: ClassVar[int | None] = 1
+    kind: ClassVar[Kind] = "standalone"
 
     def describe(self, member: Member, hello: Document) -> None:
         """Leave out all fields of replication."""

@@ -64,7 +64,13 @@ class OnCommand(Interception):
         """Give the verdict if this is the command that is meant."""
         del connection
         name = request.command_name
-        matches = name not in DRIVER_COMMANDS if self._command is None else name == self._command
+        if self._command is None:
+            matches = name not in DRIVER_COMMANDS
+        elif self._command in HELLO_COMMANDS:
+            # Which of its names a driver uses depends on the server's version.
+            matches = name in HELLO_COMMANDS
+        else:
+            matches = name == self._command
         if not matches:
             return None
         self.injected += 1

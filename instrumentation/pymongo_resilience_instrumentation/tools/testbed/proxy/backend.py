@@ -1,14 +1,15 @@
 """The one server behind all members, and what it lacks to stand in for a replica set.
 
-Three shortcomings of the embedded server are corrected here, so that a retry finds what it
-would find on mongod: it recognises a repeated write only with an equal ``maxTimeMS``, which
-changes under a deadline, and only when the first one has finished; and it accepts a transaction
-number older than the session's last one.
+Three shortcomings of SecantusDB are corrected here, so that a retry finds what it would find on
+mongod: it recognises a repeated write only with an equal ``maxTimeMS``, which changes under a
+deadline, and only when the first one has finished; and it accepts a transaction number older than
+the session's last one. A mongod gets everything as it was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from typing import TYPE_CHECKING, Final, Self
@@ -36,22 +37,27 @@ class Session:
         self._last_write: bytes | None = None
 
     def refusal(self, request: Message) -> Document | None:
-        """What is said to a transaction number that was used for something else before.
+        """The error for a transaction number that another write of the session has.
 
-        To an older one, what mongod says. To one that another write has, what no driver ever
-        should get: mongod would answer with the record of the other write, and lose this one.
+        No driver should ever get it: mongod would answer with the record of the other write, and
+        lose this one.
         """
         number = request.body["txnNumber"]
-        if number > self.number:
+        if number != self.number or "autocommit" in request.body:
             return None
-        if number < self.number:
-            text = f"transaction number {number} is older than the session's {self.number}"
-            return _error(225, "TransactionTooOld", text)
-        if "autocommit" in request.body or self._last_write == _write(request):
+        if self._last_write == _write(request):
             return None
         text = f"transaction number {number} belongs to another write of the session"
         _log.error("%s: %s", request.command_name, text)
         return _error(20, "IllegalOperation", text)
+
+    def too_old(self, request: Message) -> Document | None:
+        """The error for a transaction number before the session's last one, as mongod has it."""
+        number = request.body["txnNumber"]
+        if number >= self.number:
+            return None
+        text = f"transaction number {number} is older than the session's {self.number}"
+        return _error(225, "TransactionTooOld", text)
 
     def is_repeat(self, request: Message) -> bool:
         """The same write, or the same end of a transaction, was executed before."""
@@ -61,6 +67,8 @@ class Session:
 
     def note(self, request: Message) -> None:
         """Remember what the request makes of the session."""
+        if request.body["txnNumber"] < self.number:
+            return
         self.number = request.body["txnNumber"]
         if request.body.get("startTransaction"):
             self.in_transaction = True
@@ -78,6 +86,8 @@ class Backend:
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
         self._sessions: dict[bytes, Session] = {}
+        self.is_emulated = False
+        """The server is SecantusDB, and corrected."""
         self.repeats = 0
         """How many writes, and ends of transactions, arrived again after they were executed."""
 
@@ -96,6 +106,12 @@ class Backend:
     async def connect(self) -> Upstream:
         """A connection of its own to the server; raises ``OSError``."""
         return Upstream(self, *await asyncio.open_connection(*self._address))
+
+    async def examine(self) -> None:
+        """Find out which server it is; raises ``OSError`` where there is none."""
+        async with await self.connect() as upstream:
+            reply = await upstream.ask({"buildInfo": 1, "$db": "admin"})
+            self.is_emulated = "secantusVersion" in reply
 
     async def abort_transactions(self) -> None:
         """Abort every open transaction, as the end of a primary's term does."""
@@ -128,13 +144,14 @@ class Upstream:
         session = self._backend.session(request)
         if session is None:
             return await self._exchange(request)
-        async with session.lock:
-            refusal = session.refusal(request)
+        emulated = self._backend.is_emulated
+        async with session.lock if emulated else contextlib.nullcontext():
+            refusal = session.refusal(request) or (session.too_old(request) if emulated else None)
             if refusal is not None:
                 return wire.reply_to(request, refusal, next(self._request_ids))
             self._backend.repeats += session.is_repeat(request)
             session.note(request)
-            return await self._exchange(_without(request, "maxTimeMS"))
+            return await self._exchange(_without(request, "maxTimeMS") if emulated else request)
 
     async def following(self) -> Message:
         """The reply that follows one with ``more_to_come``."""

@@ -116,7 +116,7 @@ class Relay:
         while reply is not None:
             self._remember(reply)
             if addition:
-                reply = reply.with_body({**reply.body, **addition})
+                reply = reply.with_body({**addition, **reply.body})
             if isinstance(verdict, Amend):
                 reply = reply.with_body(self._dated({**reply.body, **verdict.fields}))
             await self._send(_rewritten(verdict, self._own(reply)))
@@ -133,7 +133,8 @@ class Relay:
         plain = request
         if awaited:
             body = {key: value for key, value in request.body.items() if key not in _AWAITING}
-            plain = request.with_body(body)
+            # A server is asked once: it refuses a stream that does not say how often.
+            plain = request.for_one_reply().with_body(body)
         while True:
             if awaited and not await self._news(known, request.body["maxAwaitTimeMS"]):
                 return

@@ -1,0 +1,198 @@
+"""A mongod in the place of SecantusDB: how it is found, started, locked, and ended.
+
+A stand-in with mongod's options is started, since not every machine has a mongod.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+from pymongo_resilience_instrumentation.tools import cli
+from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed.server import SERVER_VARIABLE, ask
+from support.clients import wait_until
+
+from pymongo_resilience.testbed import (
+    CutAfter,
+    EmbeddedServer,
+    ReplicaSet,
+    ShardedCluster,
+    Standalone,
+    TestbedError,
+)
+
+STAND_IN = Path(__file__).parents[1] / "programs" / "mongod_stand_in.py"
+
+
+def program(folder: Path, name: str, lines: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\n{textwrap.dedent(lines)}")
+    path.chmod(0o700)
+    return path
+
+
+@pytest.fixture
+def mongod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What ``server`` is to be."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    runs = f"import runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n"
+    return f"mongod={program(tmp_path, 'mongod', runs)}"
+
+
+def left_behind(folder: Path) -> list[Path]:
+    return list(folder.glob("pymongo-resilience-*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "topology", "count"),
+    [
+        (ReplicaSet, "ReplicaSetWithPrimary", 3),
+        (Standalone, "Single", 1),
+        (ShardedCluster, "Sharded", 2),
+    ],
+)
+def test_it_is_behind_every_deployment(
+    kind: Any, topology: str, count: int, mongod: str, tmp_path: Path
+) -> None:
+    with kind(mongod) as deployment, MongoClient[Any](deployment.uri) as client:
+        client.shop.orders.insert_one({"_id": 1})
+        assert client.shop.orders.find_one() == {"_id": 1}
+        assert client.topology_description.topology_type_name == topology
+        assert len(deployment.members) == count
+        assert deployment.server_description.startswith("MongoDB 8")
+    assert not left_behind(tmp_path)
+
+
+def test_a_cluster_has_a_mongos_where_there_is_one(mongod: str, tmp_path: Path) -> None:
+    (tmp_path / "mongos").symlink_to(tmp_path / "mongod")
+    with ShardedCluster(mongod) as cluster, MongoClient[Any](cluster.uri) as client:
+        client.shop.orders.insert_one({"_id": 1})
+        (folder,) = left_behind(tmp_path)
+        assert {each.name for each in folder.iterdir()} == {"config", "shard0", "mongos"}
+
+
+@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
+def test_its_first_user_is_the_only_one(kind: Any, mongod: str) -> None:
+    with EmbeddedServer(mongod, kind=kind, user="root", password="p@ss/word") as server:
+        with MongoClient[Any](server.uri) as client:
+            client.shop.orders.insert_one({"_id": 1})
+        host, port = server.address
+        with MongoClient[Any](host, port) as client, pytest.raises(OperationFailure, match="auth"):
+            client.shop.orders.find_one()
+
+
+def test_it_gets_what_was_sent(mongod: str) -> None:
+    """SecantusDB's shortcomings are corrected, and mongod's answers are not."""
+    with ReplicaSet(mongod, members=1) as replica_set, ReplicaSet(members=1) as emulated:
+        assert not replica_set.members[0].backend.is_emulated
+        assert emulated.members[0].backend.is_emulated
+        replica_set.inject(CutAfter("insert"))
+        with MongoClient[Any](replica_set.uri) as client:
+            client.shop.orders.insert_one({"_id": 1})
+            assert client.shop.orders.count_documents({}) == 1
+        assert replica_set.repeats == 1
+
+
+def test_a_hello_that_is_forwarded_asks_for_one_reply() -> None:
+    """A mongod refuses one that allows a stream and does not say how long it waits."""
+    hello = wire.parse(wire.command({"hello": 1, "maxAwaitTimeMS": 9}).raw)
+    raw = bytearray(hello.raw)
+    raw[18] |= wire.EXHAUST_ALLOWED >> 16
+    streamed = wire.parse(bytes(raw))
+    assert streamed.exhaust_allowed
+    plain = wire.parse(streamed.for_one_reply().with_body({"hello": 1}).raw)
+    assert (plain.body, plain.exhaust_allowed) == ({"hello": 1}, False)
+
+
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_it_is_found_in_the_path(
+    how: str, mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del mongod
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if how == "variable":
+        monkeypatch.setenv(SERVER_VARIABLE, "mongod")
+    with EmbeddedServer("mongod" if how == "argument" else None) as server:
+        assert "secantusVersion" not in ask(server.address, {"buildInfo": 1, "$db": "admin"})
+    with EmbeddedServer("secantus") as server:
+        assert "secantusVersion" in ask(server.address, {"buildInfo": 1, "$db": "admin"})
+
+
+@pytest.mark.parametrize(
+    ("server", "error", "fact"),
+    [
+        ("mongo", ValueError, "server is 'mongo', but must be 'secantus', 'mongod'"),
+        ("mongod=", ValueError, "server is 'mongod='"),
+        ("mongod", TestbedError, "no mongod in the PATH: install MongoDB"),
+        ("mongod=/nowhere/mongod", TestbedError, "'/nowhere/mongod' is no program"),
+    ],
+)
+def test_what_cannot_be_started_is_one_clear_error(
+    server: str, error: Any, fact: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(error, match=re.escape(fact)):
+        ReplicaSet(server)
+    status = cli.USAGE if error is ValueError else cli.FAILURE
+    for command in ("testbed", "demo"):
+        assert cli.main([command, "--server", server]) == status
+        shown = capsys.readouterr()
+        assert fact in shown.err
+        assert shown.err.count("\n") == 1
+    monkeypatch.setenv(SERVER_VARIABLE, server)
+    with pytest.raises(error, match=SERVER_VARIABLE):
+        EmbeddedServer()
+
+
+@pytest.mark.parametrize(
+    ("lines", "timeout", "fact"),
+    [
+        ("raise SystemExit('the data is of a newer version')", 60.0, "of a newer version"),
+        ("import time\ntime.sleep(60)", 1.0, "did not listen in time"),
+    ],
+)
+def test_one_that_does_not_start_leaves_its_last_words_alone(
+    lines: str, timeout: float, fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    path = program(tmp_path, "mongod", lines)
+    server = EmbeddedServer(f"mongod={path}", startup_timeout=timeout)
+    with pytest.raises(TestbedError, match=fact):
+        server.start()
+    assert not left_behind(tmp_path)
+
+
+def test_it_ends_with_a_parent_that_is_killed(mongod: str, tmp_path: Path) -> None:
+    lines = f"""
+        import time
+        from pymongo_resilience.testbed import EmbeddedServer
+        server = EmbeddedServer({mongod!r})
+        server.start()
+        print(server.address[1], flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(lines)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        port = int(parent.stdout.readline())
+        assert left_behind(tmp_path)
+        parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: not left_behind(tmp_path))
+    with pytest.raises(ConnectionRefusedError):
+        ask(("127.0.0.1", port), {"ping": 1, "$db": "admin"})
