@@ -25,7 +25,7 @@ from support.deadline_rows import document_tables
 from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 
-from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS
+from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import EmbeddedServer
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from pymongo_resilience.policies.policy import Policy
 
 FILE_VARIABLE = PREFIX + "CONFIG"
+SERVER_VARIABLE = PREFIX + "TESTBED_SERVER"
+"""Read by the test bed alone."""
+_NO_OPTIONS = frozenset({FILE_VARIABLE, SERVER_VARIABLE})
 RULES = "policies"
 STRATEGIES = (*NAMED, "driver")
 PEAK_EWMA = "peak_ewma"
@@ -376,11 +379,11 @@ class _Values:
 
     def read_variables(self, environ: Mapping[str, str]) -> None:
         for variable, text in environ.items():
-            if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or not text.strip():
+            if not variable.startswith(PREFIX) or variable in _NO_OPTIONS or not text.strip():
                 continue
             option = BY_VARIABLE.get(variable)
             if option is None:
-                warn_unknown(variable, "variable", [*BY_VARIABLE, FILE_VARIABLE])
+                warn_unknown(variable, "variable", [*BY_VARIABLE, *sorted(_NO_OPTIONS)])
                 continue
             if not option.has_variable:
                 logger.warning("%s is ignored: code or a file sets %s", variable, option.name)

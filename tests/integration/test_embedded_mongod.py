@@ -20,9 +20,10 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.testbed import wire
-from pymongo_resilience_instrumentation.tools.testbed.server import SERVER_VARIABLE, ask
+from pymongo_resilience_instrumentation.tools.testbed.server import ask
 from support.clients import wait_until
 
+from pymongo_resilience.options.config import SERVER_VARIABLE
 from pymongo_resilience.testbed import (
     CutAfter,
     EmbeddedServer,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pymongo_resilience
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.options.config import OPTIONS, load
+from pymongo_resilience.options.config import OPTIONS, SERVER_VARIABLE, load
 from pymongo_resilience.rules.strategy import NAMED
 
 from . import dashboards
@@ -41,7 +41,6 @@ _DEMO_MODULES: Final = (
     "tenacity",
 )
 _TESTBED_MODULES: Final = ("secantus",)
-_SERVER_VARIABLE: Final = "PYMONGO_RESILIENCE_TESTBED_SERVER"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     demo("--record", text="write every operation, for `report`", **file)
     server = (
         "mongod, which is looked for in the PATH, or mongod=/path/to/mongod, in place of the "
-        f"embedded SecantusDB; default: {_SERVER_VARIABLE}"
+        f"embedded SecantusDB; default: {SERVER_VARIABLE}"
     )
     demo("--server", metavar="mongod[=PATH]", text=server)
     demo(
@@ -328,7 +327,7 @@ def _dashboards(options: argparse.Namespace) -> int:
 
 
 def _without_secantus(options: argparse.Namespace, modules: Sequence[str]) -> Sequence[str]:
-    server = options.server or os.environ.get(_SERVER_VARIABLE, "")
+    server = options.server or os.environ.get(SERVER_VARIABLE, "")
     return [each for each in modules if each != "secantus" or not server.startswith("mongod")]
 
 

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pymongo_resilience.options.config import SERVER_VARIABLE
+
 from . import wire
 from .fault import refused
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 HOST: Final = "127.0.0.1"
-SERVER_VARIABLE: Final = "PYMONGO_RESILIENCE_TESTBED_SERVER"
 SET_NAME: Final = "rs0"
 _PORTS: Final = range(20_000, 32_000)
 """Below those that the system gives to outgoing connections."""

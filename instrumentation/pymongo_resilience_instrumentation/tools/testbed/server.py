@@ -17,23 +17,13 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
 
 from .fault import positive, refused
-from .mongod import (
-    PREFIX,
-    SERVER_VARIABLE,
-    Process,
-    TestbedError,
-    ask,
-    data_folder,
-    mongos_beside,
-    program,
-    started,
-)
+from .mongod import PREFIX, Process, TestbedError, ask, data_folder, mongos_beside, program, started
 from .running import Running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SERVER_VARIABLE", "EmbeddedServer", "TestbedError", "ask"]
+__all__ = ["EmbeddedServer", "TestbedError", "ask"]
 
 _PROGRAM: Final = Path(__file__).with_name("server_process.py")
 _STOP_TIMEOUT: Final = 5.0
