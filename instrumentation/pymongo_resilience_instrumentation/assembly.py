@@ -33,13 +33,12 @@ from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import 
 from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
-from pymongo_resilience_instrumentation.telemetry.sdk.absence import absence
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Set
+    from collections.abc import Container, Set
 
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.options.config import Config
@@ -139,17 +138,7 @@ def assemble(
         unreported=Unreported(),
         owns_retries=owns_retries,
         slow_seconds=None if config.slow_ms is None else config.slow_ms / 1000,
-        no_sdk=_no_sdk(settings),
     )
-
-
-def _no_sdk(settings: Settings) -> Callable[[], bool] | None:
-    """See ``Runtime.no_sdk``. Hooks are called without an SDK as well, and comments written."""
-    config, given = settings.config, (settings.tracer_provider, settings.meter_provider)
-    shown = config.traces or config.metrics
-    if not shown or given != (None, None) or config.command_comment or _hooks(settings).any:
-        return None
-    return absence()
 
 
 def _hooks(settings: Settings) -> SpanHooks:

@@ -161,8 +161,6 @@ class Call:
     runs: Sequence[Run] = ()
     """Attempts that have failed, for its timeline."""
     backoff = 0.0
-    late_for: tuple[Any, ...] | None = None
-    """The arguments of its wrapper, where it was begun late: see interception/late_calls.py."""
     declined_by: Rule | None = None
 
     def __init__(
@@ -213,6 +211,9 @@ class Call:
         self.token: Token[Call | None] | None = None
         self.outer_context: Context | None = None
         """OpenTelemetry's context around the call."""
+
+    def __str__(self) -> str:
+        return self.operation
 
     @property
     def target(self) -> Target:

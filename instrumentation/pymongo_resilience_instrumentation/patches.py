@@ -210,7 +210,7 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
             original = originals.get(name)
             made = public_methods.CursorMaker if operation.gives else public_methods.PublicMethod
             session_at, asynchronous = call_sessions.position(original), is_async(original)
-            public = made(runtime, owner, operation, asynchronous, session_at)
+            public = made(runtime, operation, asynchronous, session_at)
             atomic.add(public, name, original)
             method = public.method(runtime.enabled_flag, asynchronous)
             method = rewrite.around(

@@ -11,11 +11,10 @@ from opentelemetry import context, trace
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin
-from pymongo_resilience_instrumentation.interception.late_calls import begin_late
 from pymongo_resilience_instrumentation.telemetry import call_timelines
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import timeout_errors, wait_times
@@ -98,8 +97,6 @@ class Runtime:
     """A HedgeRegistry (hedged_reads/), from the first policy on that hedges."""
     before_batch: Callable[[Call, Any, Any], None] | None = None
     """Called with the driver's operation and cursor before each batch of a cursor; a feature's."""
-    no_sdk: Callable[[], bool] | None = None
-    """Whether there is still none to show calls to; None where there is, or they are not shown."""
     in_flight: set[Any] = field(default_factory=set)
     """Each an Attempts (retries/): the runs of the loop that are making an attempt."""
     need: Callable[[Need], None] = lambda _: None
@@ -109,9 +106,6 @@ class Runtime:
         """Whether the caller is inside of a call of the same client: the outermost wins. Or inside
         of what the library publishes of one."""
         call = calls.found()
-        if call is None and self.begins_late:
-            begin_late()
-            call = calls.found()
         if call is None or call.ended:
             return call is not None and call.reporting
         return call.client is client and call.has_operations
@@ -194,10 +188,12 @@ class Runtime:
         ended_ns: int | None = None,
     ) -> None:
         """``ended_ns``: since the epoch; None is now."""
-        with shielded(f"while recording {call.operation}"):
+        try:
             if self.operation_metrics is not None and call.public:
                 self.operation_metrics.record(call, error, seconds)
-        with shielded(f"while ending {call.operation}"):
+        except Exception:
+            logger.exception("internal error in pymongo-resilience while recording %s", call)
+        try:
             if self.operation_spans is not None:
                 self.operation_spans.end(call, error, ended_ns)
             if call.ends is not None:
@@ -207,6 +203,8 @@ class Runtime:
                     withholds=call.withholds,
                     ended_ns=ended_ns,
                 )
+        except Exception:
+            logger.exception("internal error in pymongo-resilience while ending %s", call)
 
     def _show_timeline(self, call: Call, error: BaseException | None, seconds: float) -> None:
         with shielded(f"while logging the timeline of {call.operation}"):
@@ -239,17 +237,6 @@ class Runtime:
                 self.operation_metrics.record_waits(call)
             if self.operation_spans is not None:
                 self.operation_spans.add_waits(call)
-
-    @property
-    def begins_late(self) -> bool:
-        """Whether a call may begin late, once an attempt has failed: see late_calls."""
-        return (
-            self.owns_retries
-            and self.no_configured_timeout
-            and not self.admits
-            and (self.no_sdk is not None or not self.shows_calls)
-            and self.slow_seconds is None
-        )
 
     @property
     def admits(self) -> bool:

@@ -10,36 +10,21 @@ from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
-from pymongo_resilience.policies.first_use import POLICIES
-from pymongo_resilience.policies.policy import NOTHING, shorter
+from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
-from pymongo_resilience_instrumentation.interception.interceptor import (
-    Entered,
-    Interceptor,
-    failed_late,
-    succeeded_late,
-)
-from pymongo_resilience_instrumentation.interception.late_calls import wrappers
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.method_in_context import Within
-from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.operations.write_operations import WRITES
-from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 from pymongo_resilience_instrumentation.transactions import call_sessions
 
 if TYPE_CHECKING:
-    from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
-
-
-NO_KEYWORDS: dict[str, Any] = {}
-"""For those who change nothing."""
 
 
 class Batch(CallInterceptor):
@@ -49,34 +34,6 @@ class Batch(CallInterceptor):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._shows_calls = runtime.shows_calls
-        self._may_begin_fast = not runtime.rules.any
-        self.begins_late = runtime.begins_late and self._may_begin_fast and self.send is None
-
-    def method(self, flag: EnabledFlag, asynchronous: bool) -> Method:
-        generic = super().method(flag, asynchronous)
-
-        def around(original: Function) -> Function:
-            method = generic.around(original)
-            if self.begins_late and driver.cursors.is_as_known(original):
-                return _late(self, flag, original, method)
-            return method
-
-        return Method(around)
-
-    def no_policy_applies(
-        self, given: tuple[Any, ...], kwargs: dict[str, Any] = NO_KEYWORDS
-    ) -> bool:
-        client, operation, of = driver.cursors.run_operation_arguments(given, kwargs)
-        cursor, session = driver.cursors.cursor_of(of), operation.session
-        return (
-            blocks.innermost() is None
-            and cursor is not None
-            and kept_by(cursor) is None
-            and policy_of_cursor(cursor) is NOTHING
-            and (session is None or transaction_of(session) is None)
-            and self.has_no_timeout(client)
-        )
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         around = calls.found()
@@ -97,18 +54,6 @@ class Batch(CallInterceptor):
         call = Call(client, name, (operation.db, operation.coll))
         if name == "getMore":
             call.batch_of = type(cursor)
-        session = operation.session
-        if (
-            self._may_begin_fast
-            and cursor is not None
-            and kept_by(cursor) is None
-            and policy_of_cursor(cursor) is NOTHING
-            and (session is None or transaction_of(session) is None)
-        ):
-            if self._shows_calls:
-                call.server = driver.cursors.pinned_address(operation)
-            if self.begin_fast(call, None if session is None else parent_of(session)):
-                return call
         self._begin(call, operation, cursor)
         return call
 
@@ -140,63 +85,6 @@ class Batch(CallInterceptor):
         if isinstance(instead, (NetworkTimeout, WaitQueueTimeoutError)):
             _kill_later(given, kwargs)
         return instead
-
-
-def _late(interceptor: Batch, flag: EnabledFlag, original: Function, method: Function) -> Function:
-    """As ``method``, of a call that begins late, but that it takes what the driver gives it: to
-    pass that on as it came takes 2,200 instructions more, as many as a seventh of a batch."""
-    found, no_policy_applies, no_sdk = (
-        calls.found,
-        interceptor.no_policy_applies,
-        interceptor.no_sdk,
-    )
-    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
-
-    def late(client: Any, operation: Any, run_with_conn: Any, address: Any = None) -> Any:
-        if (
-            found() is not None
-            or (no_sdk is not None and not no_sdk())
-            or not flag.on
-            or timeout_in_force() is not None
-            or deadline() != NEVER
-            or (POLICIES.used and not no_policy_applies((client, operation, run_with_conn)))
-        ):
-            return method(client, operation, run_with_conn, address)
-        given, kwargs = (client, operation, run_with_conn, address), NO_KEYWORDS
-        put_off = True  # noqa: F841 - for begin_late, as are the other variables
-        try:
-            result = original(client, operation, run_with_conn, address)
-        except BaseException as error:
-            if failed_late(interceptor, error, given, kwargs):
-                raise
-            return None
-        return result if found() is None else succeeded_late(interceptor, result, given, kwargs)
-
-    async def async_late(
-        client: Any, operation: Any, run_with_conn: Any, address: Any = None
-    ) -> Any:
-        if (
-            found() is not None
-            or (no_sdk is not None and not no_sdk())
-            or not flag.on
-            or timeout_in_force() is not None
-            or deadline() != NEVER
-            or (POLICIES.used and not no_policy_applies((client, operation, run_with_conn)))
-        ):
-            return await method(client, operation, run_with_conn, address)
-        given, kwargs = (client, operation, run_with_conn, address), NO_KEYWORDS
-        put_off = True  # noqa: F841 - for begin_late, as are the other variables
-        try:
-            result = await original(client, operation, run_with_conn, address)
-        except BaseException as error:
-            if failed_late(interceptor, error, given, kwargs):
-                raise
-            return None
-        return result if found() is None else succeeded_late(interceptor, result, given, kwargs)
-
-    made = async_late if is_async(original) else late
-    wrappers.add(made.__code__)
-    return made
 
 
 def _reads_for_the_application(name: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import inspect
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +48,6 @@ def run_operation_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     operation = given[1] if len(given) > 1 else kwargs["operation"]
     name = "run_with_conn" if "run_with_conn" in kwargs else "unpack_res"
     return given[0], operation, kwargs[name]
-
-
-def is_as_known(run_operation: Any) -> bool:
-    """Whether it takes what ``_run_operation`` takes in 4.20."""
-    names = [*inspect.signature(run_operation).parameters]
-    return names == ["self", "operation", "run_with_conn", "address"]
 
 
 def cursor_of(method: Any) -> Any:

@@ -14,11 +14,9 @@ from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import from_outside, logger, raise_alone
-from pymongo_resilience.policies.first_use import POLICIES
-from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import BEGINNING, NEVER, NO_DEADLINE
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE
 
-from .late_calls import begun_for, wrappers
 from .methods import Method, Subclass
 
 if TYPE_CHECKING:
@@ -59,16 +57,6 @@ class Interceptor:
 
     functions: WeakSet[Function] | None = None
     """What runs around the original, of one that may ``send_with`` another one later."""
-
-    begins_late = False
-    """Where nothing is in force, its calls begin late: see ``late_calls``."""
-    no_sdk: Callable[[], bool] | None = None
-    """Whether there is no SDK yet to show a call to; None where calls are never shown."""
-
-    def no_policy_applies(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether no policy and no timeout holds for what it is called on and with, nor for the
-        block that the caller is in. Not asked until a policy was in force in this process."""
-        raise NotImplementedError
 
     def send_with(self, send: Callable[..., Any]) -> None:
         """From now on, in functions that are in place already as well. Until then a call costs no
@@ -146,32 +134,7 @@ def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) ->
 
     if interceptor.functions is not None:
         interceptor.functions.add(method)
-    if not interceptor.begins_late:
-        return method
-    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
-    no_policy_applies, no_sdk = interceptor.no_policy_applies, interceptor.no_sdk
-
-    def late(*given: Any, **kwargs: Any) -> Any:
-        if (
-            found() is not None
-            or (no_sdk is not None and not no_sdk())
-            or not flag.on
-            or timeout_in_force() is not None
-            or deadline() != NEVER
-            or (POLICIES.used and not no_policy_applies(given, kwargs))
-        ):
-            return method(*given, **kwargs)
-        put_off = True  # noqa: F841 - for begin_late, which looks for it
-        try:
-            result = original(*given, **kwargs)
-        except BaseException as error:
-            if failed_late(interceptor, error, given, kwargs):
-                raise
-            return None
-        return result if found() is None else succeeded_late(interceptor, result, given, kwargs)
-
-    wrappers.add(late.__code__)
-    return late
+    return method
 
 
 def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -> Function:
@@ -204,67 +167,11 @@ def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -
 
     if interceptor.functions is not None:
         interceptor.functions.add(method)
-    if not interceptor.begins_late:
-        return method
-    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
-    no_policy_applies, no_sdk = interceptor.no_policy_applies, interceptor.no_sdk
-
-    async def late(*given: Any, **kwargs: Any) -> Any:
-        if (
-            found() is not None
-            or (no_sdk is not None and not no_sdk())
-            or not flag.on
-            or timeout_in_force() is not None
-            or deadline() != NEVER
-            or (POLICIES.used and not no_policy_applies(given, kwargs))
-        ):
-            return await method(*given, **kwargs)
-        put_off = True  # noqa: F841 - for begin_late, which looks for it
-        try:
-            result = await original(*given, **kwargs)
-        except BaseException as error:
-            if failed_late(interceptor, error, given, kwargs):
-                raise
-            return None
-        return result if found() is None else succeeded_late(interceptor, result, given, kwargs)
-
-    wrappers.add(late.__code__)
-    return late
+    return method
 
 
 def _steps(interceptor: Interceptor) -> tuple[Any, Any, Any, Callable[[], Call | None]]:
     return interceptor.enter, interceptor.succeeded, interceptor.send, calls.found
-
-
-def succeeded_late(
-    interceptor: Interceptor, result: Any, given: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """After a method whose call may have begun late: what its caller gets."""
-    call: Any = None
-    try:
-        call = begun_for(given)
-        return result if call is None else interceptor.succeeded(call, result)
-    except BaseException as error:
-        if failed_late(interceptor, error, given, kwargs):
-            raise
-        return None
-
-
-def failed_late(
-    interceptor: Interceptor,
-    error: BaseException,
-    given: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> bool:
-    """The same after its error: as ``_raises``."""
-    call: Any = None
-    try:
-        call = begun_for(given)
-        return _raises(interceptor, call, None, error, (given, kwargs))
-    except BaseException as raised:
-        if call is not None:
-            interceptor.undo(call, None, raised)
-        raise
 
 
 def _raises(

@@ -73,11 +73,8 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
 
 
 def publish_little(runtime: Runtime, client: Any) -> None:
-    """The driver makes no events for listeners of ours, and publishes no commands to them
-    without an SDK: an operation with one switches that on again."""
+    """The driver makes no events for listeners of ours."""
     publish_without_events(client, dispensable=runtime.owns_retries)
-    if runtime.no_sdk is not None and runtime.no_sdk():
-        driver.publishing.want_commands(client, False)
 
 
 def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:

@@ -64,8 +64,6 @@ if TYPE_CHECKING:
 
 NOT_OURS: Any = None
 """In place of a call: the driver's own ``run`` does it all."""
-NOT_BEGUN: Any = object()
-"""The same, where the call may begin once the first attempt has failed."""
 
 
 class TxnNumberLostError(PyMongoError):
@@ -156,7 +154,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         ``error``: what the run ends with, None where its last attempt succeeded.
         """
         call = self.call
-        if call is NOT_OURS or call is NOT_BEGUN:
+        if call is NOT_OURS:
             return
         unfinished = error is not None and closes_a_coroutine(error)
         if self.count is not None:

@@ -11,34 +11,26 @@ from collections.abc import Callable
 from sys import exception
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NEVER, Call
+from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interception import steps
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
-from pymongo_resilience_instrumentation.interception.late_calls import (
-    NOT_SET,
-    begin_late,
-    set_nothing,
-)
 from pymongo_resilience_instrumentation.interception.methods import Subclass
 from pymongo_resilience_instrumentation.telemetry.native_spans import shown
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
 from . import deprioritized
-from .attempts import NOT_BEGUN, NOT_OURS, Attempts
+from .attempts import NOT_OURS, Attempts
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 Run = Callable[..., Any]
-"""A method of the loop; ours takes the error of a first attempt that was made already."""
+"""A method of the loop."""
 
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
     run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
-    late = _late_async_run if asynchronous else _late_run
     around = OwnCall(runtime).method(runtime.enabled_flag, asynchronous).around
     select = driver.selection.SELECT
 
@@ -47,8 +39,6 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         drivers_run = getattr(drivers, name)
         more = {"runtime": runtime, "drivers_run": drivers_run}
         more[name] = run(runtime, drivers_run, around)
-        if runtime.begins_late:
-            more[name] = late(runtime, more[name])
         if name != driver.retry_loop.RUN:
             more[name] = shown(more[name], runtime.operation_spans, asynchronous=asynchronous)
         if runtime.admits:
@@ -87,64 +77,53 @@ def _inside(loop: Any) -> bool:
     )
 
 
-def _no_policy_applies(loop: Any) -> bool:
-    """Not asked until a policy was in force in this process."""
-    return blocks.innermost() is None and transaction_of(driver.retry_loop.session(loop)) is None
-
-
 def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
     enabled_flag, budgets, executor = runtime.enabled_flag, runtime.budgets, runtime.executor
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
     in_flight = runtime.in_flight
 
-    def begun(self: Attempts, failed: Exception | None = None) -> Any:
-        """``failed``: what a first attempt that was made already has raised."""
+    def begun(self: Attempts) -> Any:
+        failed: Exception | None = None
         call = found()
         if call is None or call.ended or not enabled_flag.on or call.client is not self._client:
-            return outside(self, failed)
+            return outside(self)
         self.call = call
         prepared = admits or call.only_reads or avoided()
         try:
+            if prepared and not self.begin():
+                return drivers(self)
+            call.terminal_detector = None
+            self.connection, self.was_retryable = None, self._retryable
+            in_flight.add(self)
             try:
-                if failed is None:
-                    if prepared and not self.begin():
-                        return drivers(self)
-                    call.terminal_detector = None
-                    self.connection, self.was_retryable = None, self._retryable
-                    in_flight.add(self)
-                    try:
-                        result = self._read() if self._is_read else self.first_write()
-                    except Exception as error:  # noqa: BLE001 - the rules decide
-                        failed = error
-                if failed is not None:
-                    prepared = True
-                    in_flight.discard(self)
-                    if call.hedge is not None and steps.run(call.hedge.ends(self, failed)):
-                        raise failed
-                    result = executor.run(self, failed)
-                elif budgets.incomplete:
-                    budgets.succeeded(call.client)
-                self.note_completed()
-                if prepared or call.waits:
-                    self.release(None)
-                elif not call.ended:
-                    call.selected = self._server
-                return result  # noqa: TRY300 - a signal handler's may strike here, too
-            except BaseException as error:
-                self.release(error)
-                raise
+                result = self._read() if self._is_read else self.first_write()
+            except Exception as error:  # noqa: BLE001 - the rules decide
+                failed = error
+            if failed is not None:
+                prepared = True
+                in_flight.discard(self)
+                if call.hedge is not None and steps.run(call.hedge.ends(self, failed)):
+                    raise failed
+                result = executor.run(self, failed)
+            elif budgets.incomplete:
+                budgets.succeeded(call.client)
+            self.note_completed()
+            if prepared or call.waits:
+                self.release(None)
+            elif not call.ended:
+                call.selected = self._server
+            return result  # noqa: TRY300 - the driver's own errors, and ours, release it alike
         except BaseException as error:
-            # Again: a signal handler's may have struck in there.
             self.release(error)
             raise
         finally:
             in_flight.discard(self)
             del failed
 
-    def passed(loop: Any, failed: Exception | None) -> Any:
+    def passed(loop: Any) -> Any:
         if _inside(loop):
-            return begun(loop, failed)
-        loop.leave_to_driver(failed)
+            return begun(loop)
+        loop.leave_to_driver()
         return drivers(loop)
 
     outside = around(passed)
@@ -156,8 +135,8 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
     found, avoided, admits = calls.found, deprioritized.avoided, runtime.admits
     in_flight = runtime.in_flight
 
-    async def begun(self: Attempts, failed: Exception | None = None) -> Any:
-        """``failed``: what a first attempt that was made already has raised."""
+    async def begun(self: Attempts) -> Any:
+        failed: Exception | None = None
         call = found()
         if (
             call is None
@@ -166,136 +145,48 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
             or call.client is not self._client
             or (exception() is not None and not enabled_flag.acts())
         ):
-            return await outside(self, failed)
+            return await outside(self)
         self.call = call
         prepared = admits or call.only_reads or avoided()
         try:
+            if prepared and not self.begin():
+                return await drivers(self)
+            call.terminal_detector = None
+            self.connection, self.was_retryable = None, self._retryable
+            in_flight.add(self)
             try:
-                if failed is None:
-                    if prepared and not self.begin():
-                        return await drivers(self)
-                    call.terminal_detector = None
-                    self.connection, self.was_retryable = None, self._retryable
-                    in_flight.add(self)
-                    try:
-                        result = await (self._read() if self._is_read else self.first_write())
-                    except Exception as error:  # noqa: BLE001 - the rules decide
-                        failed = error
-                if failed is not None:
-                    prepared = True
-                    in_flight.discard(self)
-                    if call.hedge is not None and await steps.run_async(
-                        call.hedge.ends(self, failed)
-                    ):
-                        raise failed
-                    result = await executor.run(self, failed)
-                elif budgets.incomplete:
-                    budgets.succeeded(call.client)
-                self.note_completed()
-                if prepared or call.waits:
-                    self.release(None)
-                elif not call.ended:
-                    call.selected = self._server
-                return result  # noqa: TRY300 - a signal handler's may strike here, too
-            except BaseException as error:
-                self.release(error)
-                raise
+                result = await (self._read() if self._is_read else self.first_write())
+            except Exception as error:  # noqa: BLE001 - the rules decide
+                failed = error
+            if failed is not None:
+                prepared = True
+                in_flight.discard(self)
+                if call.hedge is not None and await steps.run_async(call.hedge.ends(self, failed)):
+                    raise failed
+                result = await executor.run(self, failed)
+            elif budgets.incomplete:
+                budgets.succeeded(call.client)
+            self.note_completed()
+            if prepared or call.waits:
+                self.release(None)
+            elif not call.ended:
+                call.selected = self._server
+            return result  # noqa: TRY300 - the driver's own errors, and ours, release it alike
         except BaseException as error:
-            # Again: a signal handler's may have struck in there.
             self.release(error)
             raise
         finally:
             in_flight.discard(self)
             del failed
 
-    async def passed(loop: Any, failed: Exception | None) -> Any:
+    async def passed(loop: Any) -> Any:
         if _inside(loop):
-            return await begun(loop, failed)
-        loop.leave_to_driver(failed)
+            return await begun(loop)
+        loop.leave_to_driver()
         return await drivers(loop)
 
     outside = around(passed)
     return begun
-
-
-def _late_run(runtime: Runtime, begun: Run) -> Run:
-    """``begun`` for a call that begins once the first attempt has failed, where nothing is in
-    force: of any other, its wrapper has begun it."""
-    enabled_flag, budgets = runtime.enabled_flag, runtime.budgets
-    found = calls.found
-    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
-
-    def run(self: Attempts) -> Any:
-        timeout = timeout_in_force(NOT_SET)
-        if (
-            found() is not None
-            or not enabled_flag.on
-            or exception() is not None
-            or (timeout is not None and timeout is not NOT_SET)
-            or deadline() != NEVER
-            or (POLICIES.used and not _no_policy_applies(self))
-        ):
-            return begun(self)
-        if timeout is NOT_SET:
-            set_nothing()
-        self.call = NOT_BEGUN
-        self.connection, self.was_retryable = None, self._retryable
-        try:
-            result = self._read() if self._is_read else self.first_write()
-        except Exception as error:  # noqa: BLE001 - the rules decide
-            failed = error
-        else:
-            if budgets.incomplete:
-                budgets.succeeded(self._client)
-            self.note_completed()
-            return result
-        try:
-            begin_late()
-            return begun(self, failed)
-        finally:
-            del failed
-
-    return run
-
-
-def _late_async_run(runtime: Runtime, begun: Run) -> Run:
-    """``begun`` for a call that begins once the first attempt has failed, where nothing is in
-    force: of any other, its wrapper has begun it."""
-    enabled_flag, budgets = runtime.enabled_flag, runtime.budgets
-    found = calls.found
-    timeout_in_force, deadline = driver.csot.TIMEOUT.get, driver.csot.DEADLINE.get
-
-    async def run(self: Attempts) -> Any:
-        timeout = timeout_in_force(NOT_SET)
-        if (
-            found() is not None
-            or not enabled_flag.on
-            or exception() is not None
-            or (timeout is not None and timeout is not NOT_SET)
-            or deadline() != NEVER
-            or (POLICIES.used and not _no_policy_applies(self))
-        ):
-            return await begun(self)
-        if timeout is NOT_SET:
-            set_nothing()
-        self.call = NOT_BEGUN
-        self.connection, self.was_retryable = None, self._retryable
-        try:
-            result = await (self._read() if self._is_read else self.first_write())
-        except Exception as error:  # noqa: BLE001 - the rules decide
-            failed = error
-        else:
-            if budgets.incomplete:
-                budgets.succeeded(self._client)
-            self.note_completed()
-            return result
-        try:
-            begin_late()
-            return await begun(self, failed)
-        finally:
-            del failed
-
-    return run
 
 
 def _get_server(runtime: Runtime, drivers: Run) -> Run:

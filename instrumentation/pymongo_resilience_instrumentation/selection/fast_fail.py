@@ -19,7 +19,6 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
-from pymongo_resilience_instrumentation.interception.late_calls import begin_late
 from pymongo_resilience_instrumentation.interception.methods import Method
 
 if TYPE_CHECKING:
@@ -200,8 +199,6 @@ def wait(enabled_flag: EnabledFlag, rules: NamespaceRules, logins: RefusedLogins
     def around(original: Function) -> Function:
         def waiting(condition: object, *args: Any, **kwargs: Any) -> Any:
             error = None
-            if enabled_flag.on:
-                begin_late()
             call = calls.current() if enabled_flag.on else None
             if call is not None:
                 with shielded("while a server was waited for"):

@@ -12,7 +12,6 @@ from pymongo.errors import ConnectionFailure
 from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.classify import attribute
-from pymongo_resilience_instrumentation.interception.late_calls import begin_late
 from pymongo_resilience_instrumentation.interception.methods import Method
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ def error_message(enabled_flag: EnabledFlag) -> Method:
 
                 words = UNREACHABLE if _only_lists_servers(text, topology) else text
                 said = _Explained.made(words, f"{words} ({why_not(topology, selector)})")
-                begin_late()
                 call = calls.current()
                 if call is not None:
                     call.likely_cause = str(diagnosis(topology, selector) or "")

@@ -60,7 +60,7 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
 def _method(runtime: Runtime, owner: type, name: str) -> PublicMethod:
     original, operation = vars(owner)[name], COLLECTION[name]
     made = HedgedCursorMaker if operation.gives else HedgedMethod
-    return made(runtime, owner, operation, is_async(original), call_sessions.position(original))
+    return made(runtime, operation, is_async(original), call_sessions.position(original))
 
 
 def _wanted(runtime: Runtime, call: Call) -> int | None:
