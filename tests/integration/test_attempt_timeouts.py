@@ -163,17 +163,42 @@ def test_the_server_has_the_same_limit(
     sent = SentCommands()
     client = side.do(side.client, proxy.uri, event_listeners=[sent])
     coll = client[database].coll
-    side.do(coll.find_one)
+    side.do(coll.distinct, "n")
     with override(attempt_timeout_ms=ATTEMPT_MS):
-        side.do(coll.find_one)
+        side.do(coll.distinct, "n")
     with override(attempt_timeout_ms=ATTEMPT_MS, timeout_ms=ATTEMPT_MS // 2):
-        side.do(coll.find_one)
-    side.do(coll.find_one)
-    limits = [command.get("maxTimeMS") for command in sent.named("find")]
+        side.do(coll.distinct, "n")
+    side.do(coll.distinct, "n")
+    limits = [command.get("maxTimeMS") for command in sent.named("distinct")]
     first, attempts, deadlines, last = limits
     assert 0 < attempts <= ATTEMPT_MS
     assert 0 < deadlines <= ATTEMPT_MS // 2
     assert min(first, last) > ATTEMPT_MS, "it ends with its block"
+
+
+@pytest.mark.parametrize("deadline", [PLENTY_MS, None])
+def test_commands_that_make_cursors_have_no_limit_of_an_attempts(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, deadline: int | None
+) -> None:
+    """The server counts all batches of a cursor to it: a long one would end in the middle."""
+    instrument(timeout_ms=deadline, attempt_timeout_ms=ATTEMPT_MS)
+    sent = SentCommands()
+    client = side.do(side.client, proxy.uri, event_listeners=[sent])
+    coll = client[database].coll
+    side.do(coll.insert_many, [{"_id": number} for number in range(3)])
+    side.documents(coll.find(batch_size=2))
+    side.do(coll.find_one, max_time_ms=ATTEMPT_MS * 9)
+    side.documents(side.do(coll.aggregate, [], batchSize=2))
+    side.documents(side.do(coll.list_indexes))
+    side.documents(side.do(client[database].list_collections))
+    own = [command.get("maxTimeMS") for command in sent.named("find")]
+    assert own == [None, ATTEMPT_MS * 9] if deadline is None else min(own[1:]) > ATTEMPT_MS * 9
+    for name in ("aggregate", "listIndexes", "listCollections", "getMore"):
+        assert sent.named(name), name
+        assert all(
+            "maxTimeMS" not in each or each["maxTimeMS"] > PLENTY_MS // 2
+            for each in sent.named(name)
+        ), name
 
 
 def test_a_limit_that_the_server_keeps_is_the_attempts(

@@ -33,14 +33,19 @@ def receivers() -> Iterator[tuple[ModuleType, str]]:
                 yield module, f"{prefix}{RECEIVE}"
 
 
+MAKE_CURSORS = frozenset({"aggregate", "bulkWrite", "find", "listCollections", "listIndexes"})
+"""Their maxTimeMS is the whole cursor's: what is left of it, each getMore has."""
+
+
 def limit_attempt(connection: Any, command: Any, seconds: float) -> None:
     """After the driver has limited a command: the shorter of its limit and ``seconds``. ``command``
     is None for a getMore, which has none."""
     if command is None:
         return
-    of_server = max(1, int((seconds - (_csot.get_rtt() or 0.0)) * 1000))
-    own = command.get("maxTimeMS")
-    command["maxTimeMS"] = min(own, of_server) if isinstance(own, int) and own else of_server
+    if next(iter(command)) not in MAKE_CURSORS:
+        of_server = max(1, int((seconds - (_csot.get_rtt() or 0.0)) * 1000))
+        own = command.get("maxTimeMS")
+        command["maxTimeMS"] = min(own, of_server) if isinstance(own, int) and own else of_server
     socket = connection.conn.gettimeout
     present = socket() if callable(socket) else socket
     if present is None or present > seconds:
