@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pymongo_resilience.redaction import error_name
+
+if TYPE_CHECKING:
+    from .operation_deadline import Deadline
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
 RETRYABLE = "RetryableError"
@@ -93,6 +97,9 @@ class Failure:
     reason: RetryReason
     carried_txn_number: bool = False
     """The attempt went out as a retryable write: the server recognises a repetition."""
+    session_ends: Deadline | None = None
+    """Until then the server knows what was sent with the operation's transaction number, and may be
+    applied; None where nothing was."""
     code: int | None = None
     code_name: str | None = None
     labels: frozenset[str] = frozenset()
@@ -126,6 +133,12 @@ class Failure:
         """Class, code and code name of the error, for example ``"OperationFailure, code 6
         (HostUnreachable)"``: no text of a server or a document."""
         return error_name(self.error, self.code, self.code_name)
+
+    @property
+    def forgotten(self) -> bool:
+        """The server may have ended the session of what may be applied: it would take a repetition
+        for a first attempt."""
+        return self.session_ends is not None and self.session_ends.expired()
 
     @property
     def overloaded(self) -> bool:

@@ -160,6 +160,10 @@ class RetryRules:
             return Rule.DEADLINE
         if failure.selection:
             return Rule.TERMINAL if failure.terminal else Rule.SELECTION
+        if failure.forgotten and not (
+            operation.kind is Kind.WRITE and operation.declared_idempotent
+        ):
+            return Rule.NOT_SAFE
         if operation.kind is Kind.TRANSACTION:
             return self._attempts_left(operation)
         if operation.kind is Kind.TRANSACTION_END and failure.transaction_over:

@@ -33,6 +33,9 @@ def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
             return f"{name} with $out or $merge is never repeated ({NEVER_REPEATED})"
         case Rule.NEVER_REPEATED:
             return f"{name} is never repeated ({NEVER_REPEATED})"
+        case Rule.NOT_SAFE if failure.session_ends is not None and failure.forgotten:
+            minutes = failure.session_ends.timeout / 60
+            return f"{name} was sent over {minutes:g} minutes ago, and its session may have ended"
         case Rule.NOT_SAFE if not operation.acknowledged:
             return f"{name} is unacknowledged: whether it was executed is unknown"
         case Rule.NOT_SAFE:

@@ -8,7 +8,10 @@ import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
+from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule
+from pymongo_resilience.testing import FakeClock
 
 REASONS = {
     # name: value, allows_non_idempotent_retry, always_retry
@@ -112,3 +115,34 @@ def test_operations_share_no_state() -> None:
     assert two.reasons == []
     with pytest.raises(TypeError):
         one.data["robot"] = True  # type: ignore[index]
+
+
+@pytest.mark.parametrize("labels", [(), ("SystemOverloadedError", "RetryableError")])
+@pytest.mark.parametrize("kind", [Kind.WRITE, Kind.TRANSACTION_END, Kind.TRANSACTION])
+@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_what_the_server_may_have_forgotten_is_not_repeated_whatever_follows(
+    labels: tuple[str, ...], kind: Kind, stage: Stage, idempotent: bool
+) -> None:
+    """The last attempt may be one that was not sent, or was rejected at the door."""
+    clock = FakeClock()
+    sent = Failure(
+        ValueError(),
+        stage,
+        RetryReason.SOCKET_NOT_AVAILABLE,
+        carried_txn_number=True,
+        labels=frozenset(labels),
+        session_ends=Deadline.after(clock, 1800),
+    )
+    deadline = Deadline.after(clock, 36000)
+    operation = Operation(
+        "update", "a.b", kind, FAST_FAIL, declared_idempotent=idempotent, deadline=deadline
+    )
+    clock.advance(1799)
+    assert not isinstance(RetryRules().check_rules(operation, sent), GiveUp)
+    clock.advance(1)
+    forgotten = RetryRules().check_rules(operation, sent)
+    if kind is Kind.WRITE and idempotent:
+        assert not isinstance(forgotten, GiveUp)
+    else:
+        assert forgotten == GiveUp(Rule.NOT_SAFE)

@@ -18,6 +18,8 @@ END_SESSION = "_end_session"
 """What ``end_session()`` calls, and the end of a session's block."""
 STATE = "state"
 """Of a session's transaction."""
+DEFAULT_MINUTES = 30
+"""A server's own, where none that is known says it."""
 WITHIN_TIME_LIMIT = "_within_time_limit"
 """A function of the sessions' module: asked before with_transaction repeats anything."""
 
@@ -50,6 +52,15 @@ def restored_if_interrupted(session: Any) -> Iterator[None]:
         if state is not None:  # where the self-check misses it
             setattr(session._transaction, STATE, state)
         raise
+
+
+def session_timeout(known_to: Any) -> float:
+    """Seconds that a server keeps a session which is not used, and what was written with it.
+
+    ``known_to``: a connection or the client's ``topology_description``.
+    """
+    minutes = known_to.logical_session_timeout_minutes
+    return 60.0 * (minutes if isinstance(minutes, int) else DEFAULT_MINUTES)
 
 
 def bound_session(asynchronous: bool) -> Any:

@@ -106,6 +106,12 @@ class Attempts(driver.retry_loop.DriverLoop):
     resumption: Any = None
     """A Fetch (cursors/), of a batch of a resumable find."""
     progress: tuple[Any, int] | None = None
+    began = 0.0
+    """When the last attempt did, on the executor's clock; known once one has failed."""
+    numbered_since: float | None = None
+    """When the first attempt began that may be applied, and a server knows by its number."""
+    session_ends: Deadline | None = None
+    """How long the server does."""
 
     def begin(self) -> bool:
         """Before the first attempt, where that needs more than most operations. False where a fault
@@ -209,12 +215,23 @@ class Attempts(driver.retry_loop.DriverLoop):
         except Exception:
             logger.exception("internal error in pymongo-resilience before a write was sent")
             return driver.retry_loop.is_retryable(self)
+        self._note_session(connection)
+        ends, before = self.session_ends, self.bound_to_txn_number
+        if ends is not None and ends.expired() and before is not None:
+            raise TxnNumberUnsupportedError("the server may have ended the write's session")
         if not supported:
             refuse_lost_txn_number(self, connection)
-            if self.bound_to_txn_number is not None:
+            if before is not None:
                 raise TxnNumberUnsupportedError("the server supports no retryable writes any more")
         driver.retry_loop.set_retryable(self, supported)
         return supported
+
+    def _note_session(self, known_to: Any) -> None:
+        """``known_to``: the connection, or what is known of all servers."""
+        if self.numbered_since is not None:
+            timeout = driver.sessions.session_timeout(known_to)
+            ends = self.numbered_since + timeout
+            self.session_ends = Deadline(self.runtime.executor.clock, ends, timeout)
 
     def selected(self, server: Any) -> None:
         """Before anything is sent to the server that was selected.
@@ -250,6 +267,7 @@ class Attempts(driver.retry_loop.DriverLoop):
 
     def operation(self) -> Operation:
         self.check_repeated()
+        self.began = self.runtime.executor.clock.now() - self.call.elapsed()
         self.budget = self.runtime.budgets.of(self.call.client)
         deadline, window = self._deadlines()
         operation = self.described(self.call.policy(self.runtime.rules), deadline)
@@ -293,6 +311,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     def attempt(self) -> Any:
         self.runtime.in_flight.add(self)
         self.call.terminal_detector = None
+        self.began = self.runtime.executor.clock.now()
         return self.again()
 
     def classify(self, error: Exception, operation: Operation) -> Failure:
@@ -303,13 +322,13 @@ class Attempts(driver.retry_loop.DriverLoop):
         progress = driver.retry_loop.bulk_progress(self)
         if self.progress is not None and progress != self.progress:
             operation.next_command()
-            self.bound_to_txn_number = None
+            self.bound_to_txn_number = self.numbered_since = self.session_ends = None
         self.progress = progress
         if isinstance(error, TxnNumberLostError):
             before = self.bound_to_txn_number
             if isinstance(error, TxnNumberUnsupportedError) and before is not None:
                 self._report_to_breaker(Evidence.NONE)
-                return replace(before, carried_txn_number=False)
+                return replace(before, carried_txn_number=False, session_ends=self.session_ends)
             error = AutoReconnect(str(error))
         unselected = isinstance(error, ServerSelectionTimeoutError) and not self.reached_connection
         if unselected and self.call.likely_cause is not None:
@@ -326,6 +345,13 @@ class Attempts(driver.retry_loop.DriverLoop):
                 min_rtt=driver.csot.min_rtt(),
             ),
         )
+        if failure.stage is not Stage.NOT_SENT and not failure.retryable_overload and (
+            failure.carried_txn_number or operation.kind is Kind.TRANSACTION_END
+        ):  # fmt: skip
+            self.numbered_since = self.began if self.numbered_since is None else self.numbered_since
+        if self.numbered_since is not None:
+            self._note_session(driver.retry_loop.client(self).topology_description)
+            failure = replace(failure, session_ends=self.session_ends)
         if failure.timed_out and failure.code is not None and self.call.attempt_timeout is not None:
             failure = attempt_timeouts.as_attempt_timeout(failure, operation)
         if self.resumption is not None:
