@@ -37,8 +37,6 @@ README = ROOT / "README.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TIMEOUT = 60
 
-SERVER_VARIABLE = "PYMONGO_RESILIENCE_TESTBED_SERVER"
-"""The test bed's; the library reads it nowhere."""
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 ERRORS = ROOT / "docs" / "errors.md"
 DEADLINES = ROOT / "docs" / "deadlines.md"

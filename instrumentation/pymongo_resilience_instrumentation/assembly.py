@@ -76,7 +76,7 @@ def assemble(
     if config.traces:
         tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
         operation_spans, command_spans = (
-            OperationSpans(tracer, leads_from_server=config.command_comment),
+            OperationSpans(tracer),
             CommandSpans(tracer, _hooks(settings), config.command_spans),
         )
         transaction_spans = TransactionSpans(tracer)

@@ -321,6 +321,8 @@ def publish(call: Call | None, function: Callable[..., T], *args: Any, **kwargs:
     """As ``reported``, but cheaper: ``call`` is the one in progress."""
     if call is None:
         return reported(function, *args, **kwargs)
+    if call.reporting:
+        return function(*args, **kwargs)
     try:
         try:
             call.reporting = call.ended = True

@@ -57,7 +57,6 @@ def _in_child() -> None:
         runtime.breakers,
         runtime.shedding,
         runtime.selectors,
-        runtime.command_spans,
         runtime.transaction_spans,
         runtime.hedges,
     )

@@ -109,12 +109,7 @@ class Patches:
         for owner, name, wrapper in _of_the_public_api(runtime, without):
             self._wrap(owner, name, wrapper)
         for owner in CLIENTS:
-            constructor = client_constructor.constructor(
-                runtime, hides_listeners=Feature.REPR not in without
-            )
-            self._wrap(owner, "__init__", constructor)
-            if Feature.REPR not in without and driver.clients.RESOLVE in vars(owner):
-                self._wrap(owner, driver.clients.RESOLVE, client_constructor.Resolved(runtime))
+            self._wrap(owner, "__init__", client_constructor.constructor(runtime))
         for features, patches in _BY_FEATURES:
             if not any(feature in without for feature in features):
                 for owner, name, wrapper in patches(runtime):

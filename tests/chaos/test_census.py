@@ -22,7 +22,6 @@ from pymongo.collection import Collection
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients import client_registry
 from pymongo_resilience_instrumentation.telemetry import listeners
-from pymongo_resilience_instrumentation.telemetry.commands import command_spans
 from support.chaos.residue import OpenSpans, ResidueError, no_residue, no_residue_async
 from support.clients import SentCommands
 
@@ -119,12 +118,6 @@ def _listener_of_a_client(undo: Undo, spans: OpenSpans) -> Any:
     return listeners.Commands(None, None)  # type: ignore[arg-type]  # only that it is there counts
 
 
-def _span_by_request_id(undo: Undo, spans: OpenSpans) -> Any:
-    drawn = command_spans.CommandSpans(None)  # type: ignore[arg-type]  # as above
-    drawn.without_call[1] = None  # type: ignore[assignment]  # as above
-    return drawn
-
-
 def _module_entry(undo: Undo, spans: OpenSpans) -> None:
     client_registry.forgotten = {1: 2}  # type: ignore[attr-defined]  # a registry that is not there
     undo.callback(delattr, client_registry, "forgotten")
@@ -155,7 +148,6 @@ LEAKS: dict[str, Leak] = {
     f"1 x object: {OURS}.clients.client_registry.ClientState": _registered_client,
     f"1 x entry: {OURS}.clients.client_registry.Clients._clients": _registered_client,
     f"1 x object: {OURS}.telemetry.listeners.Commands": _listener_of_a_client,
-    f"1 x entry: {COMMANDS}.command_spans.CommandSpans.without_call": _span_by_request_id,
     f"1 x entry: {OURS}.clients.client_registry.forgotten": _module_entry,
     f"1 x entry: {OURS}.clients.client_registry.remembered": _cache_without_bound,
 }

@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from pymongo_resilience_instrumentation.telemetry.sdk import spans as sdk_spans
 from support.clients import Side
 from support.telemetry import Instrument, Telemetry
 
@@ -39,21 +38,13 @@ class Watching(SpanProcessor):
         self.started.append(span.name)
 
 
-@pytest.fixture(params=["finished", "live"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How spans of commands are made: short, or by the public way."""
-    if request.param == "live":
-        monkeypatch.setattr(sdk_spans.DirectSpans, "suits", lambda *_: False)
-    return str(request.param)
-
-
 def _names(telemetry: Telemetry, database: str) -> list[str]:
     return [span.name.replace(database, "db") for span in telemetry.spans()]
 
 
 @pytest.mark.parametrize("mode", ["on_retry", "never"])
 def test_a_healthy_operation_is_one_span_that_shows_its_command(
-    mode: str, way: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+    mode: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(command_spans=mode)
     coll = side.do(side.client, proxy.uri)[database].coll
@@ -71,7 +62,7 @@ def test_a_healthy_operation_is_one_span_that_shows_its_command(
 @pytest.mark.parametrize(("mode", "commands"), [("always", 3), ("on_retry", 3), ("never", 0)])
 def test_once_an_attempt_fails_each_has_its_span(
     mode: str, commands: int,
-    way: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
 ) -> None:  # fmt: skip
     telemetry = instrument(command_spans=mode, timeout_ms=20_000)
     coll = side.do(side.client, proxy.uri)[database].coll
@@ -96,7 +87,7 @@ def test_once_an_attempt_fails_each_has_its_span(
 
 
 def test_an_attempt_that_came_to_send_nothing_is_a_failed_one(
-    way: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(command_spans="on_retry", timeout_ms=20_000)
     coll = side.do(side.client, proxy.uri)[database].coll
@@ -107,7 +98,7 @@ def test_an_attempt_that_came_to_send_nothing_is_a_failed_one(
 
 
 def test_of_several_commands_the_first_has_its_true_times(
-    way: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(command_spans="on_retry")
     coll = side.do(side.client, proxy.uri)[database].coll
@@ -120,7 +111,7 @@ def test_of_several_commands_the_first_has_its_true_times(
 
 
 def test_a_refused_command_has_its_span(
-    way: str, side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     telemetry = instrument(command_spans="on_retry")
     coll = side.do(side.client, proxy.uri)[database].coll
@@ -181,55 +172,3 @@ def test_query_text_is_on_the_span_that_shows_the_command(
     (shown,) = [span for span in telemetry.spans() if "db.query.text" in span.attributes]
     assert '"a": 17' in shown.attributes["db.query.text"]
     assert ("db.operation.name" in shown.attributes) is (mode != "always")
-
-
-def test_both_ways_show_the_same(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    telemetry = instrument(timeout_ms=20_000)
-    coll = side.do(side.client, proxy.uri)[database].coll
-    shown = []
-    for direct in (True, False):
-        with monkeypatch.context() as patch:
-            if not direct:
-                patch.setattr(sdk_spans.DirectSpans, "suits", lambda *_: False)
-            telemetry.clear()
-            proxy.inject(CutAfter("find"))
-            side.do(coll.find_one)
-            with pytest.raises(pymongo.errors.OperationFailure):
-                side.do(coll.find_one, {"$no": 1})
-            shown.append([_facts(span) for span in telemetry.spans()])
-    assert shown[0] == shown[1]
-
-
-def _facts(span: Any) -> tuple[Any, ...]:
-    changing = (
-        "driver_connection_id",
-        "server_connection_id",
-        "stacktrace",
-        "lsid",
-        "backoff.total",
-    )
-    attributes = {
-        name: None if name.endswith(changing) else value for name, value in span.attributes.items()
-    }
-    return span.name, span.kind, span.status.status_code, span.status.description, attributes
-
-
-def test_who_watches_spans_start_sees_live_ones(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    exporter, watching = InMemorySpanExporter(), Watching()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    pymongo_resilience.instrument(Config(metrics=False), tracer_provider=provider)
-    try:
-        coll = side.do(side.client, proxy.uri)[database].coll
-        side.do(coll.find_one)
-        provider.add_span_processor(watching)
-        side.do(coll.find_one)
-    finally:
-        pymongo_resilience.uninstrument()
-    assert watching.started == [f"find {database}.coll", "find"]
-    assert len(exporter.get_finished_spans()) == 4

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pymongo
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -15,7 +14,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pymongo_resilience_instrumentation import driver
 from support.clients import Side
-from support.native_signatures import names, recorded, signature
 
 import pymongo_resilience
 from pymongo_resilience import Config, OperationTimeoutError, override, status
@@ -85,11 +83,9 @@ def test_the_drivers_span_says_what_is_known_here(
     with override(timeout_ms=20_000):
         side.do(coll.find_one)
     healthy, repeated = spans.get_finished_spans()
-    assert healthy.attributes["pymongo_resilience.attempts"] == 1
-    assert healthy.attributes["pymongo_resilience.outcome"] == "ok"
+    assert not healthy.attributes
     assert healthy.events == ()
     assert repeated.attributes["pymongo_resilience.attempts"] == 3
-    assert repeated.attributes["pymongo_resilience.outcome"] == "retried_ok"
     reason = "socket_closed_while_in_flight"
     assert repeated.attributes["pymongo_resilience.retry.reasons"] == (reason, reason)
     scheduled = [event for event in repeated.events if event.name == "retry.scheduled"]
@@ -108,9 +104,8 @@ def test_no_class_of_the_librarys_insides_is_in_any_span(
         side.do(coll.find_one)
     proxy.clear()
     found = spans.get_finished_spans()
-    assert [span.attributes["pymongo_resilience.outcome"] for span in found] == [
-        "not_retryable", "deadline",
-    ]  # fmt: skip
+    declined = [next(each.name for each in span.events) for span in found]
+    assert declined == ["retry.declined"] * 2
     types = [
         event.attributes["exception.type"]
         for span in found
@@ -119,29 +114,6 @@ def test_no_class_of_the_librarys_insides_is_in_any_span(
     ]
     assert len(types) == 2
     assert not [each for each in types if "pymongo_resilience_instrumentation" in each]
-
-
-def test_the_branch_has_every_name_that_the_library_uses() -> None:
-    """A new name in ``driver/private_names.py`` has to be recorded of the branch as well."""
-    assert {*names()} == {*recorded()}
-
-
-INTERRUPTED = "pymongo._telemetry:_CommandTelemetry.failed"
-"""Takes the exception where it takes whether a server sent it; what calls it looks."""
-
-
-def test_the_branchs_functions_take_what_the_installed_ones_take() -> None:
-    """Wrappers pass on what they do not know, and need what they know, in this order."""
-    if pymongo.version_tuple[:2] < (4, 18):
-        pytest.skip("the branch began with 4.18")
-    compared = 0
-    for name, parameters in recorded().items():
-        here = signature(name)
-        if here and name != INTERRUPTED:
-            theirs = iter(parameters.split())
-            assert all(each in theirs for each in here.split()), name
-            compared += 1
-    assert compared > 20
 
 
 @pytest.mark.parametrize("takes", ["exc", "is_server_side_error"])

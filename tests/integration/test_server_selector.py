@@ -390,7 +390,6 @@ def test_the_application_s_own_selector_is_called_first(
         side.do(nearest(client, database).find_one)
     assert set(watching.where("find")) == {wanted.host_and_port}
     assert seen == [3] * 10
-    assert client.options.server_selector is own
 
 
 def test_what_the_application_s_own_selector_raises_is_raised(
@@ -409,18 +408,6 @@ def test_what_the_application_s_own_selector_raises_is_raised(
 
 def _all(servers: list[Any]) -> list[Any]:
     return servers
-
-
-@pytest.mark.parametrize("options", [{}, {"server_selector": None}, {"server_selector": _all}])
-def test_a_client_shows_the_selector_that_it_was_given(
-    options: dict[str, Any], side: Side, server: EmbeddedServer, instrument: Instrument
-) -> None:
-    plain = side.do(side.client, server.uri, **options)
-    instrument(**BY_LOAD)
-    ours = side.do(side.client, server.uri, **options)
-    assert isinstance(ours._topology_settings.server_selector, selector.ServerSelector)
-    assert repr(ours) == repr(plain)
-    assert ours.options.server_selector is plain.options.server_selector
 
 
 def test_a_client_made_from_another_s_keywords_has_one_selector_of_its_own(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation import driver
 from support.clients import Side
 from support.telemetry import Instrument
 
@@ -63,7 +62,7 @@ def unheard(
         else:
             made = instrument(base_backoff_ms=1, **timeout, **OFF, **options)
             client = side.client(proxy.uri)
-        assert driver.publishing.listeners_of(client) == []
+        assert client.options.event_listeners == []
         # A monitor is there, and no connection of the pool.
         assert side.do(lambda: client.address) == proxy.address
         return client, made

@@ -18,7 +18,6 @@ from . import (
     finds,
     interruptions,
     private_names,
-    publishing,
     repetition,
     retry_loop,
     selection,

@@ -13,13 +13,9 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
-from .publishing import listeners_of
-
 SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"
 LOOK = "apply_selector"
-RESOLVE = "_resolve_srv"
-"""A client's method that asks for its SRV record, when it first connects."""
 
 KILLS = {"_kill_cursors": 4, "_kill_cursor_impl": 3}
 """A client's methods that send killCursors, the first by the second, and where in their arguments
@@ -49,19 +45,6 @@ def records_spans(client: Any) -> bool:
     """Whether this pymongo records the spans of the client itself."""
     tracing = getattr(client.options, "tracing", None) if knows_tracing() else None
     return bool(tracing and tracing["enabled"])
-
-
-def show_listeners(client: Any, given: Any, hidden: type) -> None:
-    """Where the client lists its options, show the listeners it was given (None for none), and
-    those of the process: what is ``hidden`` is a class of ours."""
-    shown = [each for each in listeners_of(client) if not isinstance(each, hidden)]
-    if client._event_listeners is not None:
-        client._event_listeners.event_listeners = lambda: list(shown)
-    options = client._options._options
-    if given is None:
-        options.pop("event_listeners", None)
-    else:
-        options["event_listeners"] = given
 
 
 def max_retries(client: Any) -> int | None:

@@ -11,7 +11,6 @@ from .commands import CONNECTIONS, LIMITED, OF_DELETES, OF_UPDATES, PASSED
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
 from .interruptions import HANDLED, SENDERS, SENDING
-from .publishing import ARGUMENTS, ENABLED
 from .retry_loop import LOOKING_UP, LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
 from .servers.connections import FAILED, HELLO
@@ -98,8 +97,6 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
         (Feature.RESUMPTION, f"{cursors}:{prefix}Cursor", (SEND, DOCUMENTS)),
         (Feature.RESUMPTION, loop, (ADDRESS,)),
         (Feature.EXISTING_CLIENTS, client, ("_clients", "_closed")),
-        (Feature.REPR, client, ("_options",)),
-        (Feature.EVENTS, client, ("_event_listeners",)),
         (
             Feature.CLEANUP,
             client,
@@ -151,7 +148,6 @@ def _of_both() -> Iterator[tuple[Any, ...]]:
     yield Feature.RESUMPTION, "pymongo.message:_Query", OF_A_QUERY
     yield Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",)
     yield Feature.RETRIES, csot, ("get_timeout", "remaining", "get_rtt")
-    yield Feature.EVENTS, "pymongo.monitoring:_EventListeners", (ENABLED, *ARGUMENTS)
     yield Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",)
     yield Feature.CLEANUP, address, ("namespace",)
     yield Feature.CLEANUP, csot, ("DEADLINE", "get_timeout", "remaining")
@@ -159,9 +155,8 @@ def _of_both() -> Iterator[tuple[Any, ...]]:
         yield Feature.INTERRUPTIONS, f"{module}:{SENDING}", ("telemetry", "command_name")
     names = ("failed", "_start", "_duration_s")
     yield Feature.INTERRUPTIONS, "pymongo._telemetry:_CommandTelemetry", names
-    for feature in (Feature.REPR, Feature.RETRIES, Feature.CLEANUP):
+    for feature in (Feature.RETRIES, Feature.CLEANUP):
         yield feature, options, ("_options",)
-    yield Feature.REPR, options, ("_ClientOptions__server_selector",)
     yield Feature.BREAKERS, topology, (LOOK,)
     yield Feature.RETARGETING, topology, (LOOK, "known_servers")
     yield Feature.RETARGETING, STALENESS, ("select",)

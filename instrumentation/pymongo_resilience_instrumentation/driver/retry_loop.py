@@ -121,19 +121,13 @@ class DriverLoop:
 
 
 RUN = "run"
-_RUN_IN_SPAN, _TELEMETRY = "_run", "_operation_telemetry"
+_RUN_IN_SPAN = "_run"
 
 
 def run_name(drivers: type) -> str:
     """The method that makes the attempts. A driver that records spans itself has one inside of
     ``run``, which its span is around (the branch of PYTHON-5947)."""
     return _RUN_IN_SPAN if hasattr(drivers, _RUN_IN_SPAN) else RUN
-
-
-def native_span(loop: Any) -> Any:
-    """The driver's own span of the loop's operation; None where it records none."""
-    handle = getattr(getattr(loop, _TELEMETRY, None), "handle", None)
-    return getattr(handle, "span", None)
 
 
 def subclass(

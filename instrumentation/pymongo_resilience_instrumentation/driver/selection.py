@@ -26,7 +26,6 @@ SELECTOR = "server_selector"
 ERROR_MESSAGE = "_error_message"
 STALENESS = "pymongo.max_staleness_selectors"
 PREFERENCES = "pymongo.read_preferences"
-_SHOWN = "_ClientOptions__server_selector"
 
 
 def is_no_selector(selector: Any) -> bool:
@@ -74,19 +73,6 @@ def measuring_the_whole_set(selector: Any, description: Any) -> Any:
 def selector_of(topology: Any) -> Any:
     """The client's ``server_selector``, as its topology calls it."""
     return topology._settings.server_selector
-
-
-def show_selector(client: Any, name: str, given: tuple[Any, ...]) -> None:
-    """Where the client lists its options, show the selector it was given, if any, under that name.
-
-    The topology has ours by then.
-    """
-    shown = client._options
-    if given:
-        shown._options[name] = given[0]
-    else:
-        shown._options.pop(name, None)
-    setattr(shown, _SHOWN, given[0] if given else any_server_selector)
 
 
 SELECT = "_get_server"

@@ -6,14 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation import deferred, driver, monkey_patching
+from pymongo_resilience_instrumentation import deferred, monkey_patching
 from pymongo_resilience_instrumentation.telemetry.client_tracing import keep, tracing_of
-from pymongo_resilience_instrumentation.telemetry.listeners import (
-    OurListener,
-    Pools,
-    listeners_of,
-    publish_without_events,
-)
+from pymongo_resilience_instrumentation.telemetry.listeners import OurListener, Pools, listeners_of
 from pymongo_resilience_instrumentation.telemetry.other_tracers import contrib_is_active
 
 if TYPE_CHECKING:
@@ -53,9 +48,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
     False where it has not all those that a new client gets now: it keeps the kinds it was made
     with. In the driver's own view nothing changes.
     """
-    ours = [
-        each for each in driver.publishing.listeners_of(client) if isinstance(each, OurListener)
-    ]
+    ours = [each for each in client.options.event_listeners if isinstance(each, OurListener)]
     state = next((each.client for each in ours if isinstance(each, Pools)), None)
     if state is None or not runtime.clients.has(state):
         return False
@@ -67,14 +60,7 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
             each.enabled_flag = EnabledFlag()
         else:
             vars(each).update(vars(made))
-    driver.publishing.publish_events(client)
-    publish_little(runtime, client)
     return not wanted and not runtime.counts_in_flight
-
-
-def publish_little(runtime: Runtime, client: Any) -> None:
-    """The driver makes no events for listeners of ours."""
-    publish_without_events(client, dispensable=runtime.owns_retries)
 
 
 def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:

@@ -16,7 +16,6 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interception import steps
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.methods import Subclass
-from pymongo_resilience_instrumentation.telemetry.native_spans import shown
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
 from . import deprioritized
@@ -39,8 +38,6 @@ def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
         drivers_run = getattr(drivers, name)
         more = {"runtime": runtime, "drivers_run": drivers_run}
         more[name] = run(runtime, drivers_run, around)
-        if name != driver.retry_loop.RUN:
-            more[name] = shown(more[name], runtime.operation_spans, asynchronous=asynchronous)
         if runtime.admits:
             more[select] = get_server(runtime, getattr(drivers, select))
         return driver.retry_loop.subclass(drivers, Attempts, ("call",), more)

@@ -1,20 +1,18 @@
-"""pymongo's events, turned into command spans and into the state of clients.
+"""pymongo's events, turned into command spans, metrics and the state of clients.
 
-Each is a no-op while the library is switched off, since a client keeps its listeners for life; but
-connections are counted nevertheless, or the count would be wrong once it is on again. A fault of
-ours is logged once and never reaches the driver, which would print it for every event.
+Each listener is a no-op while the library is switched off, since a client keeps its listeners for
+life; but connections are counted nevertheless, or the count would be wrong once it is on again.
 """
 
 from __future__ import annotations
 
 import functools
-from sys import exception
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
-from pymongo_resilience.internal_errors import deliver, from_outside, logger
-from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience.internal_errors import from_outside, logger
+from pymongo_resilience_instrumentation import calls
 
 from .client_tracing import DEFAULT
 
@@ -22,13 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.clients.client_registry import ClientState
 
     from .client_tracing import Tracing
     from .commands.command_spans import CommandSpans
     from .metrics.driver_metrics import DriverMetrics
-
 
 _E = TypeVar("_E")
 
@@ -41,208 +37,99 @@ class OurListener:
 
 
 _L = TypeVar("_L", bound=OurListener)
+faulty: set[Any] = set()
+"""Methods whose first internal error was logged."""
 
 
-class _Complaint:
-    """Logs the first exception of a callback."""
+def _callback(
+    method: Callable[[_L, _E], None], *, always: bool = False
+) -> Callable[[_L, _E], None]:
+    """A listener's method that the driver sees no internal error of: the first is logged.
 
-    def __init__(self, callback: str) -> None:
-        self._callback = callback
-        self._logged = False
-
-    def log(self, error: BaseException) -> None:
-        """What strikes from outside is raised by the call in progress, as soon as may be: the
-        driver keeps what listeners raise to itself, or loses a connection by it."""
-        if from_outside(error):
-            call = calls.current()
-            if call is None:
-                raise error
-            call.struck = error
-        elif not self._logged:
-            self._logged = True
-            logger.error(
-                "internal error in pymongo-resilience in %s", self._callback, exc_info=error
-            )
-
-
-def _safely(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
-    """The callback; what it raises is logged once."""
-    complaint = _Complaint(method.__qualname__)
+    ``always``: also while the library is switched off.
+    """
 
     @functools.wraps(method)
     def callback(self: _L, event: _E) -> None:
         try:
-            method(self, event)
-        except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
-            complaint.log(error)
-
-    return callback
-
-
-def _harmless(method: Callable[[_L, _E], None]) -> Callable[[_L, _E], None]:
-    """The same, while the library is on."""
-    complaint = _Complaint(method.__qualname__)
-
-    @functools.wraps(method)
-    def callback(self: _L, event: _E) -> None:
-        try:
-            if self.enabled_flag.acts():
+            if always or self.enabled_flag.acts():
                 method(self, event)
-        except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
-            complaint.log(error)
+        except BaseException as error:
+            if from_outside(error):
+                # The driver would print it, or lose a connection by it: the call raises it instead.
+                call = calls.current()
+                if call is None:
+                    raise
+                call.struck = error
+            elif method not in faulty:
+                faulty.add(method)
+                logger.exception("internal error in pymongo-resilience in %s", method.__qualname__)
 
     return callback
+
+
+_counted = functools.partial(_callback, always=True)
 
 
 class Commands(OurListener, monitoring.CommandListener):
-    """Records one span for each command sent, unless another tracer does.
-
-    ``recorded_elsewhere``: asked for each command, where the client was made while that was so.
-    """
+    """Notes which server a call's command went to, and has its span recorded."""
 
     def __init__(
         self,
-        spans: CommandSpans,
+        spans: CommandSpans | None,
         enabled_flag: EnabledFlag,
         tracing: Tracing = DEFAULT,
         recorded_elsewhere: Callable[[], bool] | None = None,
     ) -> None:
+        """``recorded_elsewhere``: asked for each command, where another tracer was active when the
+        client was made."""
         super().__init__(enabled_flag)
         self._spans = spans
         self._tracing = tracing
         self._recorded_elsewhere = recorded_elsewhere
 
-    @_harmless
+    @_callback
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         call = calls.current()
-        if call is None and calls.reporting():
+        if call is None:
             return
-        if call is not None:
-            call.server = event.connection_id
-        if self._recorded_elsewhere is not None and self._recorded_elsewhere():
+        call.server = event.connection_id
+        if self._spans is None or (
+            self._recorded_elsewhere is not None and self._recorded_elsewhere()
+        ):
             return
-        span = self._spans.start(
-            event.command,
-            event.database_name,
-            event.request_id,
-            event.connection_id,
-            event.server_connection_id,
-            call,
-            self._tracing,
-            name=event.command_name,
-        )
-        if span is not None and self._spans.hooks.request is not None:
-            self._spans.hooks.request(span, event)
+        self._spans.start(event, call, self._tracing)
 
-    @_harmless
+    @_callback
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        self._spans.succeed(event.request_id, event.reply, calls.current(), event)
-
-    @_harmless
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        self._spans.fail(event, self._tracing)
-
-    def without_events(self) -> dict[str, Callable[..., None]]:
-        """What the driver may call in place of making events, unless others listen."""
-        if self._spans.hooks.any or self._recorded_elsewhere is not None:
-            return {}
-        enabled_flag, spans, tracing = self.enabled_flag, self._spans, self._tracing
-        complaint = _Complaint(type(self).__qualname__)
-
-        def start(  # noqa: PLR0917 - the driver's own, as is what follows
-            command: Any,
-            database_name: str,
-            request_id: int,
-            connection_id: Any,
-            server_connection_id: int | None,
-            op_id: int | None = None,
-            service_id: Any = None,
-        ) -> None:
-            if not enabled_flag.on or (exception() is not None and not enabled_flag.acts()):
-                return
-            try:
-                if "speculativeAuthenticate" in command:
-                    # The event of such a command leaves out what is secret of it.
-                    event = monitoring.CommandStartedEvent(
-                        command,
-                        database_name,
-                        request_id,
-                        connection_id,
-                        op_id,
-                        service_id,
-                        server_connection_id,
-                    )
-                    self.started(event)
-                    return
-                call = calls.current()
-                if call is None and calls.reporting():
-                    return
-                if call is not None:
-                    call.server = connection_id
-                    if call.struck is not None:
-                        raise call.struck
-                spans.start(
-                    command,
-                    database_name,
-                    request_id,
-                    connection_id,
-                    server_connection_id,
-                    call,
-                    tracing,
-                )
-            except Exception as error:  # noqa: BLE001 - logged
-                deliver(error)
-                complaint.log(error)
-
-        def succeed(
-            duration: object,  # noqa: ARG001 - as the driver may name it, and so is what follows
-            reply: object,
-            command_name: str,  # noqa: ARG001
-            request_id: int,
-            *_: Any,
-            **__: Any,
-        ) -> None:
-            if not enabled_flag.on:
-                return
-            try:
-                call = calls.current()
-                if call is None or call.command_spans:
-                    spans.succeed(request_id, reply, call)
-            except Exception as error:  # noqa: BLE001 - logged
-                deliver(error)
-                complaint.log(error)
-
-        return {"publish_command_start": start, "publish_command_success": succeed}
-
-
-class LastServer(OurListener, monitoring.CommandListener):
-    """Where no spans are recorded, the duration metric still says which server answered last."""
-
-    @_harmless
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
         call = calls.current()
-        if call is not None:
-            call.server = event.connection_id
+        if call is not None and call.command_spans and self._spans is not None:
+            self._spans.succeed(event, call)
 
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+    @_callback
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        call = calls.current()
+        if call is not None and call.command_spans and self._spans is not None:
+            self._spans.fail(event, call, self._tracing)
 
 
 class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
+    """Measures the hellos of a client's monitors."""
+
     def __init__(self, metrics: DriverMetrics, enabled_flag: EnabledFlag) -> None:
         super().__init__(enabled_flag)
         self._metrics = metrics
 
+    @_callback
     def started(self, event: monitoring.ServerHeartbeatStartedEvent) -> None: ...
 
-    @_harmless
+    @_callback
     def succeeded(self, event: monitoring.ServerHeartbeatSucceededEvent) -> None:
         self._metrics.heartbeat(
             event.connection_id, event.duration, awaited=event.awaited, failed=False
         )
 
-    @_harmless
+    @_callback
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
         self._metrics.heartbeat(
             event.connection_id, event.duration, awaited=event.awaited, failed=True
@@ -256,128 +143,82 @@ class Pools(OurListener, monitoring.ConnectionPoolListener):
     """
 
     def __init__(
-        self,
-        client: ClientState,
-        spans: CommandSpans | None,
-        metrics: DriverMetrics | None,
-        enabled_flag: EnabledFlag,
+        self, client: ClientState, metrics: DriverMetrics | None, enabled_flag: EnabledFlag
     ) -> None:
         super().__init__(enabled_flag)
         self.client = client
         self._pools = client.pools_by_address
-        self._spans = spans
         self._metrics = metrics
-        self._waited = None if metrics is None or not metrics.times_waits else metrics.waited
-        self._used = None if metrics is None or not metrics.times_uses else metrics.used
-        self._complaint = _Complaint(type(self).__qualname__)
+        self._times_waits = metrics is not None and metrics.times_waits
+        self._times_uses = metrics is not None and metrics.times_uses
 
-    @_safely
+    @_counted
     def pool_created(self, event: monitoring.PoolCreatedEvent) -> None:
         self.client.server(event.address)
 
-    @_safely
+    @_counted
     def pool_closed(self, event: monitoring.PoolClosedEvent) -> None:
         self.client.forget(event.address)
 
-    @_safely
+    @_counted
     def connection_created(self, event: monitoring.ConnectionCreatedEvent) -> None:
         pool = self._pools.get(event.address)
         if pool is not None:
             pool.created(event.connection_id)
 
-    @_safely
+    @_counted
     def connection_ready(self, event: monitoring.ConnectionReadyEvent) -> None:
         pool = self._pools.get(event.address)
         if pool is not None and self._metrics is not None and self.enabled_flag.acts():
             self._metrics.connected(pool, event.duration, calls.current())
 
+    @_callback
     def connection_check_out_started(
         self, event: monitoring.ConnectionCheckOutStartedEvent
     ) -> None: ...
 
+    @_counted
     def connection_checked_out(self, event: monitoring.ConnectionCheckedOutEvent) -> None:
-        self._taken(event.address, event.connection_id, event.duration)
-
-    def _taken(self, address: Address, connection_id: int, duration: float | None) -> None:
-        call = calls.found()
-        if exception() is not None and not self.enabled_flag.acts():
-            call = None
+        acts = self.enabled_flag.acts()
+        call = calls.current() if acts else None
         if call is not None:
-            if call.reporting:
-                return
-            call.driver_connection_id = connection_id
-        if self._waited is None and self._used is None:
+            call.driver_connection_id = event.connection_id
+        if not (self._times_waits or self._times_uses) or calls.reporting():
             return
-        try:
-            pool = self._pools.get(address)
-            if pool is None:
-                return
-            if self._used is not None:
-                pool.checked_out(connection_id)
-            if self._waited is not None and self.enabled_flag.acts():
-                self._waited(pool, duration, calls.current())
-        except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
-            self._complaint.log(error)
+        pool = self._pools.get(event.address)
+        if pool is None or self._metrics is None:
+            return
+        if self._times_uses:
+            pool.checked_out(event.connection_id)
+        if self._times_waits and acts:
+            self._metrics.waited(pool, event.duration, call)
 
-    @_harmless
+    @_callback
     def connection_check_out_failed(self, event: monitoring.ConnectionCheckOutFailedEvent) -> None:
         pool = self._pools.get(event.address)
         if self._metrics is not None and pool is not None:
             self._metrics.refused(pool, event.reason, calls.current())
 
+    @_counted
     def connection_checked_in(self, event: monitoring.ConnectionCheckedInEvent) -> None:
-        self._given_back(event.address, event.connection_id)
+        pool = self._pools.get(event.address) if self._times_uses else None
+        if pool is None or self._metrics is None:
+            return
+        seconds = pool.checked_in(event.connection_id)
+        if seconds is not None and self.enabled_flag.acts():
+            self._metrics.used(pool, seconds, calls.current())
 
-    def _given_back(self, address: Address, connection_id: int) -> None:
-        try:
-            if self._used is not None:
-                pool = self._pools.get(address)
-                seconds = None if pool is None else pool.checked_in(connection_id)
-                acts = self.enabled_flag.on and (exception() is None or self.enabled_flag.acts())
-                if pool is not None and seconds is not None and acts:
-                    self._used(pool, seconds, calls.current())
-            if self._spans is not None and self._spans.without_call and self.enabled_flag.acts():
-                self._spans.leave_connection()
-        except BaseException as error:  # noqa: BLE001 - logged, or raised by the call
-            self._complaint.log(error)
-
-    def without_events(self) -> dict[str, Callable[..., None]]:
-        """As for commands; not for what happens once in the life of a connection."""
-        return {
-            "publish_connection_check_out_started": _not_recorded,
-            "publish_connection_checked_out": self._taken,
-            "publish_connection_checked_in": self._given_back,
-        }
-
-    @_safely
+    @_counted
     def connection_closed(self, event: monitoring.ConnectionClosedEvent) -> None:
         pool = self._pools.get(event.address)
         if pool is not None:
             pool.closed(event.connection_id)
 
+    @_callback
     def pool_ready(self, event: monitoring.PoolReadyEvent) -> None: ...
 
+    @_callback
     def pool_cleared(self, event: monitoring.PoolClearedEvent) -> None: ...
-
-
-def publish_without_events(client: object, *, dispensable: bool) -> None:
-    """Where ours alone listen to a client that was made, the driver makes no event for each command
-    and for each connection taken.
-
-    ``dispensable``: only spans use the events of commands.
-    """
-    for each in driver.publishing.listeners_of(client):
-        if isinstance(each, (Commands, Pools)):
-            instead = each.without_events()
-            driver.publishing.publish_directly(
-                client,
-                each,
-                instead,
-                dispensable=dispensable and isinstance(each, Commands) and bool(instead),
-            )
-
-
-def _not_recorded(_address: Address) -> None: ...
 
 
 def listeners_of(
@@ -390,22 +231,21 @@ def listeners_of(
     recorded_elsewhere: Callable[[], bool] | None = None,
     records_server: bool = False,
 ) -> list[Any]:
-    """What one new client is given: only what is consumed, since each listener costs.
+    """The listeners of one new client: only what is consumed, since each listener costs.
 
     ``records_server``: only a command's event shows which server an operation went to.
 
     No server or topology listeners: with one, pymongo starts a thread for each client, whose
     ``close()`` then takes half a second longer, and an async client can no longer be made outside
-    of a running event loop. The client itself says the same when it is asked.
+    of a running event loop. ``client.topology_description`` has the same facts.
     """
-    if spans is not None:
-        chosen: list[Any] = [Commands(spans, enabled_flag, tracing, recorded_elsewhere)]
-    elif metrics is not None:
-        chosen = [LastServer(enabled_flag)] if records_server else []
-    else:
+    if spans is None and metrics is None:
         return []
+    chosen: list[Any] = []
+    if spans is not None or records_server:
+        chosen.append(Commands(spans, enabled_flag, tracing, recorded_elsewhere))
     if metrics is not None:
         chosen.append(Heartbeats(metrics, enabled_flag))
     # Only pool events name the connection of a command, so spans need them too.
-    chosen.append(Pools(client, spans, metrics, enabled_flag))
+    chosen.append(Pools(client, metrics, enabled_flag))
     return chosen

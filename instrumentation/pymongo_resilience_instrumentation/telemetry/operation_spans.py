@@ -1,4 +1,4 @@
-"""Spans: one for each call of the public API, below it one for each command sent."""
+"""One span for each call of the public API."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import SpanKind
 
 from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
@@ -15,12 +16,8 @@ from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv
-from .client_tracing import DIFFERENT, tracing_of
-from .listeners import publish_without_events
-from .sampling import Sampling
-from .sdk.spans import DirectSpans, write
+from .client_tracing import tracing_of
 from .span_errors import end_span
-from .suppression import is_suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,74 +58,49 @@ class OperationSpans:
     Thread- and task-safe: all state is on the call.
     """
 
-    def __init__(self, tracer: Tracer, *, leads_from_server: bool = False) -> None:
-        """``leads_from_server``: commands carry the context of the span, recorded or not."""
+    def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._sampling = Sampling(tracer)
-        self._direct = DirectSpans(tracer)
-        self._leads_from_server = leads_from_server
 
     def start(self, call: Call, transaction: Span | None = None) -> None:
         """``transaction``: the span of the one that it is in."""
-        client, sampling = call.client, self._sampling
-        if getattr(self._tracer, "sampler", None) is not sampling.sampler:
-            calls.publish(call, sampling.look)
-        if sampling.never and not self._leads_from_server:
-            # The caller's own span stays the current one, for spans that others start inside.
-            call.span = trace.INVALID_SPAN
-            if not driver.publishing.want_commands(client, False):
-                publish_without_events(client, dispensable=True)
+        if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
             return
         outer = context.get_current()
-        if (outer and is_suppressed(outer)) or (DIFFERENT.used and not tracing_of(client).enabled):
-            return
-        parent = trace.get_current_span(outer) if transaction is None else transaction
-        if sampling.never_below and not self._leads_from_server:
-            above = parent.get_span_context()
-            if above.is_valid and not above.is_remote and not above.trace_flags & 1:
-                # As above, of this trace.
-                call.span = trace.INVALID_SPAN
-                return
-        database, collection = call.known_target or call.target
+        database, collection = call.target
         # A transaction's end has no database of its own.
         name, attributes = _operation_attributes(call.operation, database or "admin", collection)
-        span = self._direct.start(name, attributes, parent)
-        if span is None:
-            span = calls.publish(
-                call,
-                self._tracer.start_span,
-                name,
-                outer if transaction is None else trace.set_span_in_context(transaction, outer),
-                kind=SpanKind.CLIENT,
-                attributes=attributes,
-            )
-        call.span = span
-        invalid = span is trace.INVALID_SPAN
-        if not driver.publishing.want_commands(client, not invalid):
-            publish_without_events(client, dispensable=True)
-        if invalid:
-            # Of an API without an SDK, and outside of any trace: nothing has to find it.
+        span = calls.publish(
+            call,
+            self._tracer.start_span,
+            name,
+            outer if transaction is None else trace.set_span_in_context(transaction, outer),
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+        )
+        if not span.get_span_context().is_valid:
+            # There is no SDK, and the call is in no trace.
             return
-        call.outer_context = outer
+        call.span, call.outer_context = span, outer
         context.attach(trace.set_span_in_context(span, outer))
 
     def end(self, call: Call, error: BaseException | None, ended_ns: int | None = None) -> None:
-        """``ended_ns``, here and below: since the epoch; None is now."""
+        """``ended_ns``: since the epoch; None is now."""
+        span = call.span
+        if span is None:
+            return
+        shown = error is not None and not call.withholds and not isinstance(error, GeneratorExit)
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
-            if call.command_spans:
-                for sent in [*call.command_spans.values()]:
-                    sent.interrupt(call, error, ended_ns)
-                call.command_spans.clear()
+            while call.command_spans:
+                call.command_spans.popitem()[1].interrupt(call, error, ended_ns)
+            if span.is_recording():
+                attributes = _result_attributes(call, error)
+                if call.only_command is not None:
+                    attributes = {**call.only_command.settle(call, error), **attributes}
+                span.set_attributes(attributes)
         finally:
-            if call.span is not None and call.span is not trace.INVALID_SPAN:
-                _end_operation(call, call.span, error, ended_ns)
-
-    def describe(self, call: Call, error: BaseException | None) -> None:
-        """What is known of a call, onto a span that the driver ends."""
-        if call.span is not None and call.span.is_recording():
-            call.span.set_attributes(_result_attributes(call, error))
-            self.add_waits(call)
+            quotes = shown and tracing_of(call.client).quotes
+            end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 
     def add_waits(self, call: Call) -> None:
         """Each that had to be, for a server or for a connection, at the time when it was over."""
@@ -148,20 +120,22 @@ class OperationSpans:
         if isinstance(event, BreakerEvent):
             return
         call = calls.current()
-        if call is None or call.span is None or not call.span.is_recording():
+        span = None if call is None else call.span or _native_span(call)
+        if call is None or span is None or not span.is_recording():
             return
         if isinstance(event, ReadHedged):
-            _show_hedge(call.span, event)
+            _show_hedge(span, event)
             return
+        if call.span is None:
+            # The driver ends its span before the call ends: what is known is added as it happens.
+            span.set_attributes(_retry_attributes(call))
         attributes: dict[str, Any] = {semconv.REASON: event.reason.value}
         if event.server is not None:
             attributes[semconv.SERVER] = event.server
         if isinstance(event, RetryScheduled):
-            call.span.add_event(semconv.EVENT_SCHEDULED, attributes | {semconv.DELAY: event.delay})
+            span.add_event(semconv.EVENT_SCHEDULED, attributes | {semconv.DELAY: event.delay})
         else:
-            call.span.add_event(
-                semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value}
-            )
+            span.add_event(semconv.EVENT_DECLINED, attributes | {semconv.RULE: event.rule.value})
 
 
 def _show_hedge(span: Span, event: ReadHedged) -> None:
@@ -172,29 +146,22 @@ def _show_hedge(span: Span, event: ReadHedged) -> None:
     span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
 
 
-def _end_operation(
-    call: Call, span: Span, error: BaseException | None, ended_ns: int | None
-) -> None:
-    shown = error is not None and not call.withholds and not isinstance(error, GeneratorExit)
-    quotes = shown and tracing_of(call.client).quotes
-    try:
-        if span.is_recording():
-            attributes = _result_attributes(call, error)
-            if call.only_command is not None:
-                attributes = {**call.only_command.settle(call, error), **attributes}
-            write(span, attributes)
-    finally:
-        end_span(span, error, quotes=quotes, ended_ns=ended_ns)
-
-
 def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
-        semconv.ATTEMPTS: 1 + len(call.reasons),
-        semconv.OUTCOME: outcome_of(call, error),
-    }
+    attributes = _retry_attributes(call)
+    attributes[semconv.OUTCOME] = outcome_of(call, error)
+    return attributes
+
+
+def _retry_attributes(call: Call) -> dict[str, Any]:
+    attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.reasons)}
     if call.reasons:
         attributes[semconv.RETRY_REASONS] = tuple(reason.value for reason in call.reasons)
         attributes[semconv.BACKOFF_TOTAL] = call.backoff
     if call.timeout:
         attributes[semconv.DEADLINE] = call.timeout
     return attributes
+
+
+def _native_span(call: Call) -> Span | None:
+    """The driver's own span of the operation, where it records one: current around all attempts."""
+    return trace.get_current_span() if driver.clients.records_spans(call.client) else None

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import SpanKind
 from pymongo.errors import PyMongoError
 
@@ -27,7 +28,6 @@ from pymongo_resilience_instrumentation.operations.write_operations import ABORT
 from . import semconv
 from .client_tracing import tracing_of
 from .span_errors import end_span
-from .suppression import is_suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +127,7 @@ class TransactionSpans:
         if before is not None:
             before.end()
         tracing = tracing_of(session.client)
-        if not tracing.enabled or is_suppressed():
+        if not (tracing.enabled and is_instrumentation_enabled()):
             return
         span = calls.reported(
             self._tracer.start_span,

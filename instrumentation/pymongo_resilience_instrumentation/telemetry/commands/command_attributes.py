@@ -11,11 +11,16 @@ from bson.binary import Binary
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.telemetry import semconv
 
+from .query_text import text_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pymongo import monitoring
+
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 
 SENSITIVE = frozenset({
     "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
@@ -60,15 +65,19 @@ def collection_of(name: str, command: Mapping[str, Any], database: str) -> str |
     return str(value) if isinstance(value, str) else None
 
 
-def of_this_command(
-    command: Mapping[str, Any], server_connection_id: object, call: Call | None
+def of_command(
+    event: monitoring.CommandStartedEvent, call: Call, tracing: Tracing
 ) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
+    """Attributes of a command that is being sent. ``tracing``: of its client."""
+    command, name = event.command, event.command_name
+    database = "admin" if name in AGAINST_ADMIN else event.database_name
+    collection = collection_of(name, command, database)
+    attributes = {**of_name(name, database, collection, event.connection_id)}
     # The server's word, as the cursor's id further down: what is no number is left out.
-    connection = number(server_connection_id)
+    connection = number(event.server_connection_id)
     if connection is not None:
         attributes[semconv.SERVER_CONNECTION_ID] = connection
-    if call is not None and call.driver_connection_id is not None:
+    if call.driver_connection_id is not None:
         attributes[semconv.DRIVER_CONNECTION_ID] = call.driver_connection_id
     session_id = _session_id(command.get("lsid"))
     if session_id is not None:
@@ -76,6 +85,8 @@ def of_this_command(
     txn_number = number(command.get("txnNumber"))
     if txn_number is not None:
         attributes[semconv.TXN_NUMBER] = txn_number
+    if tracing.quotes:
+        attributes[semconv.DB_QUERY_TEXT] = text_of(command, tracing.query_text_max_length)
     return attributes
 
 

@@ -30,7 +30,6 @@ class SpanHooks:
         self.request = _harmless("request_hook", request_hook)
         self.response = _harmless("response_hook", response_hook)
         self.failed = _harmless("failed_hook", failed_hook)
-        self.any = any((request_hook, response_hook, failed_hook))
 
 
 def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | None:

@@ -11,7 +11,6 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.safe_texts import code_name, qualified_name
 from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.telemetry.sdk.histograms import Series
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from .instruments import Instruments
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 TIMED_OUT = "pymongo_resilience.OperationTimeoutError"
 
 
+@lru_cache(semconv.KNOWN_NAMES)
 def _duration_attributes(
     operation: str,
     database: str,
@@ -62,7 +62,6 @@ class OperationMetrics:
     ) -> None:
         """``without``: the names of instruments that are left out, here and below."""
         self._by_collection = by_collection
-        self._series: dict[tuple[Any, ...], Series] = {}
         made = Instruments(meter, without)
         self._duration = made.histogram(
             semconv.OPERATION_DURATION,
@@ -100,20 +99,15 @@ class OperationMetrics:
 
     def record(self, call: Call, error: BaseException | None, seconds: float) -> None:
         if self._duration is not None:
-            database, collection = call.known_target or call.target
-            key = (
+            database, collection = call.target
+            attributes = _duration_attributes(
                 call.operation,
                 database or "admin",
                 collection if self._by_collection else None,
                 call.server if call.selected is None else driver.selection.address(call.selected),
                 None if error is None else error_type(error),
             )
-            series = self._series.get(key)
-            if series is None:
-                series = Series(self._duration, _duration_attributes(*key))
-                if len(self._series) < semconv.KNOWN_NAMES:
-                    self._series[key] = series
-            series.record(seconds)
+            self._duration.record(seconds, attributes)
         if self._attempts is not None:
             outcome = outcome_of(call, error)
             self._attempts.record(
