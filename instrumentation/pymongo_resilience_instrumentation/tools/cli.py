@@ -114,9 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     testbed(
         "--topology",
-        choices=("replica-set", "sharded", "standalone"),
+        choices=("replica-set", "real-replica-set", "sharded", "standalone"),
         default="replica-set",
-        text="the kind of deployment (default: replica-set)",
+        text="the kind of deployment (default: replica-set); real-replica-set is a mongod for each "
+        "member, and needs --server",
     )
     testbed(
         "--members",
@@ -152,6 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     testbed("--record", text="write every fault, for `report`", **file)
     testbed("--server", metavar="mongod[=PATH]", text=server)
+    testbed(
+        "--in-front-of",
+        metavar="URI",
+        text="start no server, but proxies before the deployment of this URI; clients log in "
+        "through them with credentials of their own",
+    )
     doctor = command(
         _doctor,
         "connect as the application would, and say what to change",
@@ -328,6 +335,8 @@ def _dashboards(options: argparse.Namespace) -> int:
 
 def _without_secantus(options: argparse.Namespace, modules: Sequence[str]) -> Sequence[str]:
     server = options.server or os.environ.get(SERVER_VARIABLE, "")
+    if getattr(options, "in_front_of", None):
+        return ()
     return [each for each in modules if each != "secantus" or not server.startswith("mongod")]
 
 

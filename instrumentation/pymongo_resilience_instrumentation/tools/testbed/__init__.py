@@ -11,6 +11,8 @@ Needs the extra ``testbed``. Everything listens on 127.0.0.1 alone.
 """
 
 from .deployments.deployment import Deployment
+from .deployments.pass_through import InFrontOf
+from .deployments.real_replica_set import RealReplicaSet
 from .deployments.replica_set import ReplicaSet
 from .deployments.sharded_cluster import ShardedCluster
 from .deployments.standalone import Standalone
@@ -53,12 +55,14 @@ __all__ = [
     "Fail",
     "FailWriteConcern",
     "Fault",
+    "InFrontOf",
     "Interception",
     "Latency",
     "NotPrimary",
     "Overload",
     "PoolClearingStorm",
     "RateLimit",
+    "RealReplicaSet",
     "Refuse",
     "ReplicaSet",
     "Reset",

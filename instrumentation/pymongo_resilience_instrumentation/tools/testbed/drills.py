@@ -47,8 +47,7 @@ def drill(name: str, deployment: Deployment) -> Scenario:
     """``named``, for this deployment."""
     scenario = named(name)
     steps = [(pause, fitted(each, deployment)) for pause, each in scenario.steps]
-    elects = "primary" in deployment.roles
-    return Scenario([each for each in steps if elects or each[1].kind is not Election])
+    return Scenario([each for each in steps if deployment.elects or each[1].kind is not Election])
 
 
 def fitted(struck: Strike, deployment: Deployment) -> Strike:

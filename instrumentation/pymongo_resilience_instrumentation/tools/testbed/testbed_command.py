@@ -7,13 +7,15 @@ import itertools
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pymongo_resilience_instrumentation.tools.report import Recorder
 
 from .control import Control
+from .deployments.pass_through import InFrontOf
+from .deployments.real_replica_set import RealReplicaSet
 from .deployments.replica_set import ReplicaSet
 from .deployments.sharded_cluster import ShardedCluster
 from .deployments.standalone import Standalone
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from .deployments.deployment import Deployment
     from .scenario import Strike
 
-TOPOLOGIES: Final[dict[str, type[Deployment]]] = {
+TOPOLOGIES: Final[dict[str, Any]] = {
     "replica-set": ReplicaSet,
+    "real-replica-set": RealReplicaSet,
     "sharded": ShardedCluster,
     "standalone": Standalone,
 }
@@ -58,6 +61,8 @@ class Options:
     """Where to write the faults, for ``pymongo-resilience report``."""
     server: str | None = None
     """What ``EmbeddedServer`` is to start in place of SecantusDB."""
+    in_front_of: str | None = field(default=None, repr=False)
+    """The URI of a deployment that exists. Confidential."""
 
 
 def run(options: Options) -> None:
@@ -92,10 +97,7 @@ def run(options: Options) -> None:
 
 def strikes(deployment: Deployment, seed: int) -> Iterator[tuple[float, Strike]]:
     """Endless: the seconds since the strike before, and a strike that fits the deployment."""
-    if isinstance(deployment, ReplicaSet):
-        menu = (*NETWORK, *FAILOVER, *SERVER)
-    else:
-        menu = (*NETWORK, *SERVER, restart)
+    menu = (*NETWORK, *SERVER, *(FAILOVER if deployment.elects else [restart]))
     for number in itertools.count(seed):
         for pause, strike in Scenario.random(number, _ROUND, menu, every=_EVERY).steps:
             yield pause, fitted(strike, deployment)
@@ -110,19 +112,22 @@ def _seed(options: Options) -> int:
 
 
 def _deployment(options: Options) -> Deployment:
-    """The help of the command line says why its numbers have the bounds they have."""
+    """Raises ``ValueError`` where its numbers have not the bounds that the help says."""
+    if options.in_front_of is not None:
+        return InFrontOf(options.in_front_of, port=options.port)
     kind = TOPOLOGIES[options.topology]
     count = kind.default_members if options.members is None else options.members
     if kind is Standalone and count != 1:
         allowed = "1: a standalone has one member; a replica-set or sharded may have more"
         raise refused("members", count, allowed)
     try:
-        return kind(options.server, members=options.members, port=options.port)
+        made: Deployment = kind(options.server, members=options.members, port=options.port)
     except ValueError as exc:
         if not str(exc).startswith("port"):
             raise
         why = f"as many consecutive ports are needed as there are members, here {count}"
         raise ValueError(f"{exc}: {why}") from None
+    return made
 
 
 def _play(deployment: Deployment, seed: int, stop: threading.Event) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from .fault import Fault, positive
 
@@ -33,6 +33,8 @@ class Connection:
     """How many hellos were answered."""
     commands: int = 0
     """How many other commands were received."""
+    is_internal: bool = False
+    """It is another member's."""
 
     @property
     def is_monitor(self) -> bool:
@@ -94,6 +96,8 @@ class Interception(Fault):
     One instance given to several members counts for all of them together.
     """
 
+    parts_members: ClassVar[bool] = False
+    """It strikes what the members of a set say to each other, too."""
     until = math.inf
     """When it is over at the latest, on the monotonic clock."""
 

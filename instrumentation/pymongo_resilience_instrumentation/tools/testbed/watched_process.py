@@ -15,8 +15,11 @@ def main() -> int:
     folder, *command = sys.argv[1:]
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)  # noqa: S603 - our parent's
 
+    ended = threading.Event()
+
     def end() -> None:
         sys.stdin.buffer.read()
+        ended.set()
         program.kill()
         program.wait()
         shutil.rmtree(folder, ignore_errors=True)
@@ -26,8 +29,8 @@ def main() -> int:
     sys.stdout.write(f"{program.pid}\n")
     sys.stdout.flush()
     status = program.wait()
-    # Killed by the thread, the folder is about to go; ended by itself, it stays.
-    ending.join(1.0 if status < 0 else 0.0)
+    if ended.is_set():
+        ending.join()
     return status
 
 

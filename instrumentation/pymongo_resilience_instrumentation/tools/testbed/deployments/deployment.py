@@ -53,6 +53,12 @@ class Deployment(Running):
     roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ()
     kind: ClassVar[Kind] = "replica-set"
     """What an embedded mongod is."""
+    passes_hellos: ClassVar[bool] = False
+    """Members have a server each, whose hellos they pass on."""
+    elects: ClassVar[bool] = False
+    """A fault can make it elect a primary."""
+    is_real: ClassVar[bool] = False
+    """Members are processes, which a fault can end."""
 
     def __init__(
         self,
@@ -66,7 +72,7 @@ class Deployment(Running):
         last_first = _MAX_PORT - self._count + 1
         self._port = None if port is None else whole("port", port, most=last_first)
         self._address: tuple[str, int] | None = None
-        self._embedded: EmbeddedServer | None = None
+        self._embedded: Running | None = None
         match server:
             case (str(), int()):
                 self._address = server
@@ -106,8 +112,8 @@ class Deployment(Running):
         """Host and port of the server itself, past all members and faults."""
         if self._address is not None:
             return self._address
-        if self._embedded is None:
-            raise TestbedError("the deployment has no server")
+        if not isinstance(self._embedded, EmbeddedServer):
+            raise TestbedError("the deployment has no server of its own")
         return self._embedded.address
 
     @property
@@ -185,6 +191,16 @@ class Deployment(Running):
         roles = ", ".join(repr(role) for role in ("all", *self.roles))
         raise refused("on", on, f"{roles}, or the index of a member: 0 to {len(self.members) - 1}")
 
+    async def take_down(
+        self, members: Sequence[Member], cause: Fault, *, orderly: bool = False
+    ) -> None:
+        """Stop members as processes stop, which ends their transactions."""
+        del orderly
+        for member in members:
+            member.shut_down(cause)
+        # The members do not know which transactions are theirs; a server may abort any.
+        await members[0].backend.abort_transactions()
+
     async def bring_up(self, members: Sequence[Member], cause: Fault) -> None:
         """Let members listen again that ``cause`` has taken down, unless others keep them down."""
         for member in members:
@@ -252,13 +268,17 @@ class Deployment(Running):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _open(self) -> None:
-        backend = Backend(self.server_address)
-        await backend.examine()
-        for index in range(self._count):
+        for index, backend in enumerate(await self._backends()):
             port = 0 if self._port is None else self._port + index
             self._members += (Member(index, backend, self, port),)
         for member in self._members:
             await member.listen()
+
+    async def _backends(self) -> Sequence[Backend]:
+        """The server behind each member: one for all."""
+        backend = Backend(self.server_address)
+        await backend.examine()
+        return [backend] * self._count
 
     async def _play(self, scenario: Scenario) -> None:
         with contextlib.suppress(asyncio.CancelledError):

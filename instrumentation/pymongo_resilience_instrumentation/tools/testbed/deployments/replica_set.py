@@ -66,6 +66,7 @@ class ReplicaSet(Deployment):
     """As MongoDB has it."""
     roles: ClassVar[tuple[Literal["primary", "secondary"], ...]] = ("primary", "secondary")
 
+    elects: ClassVar[bool] = True
     elected_at = 0.0
     """When the latest term began, on the monotonic clock."""
     _primary: Member | None = None
@@ -103,6 +104,20 @@ class ReplicaSet(Deployment):
         """Elect a primary, unless others than ``cause`` still want none; harmless if repeated."""
         self._gaps.discard(cause)
         self._elect()
+
+    async def take_down(
+        self, members: Sequence[Member], cause: Fault, *, orderly: bool = False
+    ) -> None:
+        """Stop members as processes stop; a primary's term ends, and its transactions."""
+        del orderly
+        for member in members:
+            member.shut_down(cause)
+        if self._primary in members:
+            await self.step_down(cause)
+
+    async def silence(self, member: Member, seconds: float) -> None:
+        """Only the processes of a real set can be stopped."""
+        raise NotImplementedError
 
     async def bring_up(self, members: Sequence[Member], cause: Fault) -> None:
         """Listen again, and elect a primary where all members were down when it was due."""

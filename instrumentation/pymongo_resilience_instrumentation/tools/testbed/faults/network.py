@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Fault,
@@ -120,6 +120,8 @@ class BlackHole(Lasting):
     client that awaits a hello does not learn of a change either.
     """
 
+    parts_members: ClassVar[bool] = True
+
     def __init__(self, seconds: float) -> None:
         super().__init__(positive("seconds", seconds))
 
@@ -137,6 +139,8 @@ class Latency(Interception):
     :param jitter: how much is added at most (seconds), evenly distributed.
     :param seed: the random seed of the jitter.
     """
+
+    parts_members: ClassVar[bool] = True
 
     def __init__(self, seconds: float, jitter: float = 0.0, *, seed: int = 0) -> None:
         super().__init__()

@@ -65,6 +65,10 @@ class SilentPrimary(BlackHole):
         del targets
         replica_set = _replica_set(deployment, self)
         primary = replica_set.primary
+        if replica_set.is_real and primary is not None:
+            self.injected += 1
+            await replica_set.silence(primary, self._seconds)
+            return
         electing = asyncio.ensure_future(self._elect(replica_set))
         try:
             await super().strike(deployment, () if primary is None else (primary,))
@@ -89,26 +93,21 @@ class Restart(Fault):
 
     :param downtime: seconds until the members are back.
     :param gap: seconds without a primary, when one of the members was it.
+    :param orderly: processes of a real set are asked to end, and not killed.
     """
 
-    def __init__(self, downtime: float = 0.5, gap: float = 0.2) -> None:
+    def __init__(self, downtime: float = 0.5, gap: float = 0.2, *, orderly: bool = False) -> None:
         super().__init__()
+        self._orderly = orderly
         self._downtime = positive("downtime", downtime)
         self._gap = positive("gap", gap)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Restart all targets at the same time."""
         replica_set = deployment if isinstance(deployment, ReplicaSet) else None
-        steps_down = replica_set is not None and replica_set.primary in targets
         try:
-            for member in targets:
-                member.shut_down(self)
-                self.injected += 1
-            if replica_set is None:
-                # The members do not know which transactions are theirs; a server may abort any.
-                await targets[0].backend.abort_transactions()
-            elif steps_down:
-                await replica_set.step_down(self)
+            self.injected += len(targets)
+            await deployment.take_down(targets, self, orderly=self._orderly)
             await asyncio.gather(self._return(deployment, targets), self._replace(replica_set))
         finally:
             if replica_set is not None:
@@ -143,7 +142,8 @@ class RollingRestart(Fault):
         """Restart one, wait for it, go on with the next."""
         for member in targets:
             self.injected += 1
-            await Restart(self._downtime, self._gap).strike(deployment, (member,))
+            restart = Restart(self._downtime, self._gap, orderly=True)
+            await restart.strike(deployment, (member,))
             await asyncio.sleep(self._pause)
 
 
@@ -177,8 +177,8 @@ class SkewedClock(Interception):
 
 
 def _replica_set(deployment: Deployment, fault: Fault) -> ReplicaSet:
-    if not isinstance(deployment, ReplicaSet):
-        raise ValueError(  # noqa: TRY004 (the same error as for every target that cannot be)
+    if not isinstance(deployment, ReplicaSet) or not deployment.elects:
+        raise ValueError(
             f"{type(fault).__name__} strikes a ReplicaSet alone, not a {type(deployment).__name__}"
         )
     return deployment

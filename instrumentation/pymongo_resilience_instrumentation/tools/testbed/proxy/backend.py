@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final, Self
 from pymongo_resilience_instrumentation.tools.testbed import wire
 
 if TYPE_CHECKING:
+    import ssl
+
     from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
 
@@ -83,8 +85,10 @@ class Backend:
     :param address: host and port of the server.
     """
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
+    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self._tls = tls
+        self._watches = False
         self._sessions: dict[bytes, Session] = {}
         self.is_emulated = False
         """The server is SecantusDB, and corrected."""
@@ -94,7 +98,7 @@ class Backend:
     def session(self, request: Message) -> Session | None:
         """The session whose transaction number the request carries, if it carries one."""
         lsid = request.body.get("lsid")
-        if "txnNumber" not in request.body or lsid is None:
+        if not self._watches or "txnNumber" not in request.body or lsid is None:
             return None
         return self._sessions.setdefault(bytes(lsid["id"]), Session(lsid))
 
@@ -105,13 +109,14 @@ class Backend:
 
     async def connect(self) -> Upstream:
         """A connection of its own to the server; raises ``OSError``."""
-        return Upstream(self, *await asyncio.open_connection(*self._address))
+        return Upstream(self, *await asyncio.open_connection(*self.address, ssl=self._tls))
 
     async def examine(self) -> None:
         """Find out which server it is; raises ``OSError`` where there is none."""
         async with await self.connect() as upstream:
             reply = await upstream.ask({"buildInfo": 1, "$db": "admin"})
             self.is_emulated = "secantusVersion" in reply
+            self._watches = True
 
     async def abort_transactions(self) -> None:
         """Abort every open transaction, as the end of a primary's term does."""

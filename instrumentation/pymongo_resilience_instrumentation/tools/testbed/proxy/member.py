@@ -35,6 +35,10 @@ _log = logging.getLogger(__name__)
 class Role(Protocol):
     """What a member is within its deployment, and therefore says and refuses."""
 
+    @property
+    def passes_hellos(self) -> bool:
+        """Members have a server each, whose hellos they pass on."""
+
     def describe(self, member: Member, hello: Document) -> None:
         """Turn the server's reply to a hello into the member's own, in place."""
 
@@ -173,7 +177,8 @@ class Member:
     def describe(self, hello: dict[str, Any]) -> None:
         """Make the server's reply to a hello the member's own, in place."""
         hello.pop("compression", None)
-        hello["topologyVersion"] = self.version
+        if not self.role.passes_hellos:
+            hello["topologyVersion"] = self.version
         self.role.describe(self, hello)
         for interception in self.active():
             interception.on_hello(hello)

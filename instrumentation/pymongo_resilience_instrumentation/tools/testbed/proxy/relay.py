@@ -77,7 +77,11 @@ class Relay:
                 while True:
                     request = await self._next_request()
                     if request.command_name in HELLO_COMMANDS:
-                        await self._answer_hello(request, upstream)
+                        internal = "internalClient" in request.body
+                        self._connection.is_internal |= internal
+                        passes = self._member.role.passes_hellos
+                        answer = self._pass_hello if passes else self._answer_hello
+                        await answer(request, upstream)
                     else:
                         await self._answer(request, upstream)
         except _Hangup:
@@ -144,6 +148,43 @@ class Relay:
             if not streams:
                 return
 
+    async def _pass_hello(self, request: Message, upstream: Upstream) -> None:
+        """Pass on what the server answers, a stream of replies as well."""
+        verdict, delay = self._decide(request)
+        with self._member.noticing():
+            if await self._is_settled(request, verdict, delay):
+                return
+        reply = await upstream.execute(request)
+        while reply is not None:
+            if isinstance(verdict, CutAfterReply):
+                raise _Hangup
+            await delay.over()
+            body = dict(reply.body)
+            self._member.describe(body)
+            await self._send(_rewritten(verdict, reply.with_body(body)))
+            self._connection.hellos += 1
+            if not reply.more_to_come:
+                return
+            reply = await self._next_hello(upstream)
+            verdict, delay = self._decide(request)
+            with self._member.noticing():
+                if await self._is_settled(request, verdict, delay):
+                    raise _Hangup
+
+    async def _next_hello(self, upstream: Upstream) -> Message:
+        """The next reply of a stream; the connection ends where the client stirs."""
+        following = asyncio.ensure_future(upstream.following())
+        if self._upcoming is None:
+            self._upcoming = asyncio.ensure_future(wire.read_message(self._reader))
+        try:
+            either: set[asyncio.Future[Any]] = {following, self._upcoming}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                raise _Hangup
+            return following.result()
+        finally:
+            following.cancel()
+
     async def _say_hello(
         self, request: Message, plain: Message, upstream: Upstream, *, streams: bool
     ) -> Document | None:
@@ -182,6 +223,8 @@ class Relay:
         """The first verdict that is not a delay, and the sum of the delays before it."""
         delay = _Delay(0.0, self._member.cleared)
         for interception in self._member.active():
+            if self._connection.is_internal and not interception.parts_members:
+                continue
             verdict = interception.on_request(request, self._connection)
             if isinstance(verdict, Delay):
                 delay = replace(delay, seconds=delay.seconds + verdict.seconds)
@@ -215,7 +258,7 @@ class Relay:
         follows at once is not older. What a secondary refuses has its version already: it changes
         nothing.
         """
-        if "topologyVersion" in document:
+        if "topologyVersion" in document or self._member.role.passes_hellos:
             return document
         codes = {document.get("code"), document.get("writeConcernError", {}).get("code")}
         if codes.isdisjoint(_STATE_CHANGES):
@@ -225,7 +268,7 @@ class Relay:
 
     def _own(self, reply: Message) -> Message:
         """The reply with the member's topology version where it has the server's."""
-        if "topologyVersion" not in reply.body:
+        if "topologyVersion" not in reply.body or self._member.role.passes_hellos:
             return reply
         return reply.with_body({**reply.body, "topologyVersion": self._member.version})
 
@@ -236,7 +279,9 @@ class Relay:
 
     def _lost(self, request: Message) -> Document | None:
         """What a restarted member says of a cursor from before."""
-        if request.command_name != "getMore" or request.body["getMore"] in self._member.cursors:
+        if request.command_name != "getMore" or self._member.role.passes_hellos:
+            return None
+        if request.body["getMore"] in self._member.cursors:
             return None
         number = request.body["getMore"]
         return {
