@@ -19,13 +19,13 @@ from pymongo_resilience.policies.first_use import ATOMIC_WRITES, POLICIES
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
+from pymongo_resilience_instrumentation.features import single_documents
 from pymongo_resilience_instrumentation.features.atomic_writes.send_on_first_use import (
     AtomicMethods,
 )
 from pymongo_resilience_instrumentation.features.gridfs import import_hook
 from pymongo_resilience_instrumentation.features.hedged_reads import on_first_use
 from pymongo_resilience_instrumentation.features.resumable_finds import scan
-from pymongo_resilience_instrumentation.features.single_documents import rewrite
 from pymongo_resilience_instrumentation.interception.interceptor import (
     Interceptor,
     Owner,
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from pymongo_resilience_instrumentation.clients.collection_kinds import Collections
     from pymongo_resilience_instrumentation.operations.public_operations import PublicOperation
     from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -106,7 +105,7 @@ class Patches:
         """All patches but those whose feature the installed pymongo cannot have."""
         self._flag, self._runtime = runtime.enabled_flag, runtime
         runtime.need = self.need
-        for owner, name, wrapper in _of_the_public_api(runtime, without):
+        for owner, name, wrapper in _of_the_public_api(runtime):
             self._wrap(owner, name, wrapper)
         for owner in CLIENTS:
             self._wrap(owner, "__init__", client_constructor.constructor(runtime))
@@ -196,8 +195,7 @@ class Patches:
         return Patch(owner, name, original, made, around)
 
 
-def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterator[Wrapped]:
-    collections: dict[int, Collections] = {}
+def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
     atomic = AtomicMethods(runtime)
     for owner, table in PUBLIC:
         originals = dict(vars(owner))
@@ -208,13 +206,7 @@ def _of_the_public_api(runtime: Runtime, without: Container[Feature]) -> Iterato
             public = made(runtime, operation, asynchronous, session_at)
             atomic.add(public, name, original)
             method = public.method(runtime.enabled_flag, asynchronous)
-            method = rewrite.around(
-                *(runtime, method, name),
-                originals=originals,
-                of_clients=collections,
-                bulks=Feature.SINGLE_WRITES not in without,
-            )
-            yield owner, name, method
+            yield owner, name, single_documents.around(runtime, method, name, originals)
     atomic.send_when_used()
     for owner in CLIENTS:
         yield owner, "start_session", session_methods.start_session()

@@ -41,7 +41,6 @@ class Feature(enum.Enum):
     BREAKERS = "circuit breakers"
     INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
     COMMENTS = "comments on commands that lead to their traces"
-    SINGLE_WRITES = "the transaction numbers of bulk writes to many documents that pin _id"
     RECOVERY = "checking a server at once after a network error, and often while one waits for it"
     DEAD_PEERS = "closing connections to a host that is silent"
     LOST_PRIMARIES = "interrupting what waits for a member that is no longer the primary"

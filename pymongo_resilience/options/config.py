@@ -189,12 +189,6 @@ class Config:
         "does.",
         has_variable=False,
     )
-    single_document_writes: bool = _option(
-        True,
-        BOOLEAN,
-        "Whether update_many and delete_many whose filter pins _id are sent as writes to one "
-        "document, which can be repeated.",
-    )
     server_selection: str = _option(
         "driver",
         one_of(SERVER_SELECTIONS),

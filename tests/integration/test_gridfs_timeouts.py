@@ -224,8 +224,7 @@ def test_so_has_each_method_of_more_than_one_command(
     name: str, side: Side, proxy: ReplicaSet, stored: str, instrument: Instrument,
     drivers_time: DriversTime,
 ) -> None:  # fmt: skip
-    # Whether a collection is a time-series would be asked in between.
-    instrument(single_document_writes=False)
+    instrument()
     sent = TakesTime(drivers_time, LOW / 2)
     db = side.client(proxy.uri, event_listeners=[sent])[stored]
     make, commands = WHOLE[name]

@@ -42,7 +42,6 @@ DEFAULTS: dict[str, Any] = {
     "retry_budget": "ratio",
     "load_shedding": False,
     "overload_retargeting": None,
-    "single_document_writes": True,
     "server_selection": "driver",
     "circuit_breaker": "off",
     "circuit_breaker_failure_rate": 0.5,

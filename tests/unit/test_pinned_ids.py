@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bson import SON, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex
 from bson.raw_bson import RawBSONDocument
-from pymongo_resilience_instrumentation.features.single_documents.pinned_ids import pins_id
+from pymongo_resilience_instrumentation.features.single_documents import pins_id
 
 ID = ObjectId("6b02f1f90396ad67fa76ec1e")
 NOW = dt.datetime(2026, 11, 1, tzinfo=dt.UTC)

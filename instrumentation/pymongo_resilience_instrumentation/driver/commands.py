@@ -10,7 +10,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from pymongo import DeleteMany, DeleteOne, UpdateMany, UpdateOne, _csot
+from pymongo import _csot
 from pymongo.errors import ExecutionTimeout
 
 if TYPE_CHECKING:
@@ -66,38 +66,6 @@ def passing_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     """The command and its client, None for the driver's own, given the method's arguments."""
     given = dict(zip(("command", "session", "client"), args, strict=False)) | kwargs
     return given["command"], given["client"]
-
-
-OF_DELETES = ("_filter", "_collation", "_hint", "_namespace")
-OF_UPDATES = (*OF_DELETES, "_doc", "_upsert", "_array_filters")
-
-
-def namespace_of_model(model: Any) -> str:
-    """``"database.collection"``, which a client's bulk write asks for; empty without one."""
-    return model._namespace or ""
-
-
-def facts_of_model(model: Any) -> tuple[Any, Any, str]:
-    """Filter, collation, and ``"database.collection"``, which a client's bulk write asks for; empty
-    without one."""
-    return model._filter, model._collation, model._namespace or ""
-
-
-def for_one_document(model: UpdateMany | DeleteMany) -> Any:
-    """The same for a single document."""
-    common: dict[str, Any] = {
-        "filter": model._filter,
-        "namespace": model._namespace,
-        "hint": model._hint,
-    }
-    if isinstance(model, DeleteMany):
-        return DeleteOne(**common)
-    return UpdateOne(
-        **common,
-        update=model._doc,
-        upsert=model._upsert,
-        array_filters=model._array_filters,
-    )
 
 
 LIMIT = "maxTimeMS"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience_instrumentation.self_check import Feature, Part
 
 from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
-from .commands import CONNECTIONS, LIMITED, OF_DELETES, OF_UPDATES, PASSED
+from .commands import CONNECTIONS, LIMITED, PASSED
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
 from .interruptions import HANDLED, SENDERS, SENDING
@@ -171,8 +171,6 @@ def _of_both() -> Iterator[tuple[Any, ...]]:
     yield Feature.FAST_FAIL, "pymongo.errors:PyMongoError", ("_remove_error_label",)
     yield Feature.RECOVERY, "pymongo.network_layer:PyMongoProtocol", ("_closed", "transport")
     yield Feature.RECOVERY, "pymongo.errors", ("_OperationCancelled",)
-    yield Feature.SINGLE_WRITES, "pymongo.operations:_UpdateOp", OF_UPDATES
-    yield Feature.SINGLE_WRITES, "pymongo.operations:_DeleteOp", OF_DELETES
 
 
 def parts_of_gridfs() -> Iterator[Part]:

@@ -10,7 +10,6 @@ from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.transactions import call_sessions
 from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
@@ -20,7 +19,7 @@ from pymongo_resilience_instrumentation.transactions.repeated_transactions impor
 from pymongo_resilience_instrumentation.transactions.repetition import Repetition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
@@ -63,17 +62,14 @@ class AtomicWrites:
             # The driver's to refuse.
             return original(*given, **kwargs)
         target, arguments = given[0], bound.arguments
-        namespaces: Iterable[str] = (call.namespace,)
         if self._is_bulk:
             models = arguments.get("requests", arguments.get("models"))
             if not isinstance(models, list) or not any(isinstance(each, MANY) for each in models):
                 return original(*given, **kwargs)
-            if "models" in arguments:
-                namespaces = _namespaces(models)
             # The first error ends a transaction: what follows it would seem to be transient.
             arguments["ordered"] = True
         concern = arguments.pop("write_concern", None) or target.write_concern
-        _refuse(call, session, concern, namespaces)
+        _refuse(call, session, concern)
 
         def send(session: Any) -> Any:
             arguments["session"] = session
@@ -124,17 +120,18 @@ async def _transact_async(
         call.whole = None
 
 
-def _refuse(call: Call, session: Any, concern: Any, namespaces: Iterable[str]) -> None:
+def _refuse(call: Call, session: Any, concern: Any) -> None:
     """Raises ConfigurationError for what cannot run in a transaction, as far as the client knows:
     the rest the server refuses."""
     if session is not None:
         raise _refusal(call, SESSION)
     if not concern.acknowledged:
         raise _refusal(call, UNACKNOWLEDGED)
-    for namespace in namespaces:
-        database, _, name = namespace.partition(".")
-        if database in OF_THE_SERVER or name.startswith("system."):
-            raise _refusal(call, f"{namespace} belongs to the server: no transaction can write it")
+    if call.collection is not None and (
+        call.database in OF_THE_SERVER or call.collection.startswith("system.")
+    ):
+        text = f"{call.namespace} belongs to the server: no transaction can write it"
+        raise _refusal(call, text)
     servers = call.client.topology_description.server_descriptions().values()
     if any(each.server_type_name == "Standalone" for each in servers):
         raise _refusal(call, STANDALONE)
@@ -142,15 +139,6 @@ def _refuse(call: Call, session: Any, concern: Any, namespaces: Iterable[str]) -
 
 def _refusal(call: Call, reason: str) -> ConfigurationError:
     return ConfigurationError([f"{call.method} with atomic=True was not sent: {reason}"])
-
-
-def _namespaces(models: Sequence[Any]) -> set[str]:
-    """Those of the models of a client's that change many documents."""
-    try:
-        many = (each for each in models if isinstance(each, MANY))
-        return {driver.commands.namespace_of_model(each) for each in many} - {""}
-    except AttributeError:  # a pymongo that lacks a name: the self-check has said so
-        return set()
 
 
 def _forget_counts(error: BulkWriteError | ClientBulkWriteException) -> None:

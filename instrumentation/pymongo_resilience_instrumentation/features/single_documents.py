@@ -1,0 +1,158 @@
+"""update_many and delete_many whose filter pins ``_id``: sent as writes to one document.
+
+Those carry a transaction number, so they are repeated and applied once. Django's ``save()`` sends
+such writes. Nothing is asked before: where the server refuses one document alone, before anything
+is written, the call is sent as it is, and its namespace is left alone from then on. Never behind
+mongos, where two shards may have documents of one ``_id``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import inspect
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bson import SON, Binary, Decimal128, Int64, ObjectId, Timestamp
+from pymongo.errors import OperationFailure
+
+from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.interception.methods import Method, is_async
+from pymongo_resilience_instrumentation.transactions import call_sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+TWINS = {"delete_many": "delete_one", "update_many": "update_one"}
+REPLICA_SETS = ("ReplicaSetWithPrimary", "ReplicaSetNoPrimary")
+REFUSALS = (20, 72, 263)
+"""With these a server refuses writes to one document, as of a time-series collection, before
+anything is written."""
+VALUES = frozenset({
+    ObjectId, str, int, float, bool, bytes, dt.datetime, uuid.UUID,
+    Binary, Decimal128, Int64, Timestamp,
+})  # fmt: skip
+"""Exactly these types: another may be encoded as an operator, and a regular expression is none."""
+left_alone: dict[int, set[str]] = {}
+"""Namespaces in which the server refuses writes to one document, by the identity of the client."""
+
+
+def around(runtime: Runtime, method: Method, name: str, originals: Mapping[str, Any]) -> Method:
+    """``method``, of the public API, around what sends a write to one document where it can.
+
+    ``originals``: the methods of its class, as they were before.
+    """
+    original: Any = originals.get(name)
+    twin = originals.get(TWINS.get(name, ""))
+    if twin is None or not runtime.owns_retries:
+        return method
+    signature = inspect.signature(original)
+    named = signature.parameters.keys()
+    if "filter" not in named or not named <= inspect.signature(twin).parameters.keys():
+        return method
+    single = _Single(runtime, twin, signature, is_async(original))
+    send = _send_async if single.asynchronous else _send
+    return Method(lambda function: method.around(send(function, single)))
+
+
+def _send(original: Function, single: _Single) -> Function:
+    def method(*given: Any, **kwargs: Any) -> Any:
+        send = single.write(given, kwargs)
+        if send is None:
+            return original(*given, **kwargs)
+        try:
+            return send()
+        except OperationFailure as error:
+            _leave_alone(error)
+        return original(*given, **kwargs)
+
+    return method
+
+
+def _send_async(original: Function, single: _Single) -> Function:
+    async def method(*given: Any, **kwargs: Any) -> Any:
+        send = single.write(given, kwargs)
+        if send is None:
+            return await original(*given, **kwargs)
+        try:
+            return await send()
+        except OperationFailure as error:
+            _leave_alone(error)
+        return await original(*given, **kwargs)
+
+    return method
+
+
+class _Single(NamedTuple):
+    """One method of one class. Immutable, so thread- and task-safe."""
+
+    runtime: Runtime
+    twin: Any
+    signature: inspect.Signature
+    asynchronous: bool
+
+    def write(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+        """What sends the call for one document; None where it is to be sent as it is."""
+        with shielded("before a write"):
+            call: Any = calls.current()
+            if not pins_id(given[1] if len(given) > 1 else kwargs.get("filter")):
+                return None
+            if call is None or call.made is None or call.made[1][0] is not given[0]:
+                return None
+            try:
+                (_, target), *values = self.signature.bind(*given, **kwargs).arguments.items()
+            except TypeError:  # the driver's to refuse, as is what is no session
+                return None
+            arguments, client = dict(values), call.client
+            session = call_sessions.session_of_call((), arguments, None, self.asynchronous)
+            if (
+                self.runtime.enabled_flag.on
+                and arguments.get("collation") is None
+                and (session is None or not getattr(session, "in_transaction", True))
+                and target.write_concern.acknowledged
+                and client.options.retry_writes
+                and client.topology_description.topology_type_name in REPLICA_SETS
+                and call.database not in ("local", "config")
+                and call.namespace not in left_alone.get(id(client), ())
+            ):
+                return partial(self.twin.__get__(target, type(target)), **arguments)
+        return None
+
+
+def _leave_alone(error: OperationFailure) -> None:
+    """Note the namespace; raises the error unless it is a refusal of the only attempt, which shows
+    that nothing was written. An earlier attempt may have been executed."""
+    call: Any = calls.current()
+    details = error.details or {}
+    if error.code not in REFUSALS or details.get("n") or call.reasons:
+        raise error
+    keep(left_alone, call.client, set()).add(call.namespace)
+
+
+def pins_id(criteria: Any) -> bool:
+    """Whether a condition that holds for all matches is that ``_id`` equals one value: it is
+    unique under the collation of its collection."""
+    if type(criteria) not in (dict, SON):
+        return False
+    value = criteria.get("_id")
+    if type(value) in (dict, SON) and len(value) == 1:
+        ((operator, operand),) = value.items()
+        one = operator == "$in" and type(operand) in (list, tuple) and len(operand) == 1
+        value = operand[0] if one else operand if operator == "$eq" else value
+    if _is_value(value):
+        return True
+    parts = criteria.get("$and")
+    return type(parts) in (list, tuple) and any(pins_id(part) for part in parts)
+
+
+def _is_value(value: Any) -> bool:
+    """An ``_id`` is never an array, and one that is null may be one that is not there."""
+    if type(value) in (dict, SON):
+        return all(type(name) is str and not name.startswith("$") for name in value)
+    return type(value) in VALUES
