@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable
 
 import pytest
-from support.fixtures import quick_monitors
+from support.fixtures import no_internal_errors, quick_monitors
 from support.gathered import gather
 
 

@@ -34,7 +34,7 @@ SOON = 10.0
 
 @namespaces
 @pytest.mark.oldest
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", "async", "uvloop"])
 @pytest.mark.parametrize("case", ["insert", "waiting"])
 def test_a_request_into_a_dead_path_is_repeated_on_a_new_connection(kind: str, case: str) -> None:
     answer, _ = run("dead_peer", kind, "1", case, prefix=INSIDE)

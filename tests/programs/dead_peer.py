@@ -1,8 +1,8 @@
 """A write over a path that swallows packets, in network namespaces of its own.
 
-Arguments: sync or async; dead_peer_s; and the case. The path forgets its connections before an
-``insert`` or an ``update_many``, or while one is ``waiting`` for its reply; or it does not, and the
-server is ``slow``.
+Arguments: sync, async or uvloop; dead_peer_s; and the case. The path forgets its connections before
+an ``insert`` or an ``update_many``, or while one is ``waiting`` for its reply; or it does not, and
+the server is ``slow``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import pymongo
+import uvloop
 from common import Telemetry, say
 from pymongo_resilience_instrumentation.tools.testbed.severable_path import SeverablePath
 
@@ -82,4 +83,6 @@ async def main(kind: str, seconds: str, case: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    loops = uvloop.new_event_loop if sys.argv[1] == "uvloop" else None
+    with asyncio.Runner(loop_factory=loops) as runner:
+        runner.run(main(*sys.argv[1:]))

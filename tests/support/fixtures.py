@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,28 @@ def quick_monitors() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.02)
         yield
+
+
+class _InternalErrors(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line.startswith("internal error"):
+            self.lines.append(line if record.exc_info is None else f"{line}: {record.exc_info[1]}")
+
+
+@pytest.fixture(autouse=True)
+def no_internal_errors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The library logs no fault of its own, but where the test looks at the log."""
+    handler = _InternalErrors()
+    logging.getLogger("pymongo_resilience").addHandler(handler)
+    yield
+    logging.getLogger("pymongo_resilience").removeHandler(handler)
+    if "caplog" not in request.fixturenames:
+        assert handler.lines == []
 
 
 @pytest.fixture(scope="session")

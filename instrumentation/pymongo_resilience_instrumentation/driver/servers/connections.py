@@ -7,6 +7,7 @@ import functools
 import socket
 import struct
 import sys
+from contextlib import suppress
 from typing import Any
 
 from pymongo.server_type import SERVER_TYPE
@@ -33,11 +34,11 @@ def failed_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
 def watch_peer(interface: Any, seconds: int) -> None:
     """Have the kernel close the connection ``seconds`` after the peer's last packet: what was
     sent stays unacknowledged, or probes do. A peer that lives and is slow acknowledges both.
-
-    Raises OSError where the socket is closed.
     """
-    if interface.sock.family != socket.AF_UNIX:
-        _watch(interface.sock, seconds)
+    # Of a closed socket, asyncio's raises OSError and uvloop's ValueError.
+    with suppress(OSError, ValueError):
+        if interface.sock.family != socket.AF_UNIX:
+            _watch(interface.sock, seconds)
 
 
 def _watch(sock: Any, seconds: int) -> None:
@@ -104,7 +105,7 @@ def _facts(connection: Any) -> tuple[int, ...] | None:
     try:
         found = connection.conn.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         return _INFO.unpack(found)
-    except (OSError, AttributeError, struct.error):  # closed, no TCP, or no Linux
+    except (OSError, ValueError, AttributeError, struct.error):  # closed, no TCP, or no Linux
         return None
 
 
