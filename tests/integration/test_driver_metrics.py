@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from typing import Any
 
 import pymongo
 import pytest
 from opentelemetry.sdk.metrics.export import HistogramDataPoint
-from pymongo.errors import PyMongoError, WaitQueueTimeoutError
+from pymongo.errors import ConfigurationError, PyMongoError, WaitQueueTimeoutError
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side, wait_until
 from support.telemetry import Instrument, Telemetry
@@ -263,6 +264,33 @@ def test_heartbeats_that_succeed_and_fail(
     ((attributes, point),) = side.wait_until(failed)
     proxy.clear()
     assert (attributes, point.value >= 1) == (polled, True)
+
+
+@pytest.mark.parametrize("mode", ["stream", "poll"])
+def test_a_client_that_is_closed_fails_no_heartbeat(
+    side: Side, replica_set: ReplicaSet, instrument: Instrument, mode: str
+) -> None:
+    telemetry = instrument()
+    client = side.do(side.client, replica_set.uri, serverMonitoringMode=mode)
+    side.wait_for_members(client, 3)
+    side.do(client.admin.command, "ping")
+    side.wait_until(lambda: telemetry.points("pymongo_resilience.heartbeat.duration"))
+    side.do(client.close)
+    side.do(asyncio.sleep if side.runner is not None else time.sleep, 0.7)
+    assert telemetry.points("pymongo_resilience.heartbeat.failures") == []
+
+
+def test_a_client_that_could_not_be_made_hides_no_other_one(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    telemetry = instrument(circuit_breaker="on")
+    with pytest.raises(ConfigurationError) as kept:
+        side.do(side.client, proxy.uri, nonsense=1)
+    client = side.do(side.client, proxy.uri)
+    side.do(client[database].coll.find_one)
+    for metric in ("circuit_breaker.state", "server.state", "retry_budget.tokens"):
+        assert telemetry.points(f"pymongo_resilience.{metric}"), metric
+    assert kept.value
 
 
 def test_awaited_heartbeats_are_told_apart(

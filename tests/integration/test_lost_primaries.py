@@ -30,7 +30,7 @@ AFTER_THE_HOLE = 1.5
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 10_000}
 
 
-SETUPS: dict[str, dict[str, Any]] = {"with a timeout": {"timeout_ms": PLENTY_MS}}
+SETUPS: dict[str, dict[str, Any]] = {"bare": {}, "with a timeout": {"timeout_ms": PLENTY_MS}}
 
 
 @pytest.fixture(params=SETUPS)

@@ -128,4 +128,6 @@ def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:
 def known_addresses(client: Any) -> set[Address]:
     """Of all servers of the deployment, whether they can be reached or not; none once it is closed,
     though pymongo goes on describing them."""
-    return set() if client._closed else set(client.topology_description.server_descriptions())
+    if getattr(client, "_closed", True):
+        return set()
+    return set(client.topology_description.server_descriptions())

@@ -131,8 +131,10 @@ class Heartbeats(OurListener, monitoring.ServerHeartbeatListener):
 
     @_callback
     def failed(self, event: monitoring.ServerHeartbeatFailedEvent) -> None:
+        # A check that the client itself has ended, as by close(), tells nothing of the server.
+        failed = not driver.monitors.was_cancelled(event.reply)
         self._metrics.heartbeat(
-            event.connection_id, event.duration, awaited=event.awaited, failed=True
+            event.connection_id, event.duration, awaited=event.awaited, failed=failed
         )
 
 

@@ -59,6 +59,10 @@ def monitor_classes() -> Iterator[tuple[type, bool]]:
         yield importlib.import_module(f"pymongo.{half}.monitor").Monitor, half == "asynchronous"
 
 
+def was_cancelled(error: BaseException) -> bool:
+    return isinstance(error, _OperationCancelled)
+
+
 def read_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The monitor and the connection that ``READ`` was called with."""
     return given[0], given[1] if len(given) > 1 else kwargs["conn"]

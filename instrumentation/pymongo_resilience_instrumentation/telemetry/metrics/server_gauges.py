@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry.metrics import Observation
 
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.telemetry import semconv
 
@@ -16,13 +17,11 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, Meter
 
-    from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.clients.client_registry import (
-        Clients,
-        ClientState,
-        Server,
+    from pymongo_resilience_instrumentation.clients.client_registry import Clients, ClientState
+    from pymongo_resilience_instrumentation.selection.breaker_registry import (
+        BreakerRegistry,
+        ClientBreakers,
     )
-    from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
 
 
 class ServerGauges:
@@ -62,18 +61,20 @@ class ServerGauges:
 
     def _observe(self, row: Row, _: CallbackOptions) -> Iterable[Observation]:
         # One that an earlier instrument() asked for cannot be taken back.
-        return () if row.name in self._without else row.observe(self)
-
-    def alive(self) -> list[ClientState]:
+        if row.name in self._without:
+            return
         if pending:
             run_deferred()
-        return [] if self._shown is None else self._shown.alive()
+        for client in self._clients(row):
+            observed: list[Observation] = []
+            with shielded(f"while observing {row.name} of one client"):
+                observed.extend(row.observe(client))
+            yield from observed
 
-    def servers(self) -> Iterator[tuple[ClientState, Address, Server]]:
-        for client in self.alive():
-            client.refresh()
-            for address, server in client.servers().items():
-                yield client, address, server
+    def _clients(self, row: Row) -> Iterable[Any]:
+        if row.observe is _breaker_state:
+            return () if self.breakers is None else self.breakers.all()
+        return () if self._shown is None else self._shown.alive()
 
 
 _of_global_provider: list[ServerGauges] = []
@@ -91,60 +92,54 @@ def server_gauges(meter: Meter, provider: object, without: Collection[str]) -> S
     return _by_provider[provider]
 
 
-def _rtt(gauges: ServerGauges, name: str) -> Iterator[Observation]:
-    for _, address, server in gauges.servers():
+def _rtt(client: ClientState, name: str) -> Iterator[Observation]:
+    client.refresh()
+    for address, server in client.servers().items():
         seconds = getattr(server, name)
         if seconds is not None:
             yield Observation(seconds, semconv.address_attributes(address))
 
 
-def _state(gauges: ServerGauges) -> Iterator[Observation]:
-    for client, address, server in gauges.servers():
-        kinds = {
-            semconv.SERVER_TYPE: server.type,
-            semconv.TOPOLOGY_TYPE: client.topology_type,
-        }
+def _state(client: ClientState) -> Iterator[Observation]:
+    client.refresh()
+    for address, server in client.servers().items():
+        kinds = {semconv.SERVER_TYPE: server.type, semconv.TOPOLOGY_TYPE: client.topology_type}
         yield Observation(1, semconv.address_attributes(address) | kinds)
 
 
-def _breaker_state(gauges: ServerGauges) -> Iterator[Observation]:
-    for client in () if gauges.breakers is None else gauges.breakers.all():
-        for address, breaker in client.snapshots().items():
-            state = {semconv.STATE: breaker.state.value}
-            yield Observation(1, semconv.address_attributes(address) | state)
+def _breaker_state(client: ClientBreakers) -> Iterator[Observation]:
+    for address, breaker in client.snapshots().items():
+        state = {semconv.STATE: breaker.state.value}
+        yield Observation(1, semconv.address_attributes(address) | state)
 
 
-def _connections(gauges: ServerGauges) -> Iterator[Observation]:
-    for client in gauges.alive():
-        for pool, states in client.connections():
-            for state, count in states.items():
-                yield Observation(count, pool.attributes | {semconv.CONNECTION_STATE: state})
+def _connections(client: ClientState) -> Iterator[Observation]:
+    for pool, states in client.connections():
+        for state, count in states.items():
+            yield Observation(count, pool.attributes | {semconv.CONNECTION_STATE: state})
 
 
-def _pending(gauges: ServerGauges) -> Iterator[Observation]:
-    for client in gauges.alive():
-        for pool, count in client.waiting():
-            yield Observation(count, pool.attributes)
+def _pending(client: ClientState) -> Iterator[Observation]:
+    for pool, count in client.waiting():
+        yield Observation(count, pool.attributes)
 
 
-def _size(gauges: ServerGauges, name: str) -> Iterator[Observation]:
-    for client in gauges.alive():
-        size = getattr(client.pool_sizes(), name)
-        for pool in client.pools() if size is not None else ():
-            yield Observation(size, pool.attributes)
+def _size(client: ClientState, name: str) -> Iterator[Observation]:
+    size = getattr(client.pool_sizes(), name)
+    for pool in client.pools() if size is not None else ():
+        yield Observation(size, pool.attributes)
 
 
-def _tokens(gauges: ServerGauges) -> Iterator[Observation]:
-    for client in gauges.alive():
-        if client.budget is not None:
-            yield Observation(client.budget.tokens, {semconv.CLIENT: str(client.number)})
+def _tokens(client: ClientState) -> Iterator[Observation]:
+    if client.budget is not None:
+        yield Observation(client.budget.tokens, {semconv.CLIENT: str(client.number)})
 
 
 class Row(NamedTuple):
     """One instrument; ``adds_up``: over pools. Immutable."""
 
     name: str
-    observe: Callable[[ServerGauges], Iterator[Observation]]
+    observe: Callable[[Any], Iterator[Observation]]
     unit: str
     description: str
     adds_up: bool = False
