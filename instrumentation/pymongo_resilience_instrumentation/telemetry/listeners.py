@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pymongo import monitoring
 
 from pymongo_resilience.internal_errors import from_outside, logger
-from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation import calls, driver
 
 from .client_tracing import DEFAULT
 
