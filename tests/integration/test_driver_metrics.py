@@ -272,8 +272,8 @@ def test_a_client_that_is_closed_fails_no_heartbeat(
 ) -> None:
     telemetry = instrument()
     client = side.do(side.client, replica_set.uri, serverMonitoringMode=mode)
-    side.wait_for_members(client, 3)
     side.do(client.admin.command, "ping")
+    side.wait_for_members(client, 3)
     side.wait_until(lambda: telemetry.points("pymongo_resilience.heartbeat.duration"))
     side.do(client.close)
     side.do(asyncio.sleep if side.runner is not None else time.sleep, 0.7)
