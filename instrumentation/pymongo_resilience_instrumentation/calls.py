@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.operations.write_operations import ABORT, COMMIT, WRITES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
     from contextvars import Token
 
     from opentelemetry.context import Context
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
         """hedged_reads/race.py"""
 
         def began(self, loop: Any) -> None: ...
-        def ends(self, loop: Any, error: Exception) -> Generator[Any, Any, bool]: ...
+        def ends(self, loop: Any, error: Exception) -> bool: ...
 
 
 Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]

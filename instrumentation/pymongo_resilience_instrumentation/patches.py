@@ -15,7 +15,7 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.policies.first_use import ATOMIC_WRITES, POLICIES
+from pymongo_resilience.policies.first_use import ATOMIC_WRITES, HEDGED_READS, POLICIES
 from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
@@ -99,11 +99,10 @@ class Patches:
         self.applied: list[Patch] = []
         self._late: dict[Need, Sequence[Patch]] = {}
         self._removed = False
-        self._runtime: Runtime | None = None
 
     def apply(self, runtime: Runtime, *, without: Container[Feature]) -> None:
         """All patches but those whose feature the installed pymongo cannot have."""
-        self._flag, self._runtime = runtime.enabled_flag, runtime
+        self._flag = runtime.enabled_flag
         runtime.need = self.need
         for owner, name, wrapper in _of_the_public_api(runtime):
             self._wrap(owner, name, wrapper)
@@ -153,7 +152,7 @@ class Patches:
         """
         self._removed = True
         import_hook.forget()
-        on_first_use.forget(self._runtime)
+        HEDGED_READS.forget()
         ATOMIC_WRITES.forget()
         POLICIES.forget()
         self._take_off()

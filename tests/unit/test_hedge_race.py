@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextvars import copy_context
 from functools import partial
 from types import SimpleNamespace
@@ -11,7 +12,6 @@ import pytest
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import ClientHedges
 from pymongo_resilience_instrumentation.features.hedged_reads.race import Race, Try
-from pymongo_resilience_instrumentation.features.hedged_reads.workers import ThreadSignal
 from pymongo_resilience_instrumentation.interception.steps import Steps, run
 
 from pymongo_resilience.server_choice.hedging import READS_PER_HEDGE, RESERVED_HEDGES
@@ -23,7 +23,7 @@ DELAY = 0.25
 class Workers:
     """Keeps what it is to do."""
 
-    new_signal = ThreadSignal
+    new_signal = threading.Event
 
     def __init__(self) -> None:
         self.begun: list[Steps] = []
@@ -99,7 +99,7 @@ def test_a_first_try_that_has_failed_is_not_hedged_any_more(
     made._first.loop = object()
     steps = made.run(DELAY)
     next(steps)
-    assert run(made._first.ends(None, OSError())) is False
+    assert made._first.ends(None, OSError()) is False
     assert waited(steps.send(False)) is None
     assert len(workers.begun) == 1
     assert hedges.budget.sent == 0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.interception import steps
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.methods import Subclass
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
@@ -99,7 +98,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
             if failed is not None:
                 prepared = True
                 in_flight.discard(self)
-                if call.hedge is not None and steps.run(call.hedge.ends(self, failed)):
+                if call.hedge is not None and call.hedge.ends(self, failed):
                     raise failed
                 result = executor.run(self, failed)
             elif budgets.incomplete:
@@ -158,7 +157,7 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
             if failed is not None:
                 prepared = True
                 in_flight.discard(self)
-                if call.hedge is not None and await steps.run_async(call.hedge.ends(self, failed)):
+                if call.hedge is not None and call.hedge.ends(self, failed):
                     raise failed
                 result = await executor.run(self, failed)
             elif budgets.incomplete:

@@ -9,7 +9,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep
 
-from .workers import TaskWorkers, ThreadPool, ThreadWorkers
+from .workers import TaskWorkers, ThreadWorkers
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,12 +23,12 @@ class ClientHedges(Hedging):
 
     def __init__(self, clock: Clock, breakers: BreakerRegistry | None) -> None:
         super().__init__(clock)
-        self.threads = ThreadPool()
+        self.threads = ThreadWorkers()
         self.tasks: set[asyncio.Task[object]] = set()
         self._breakers = breakers
 
     def workers(self, *, asynchronous: bool) -> ThreadWorkers | TaskWorkers:
-        return TaskWorkers(self.tasks) if asynchronous else ThreadWorkers(self.threads)
+        return TaskWorkers(self.tasks) if asynchronous else self.threads
 
     def may_go_elsewhere(self, loop: Any, server: str) -> bool:
         """Whether the loop's read could be sent to another server than this ``"host:port"``: by its
@@ -53,10 +53,6 @@ class HedgeRegistry:
     def known(self, client: Any) -> ClientHedges | None:
         """None for a client that has hedged nothing."""
         return self._by_client.get(id(client))
-
-    def stop(self) -> None:
-        for each in list(self._by_client.values()):
-            each.threads.stop()
 
     def reset_after_fork(self) -> None:
         """In a forked child, which has neither their threads nor their tasks."""

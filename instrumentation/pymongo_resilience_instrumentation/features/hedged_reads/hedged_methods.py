@@ -13,7 +13,6 @@ from pymongo.synchronous.collection import Collection
 from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.cursors.batches import Batch
-from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
 from pymongo_resilience_instrumentation.interception.methods import is_async
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.operations.public_operations import COLLECTION
@@ -53,8 +52,6 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     for client in (MongoClient, AsyncMongoClient):
         asynchronous = client is AsyncMongoClient
         yield client, driver.cursors.RUN_OPERATION, FirstBatch(runtime, asynchronous)
-        for name in {"close", "aclose"} & vars(client).keys():
-            yield client, name, Close(runtime.hedges)
 
 
 def _method(runtime: Runtime, owner: type, name: str) -> PublicMethod:
@@ -203,15 +200,3 @@ class FirstBatch(Batch):
             return send()
         read = partial(BatchRead, original, given, kwargs)
         return _send(self.runtime, call, wanted, send, read, asynchronous=self._asynchronous)
-
-
-class Close(Interceptor):
-    """A client's ``close()``: none of its threads is left idle."""
-
-    def __init__(self, hedges: HedgeRegistry) -> None:
-        self._hedges = hedges
-
-    def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        known = self._hedges.known(given[0])
-        if known is not None:
-            known.threads.stop()

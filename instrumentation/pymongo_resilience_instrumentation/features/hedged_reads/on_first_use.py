@@ -40,10 +40,3 @@ def wrap_when_used(
             wrap(hedged_methods.wrapped(runtime))
 
     HEDGED_READS.prepare_with(prepare)
-
-
-def forget(runtime: Runtime | None) -> None:
-    """The library is switched off: no thread of ours is left idle."""
-    HEDGED_READS.forget()
-    if runtime is not None and runtime.hedges is not None:
-        runtime.hedges.stop()

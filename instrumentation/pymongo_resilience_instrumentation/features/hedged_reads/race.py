@@ -1,8 +1,8 @@
 """A read's two tries, and which of them the caller gets: the first answer.
 
 Each try is a run of the driver's method by a worker of its own, with a copy of the call. The first
-has the retry rules of any read. The second is one attempt, on another server, and nothing repeats
-it. Where the first fails after the second was sent, it waits for that one before it is repeated.
+has the retry rules of any read, and its error is the read's. The second is one attempt, on another
+server, and nothing repeats it or waits for it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Try:
         self.name = name
         self.result: Any = None
         self.error: BaseException | None = None
-        self.begun = self.over = False
-        self.finished: Any = None
-        """A signal, of the hedge alone: the first try may wait for it."""
+        self.begun = self.failed = self.over = False
+        self.facts: dict[str, Any] = {}
+        """What the call learns from it, once it is over."""
         self.server: str | None = None
         """``"host:port"`` of the last one, once it is over."""
         self.loop: Any = None
@@ -78,18 +78,15 @@ class Try:
         if self.name == HEDGE and self._race is not None:
             deprioritized.keep_away(loop, self._race.slow)
 
-    def ends(self, loop: Any, error: Exception) -> Steps:
+    def ends(self, loop: Any, error: Exception) -> bool:
         """After a failed attempt: whether the try ends with that error, and is not repeated."""
-        if self.name == HEDGE:
-            with shielded("after a hedged read"):
-                # That server failed, whichever answers first: breakers and budgets count it.
-                loop.classify(error, loop.operation())
-            return True
-        second = None if self._race is None else self._race.close()
-        if second is None:
+        if self.name == FIRST:
+            self.failed = True
             return False
-        yield second.finished.wait
-        return second.error is None
+        with shielded("after a hedged read"):
+            # That server failed, whichever answers first: breakers and budgets count it.
+            loop.classify(error, loop.operation())
+        return True
 
     def leave(self, runtime: Runtime) -> None:
         """Its call is over; a command that was interrupted ends with it."""
@@ -100,12 +97,15 @@ class Try:
         for each in call.waits or ():
             runtime.clients.waiting.pop(each, None)
         call.ended = True
-        # The two would keep each other alive, with all that the read needed.
-        call.client = call.made = call.hedge = self._race = self.loop = None
+        # The two would keep each other alive, with all that the read needed, and the error both.
+        call.client = call.made = call.hedge = call.final_error = None
+        if self.name == HEDGE or (self._race is not None and self._race.ended):
+            self.error = None
+        self._race = self.loop = None
 
 
 class Race:
-    """Of one read. Its lock is held for some comparisons."""
+    """Coordinates the two tries of one read. Its lock is held for some comparisons."""
 
     def __init__(
         self,
@@ -125,9 +125,7 @@ class Race:
         self._workers = workers
         self._lock = threading.Lock()
         self._decided: Any = workers.new_signal()
-        self._closed = False
-        """No second try begins any more."""
-        self._ended = False
+        self.ended = False
         """The caller waits no more."""
         self._winner: Try | None = None
         self._began = time.perf_counter()
@@ -136,7 +134,8 @@ class Race:
         self._second: Try | None = None
 
     def run(self, delay: float) -> Steps:
-        """The steps of the caller. Raises the first try's error where neither has an answer."""
+        """The steps of the caller. Raises the first try's error where that ends with one before the
+        second has an answer."""
         if not self._workers.start(self._make(self._first)):
             self._read.adopt(self._first)
             return (yield from self._read.send(self._first))
@@ -152,12 +151,6 @@ class Race:
         except BaseException:
             self._abandon()
             raise
-
-    def close(self) -> Try | None:
-        """The first try has failed: the second one where it was begun, else it never is."""
-        with self._lock:
-            self._closed = True
-            return self._second
 
     def _make(self, tried: Try) -> Steps:
         """The steps of a worker."""
@@ -181,76 +174,62 @@ class Race:
             tried.leave(self._runtime)
 
     def _finish(self, tried: Try) -> bool:
-        """Whether what it ended with is not the caller's."""
+        """Whether what it ended with is not the caller's.
+
+        The first try decides however it ends, the second only with an answer.
+        """
+        known = vars(tried.call)
+        tried.facts = {name: known[name] for name in FACTS if name in known}
         with self._lock:
             if tried.loop is not None:
                 tried.server = driver.retry_loop.server_address(tried.loop)
             tried.over = True
-            if not self._ended and self._winner is None and tried.error is None:
+            if not self.ended and self._winner is None and tried.error is None:
                 self._winner = tried
-            second = self._second
-            if self._winner is not None or (self._first.over and (second is None or second.over)):
+            if self._winner is not None or self._first.over:
                 self._decided.set()
-            if tried.finished is not None:
-                tried.finished.set()
             return self._winner is not tried
 
     def _hedge(self, *, again: bool) -> bool:
-        """Begin the second try. False where none is allowed now, or has no server to go to: later
-        there may be one."""
+        """Begin the second try, unless the first is being repeated already. False where none is
+        allowed now, or has no server to go to: later there may be one."""
+        if self._first.failed:
+            return True
         if not self._hedges.budget.take(again=again):
             return False
-        later = False
+        begun = False
         try:
             with shielded("before a read was hedged"):
-                loop = self._first.loop
-                server = None if loop is None else driver.retry_loop.server_address(loop)
-                if server is None or not self._hedges.may_go_elsewhere(loop, server):
-                    later = True
-                else:
-                    self._begin_second(server)
+                begun = self._begin_second()
         finally:
-            if self._second is None or not self._second.begun:
+            if not begun:
                 self._hedges.budget.give_back()
-        return not later
+        return begun
 
-    def _begin_second(self, slow: str) -> None:
+    def _begin_second(self) -> bool:
+        loop = self._first.loop
+        slow = None if loop is None else driver.retry_loop.server_address(loop)
+        if slow is None or self._first.over or not self._hedges.may_go_elsewhere(loop, slow):
+            return False
         self.slow, self._waited = slow, time.perf_counter() - self._began
-        second = Try(self, HEDGE, self._call)
-        second.finished = self._workers.new_signal()
-        with self._lock:
-            if self._closed or self._first.over:
-                return
-            self._second = second
+        second = self._second = Try(self, HEDGE, self._call)
         # Two commands, so each has a span of its own.
         self._first.call.has_command_spans = second.call.has_command_spans = True
         self._first.call.only_command = None
-        try:
-            second.begun = self._workers.start(self._make(second))
-        finally:
-            if not second.begun:
-                self._withdraw(second)
-
-    def _withdraw(self, tried: Try) -> None:
-        """It never began: nothing waits for it."""
-        tried.error = RuntimeError("not begun")
-        self._finish(tried)
+        second.begun = self._workers.start(self._make(second))
+        return second.begun
 
     def _settle(self) -> Any:
         with self._lock:
-            self._ended = True
-            winner = self._winner
-        last = self._first if winner is None else winner
-        facts = vars(last.call)
-        vars(self._call).update({name: facts[name] for name in FACTS if name in facts})
+            self.ended = True
+            winner, error, self._first.error = self._winner, self._first.error, None
+        vars(self._call).update((self._first if winner is None else winner).facts)
         self._publish(winner)
-        if winner is not None:
-            self._read.adopt(winner)
-            return winner.result
-        error, self._first.error = self._first.error, None
-        if self._second is not None:
-            self._second.error = None
+        self._first.facts = {}
         try:
+            if winner is not None:
+                self._read.adopt(winner)
+                return winner.result
             raise_alone(error)  # type: ignore[arg-type]  # it has one: it is over without a result
         finally:
             # The frames that it passed hold the race.
@@ -259,11 +238,8 @@ class Race:
     def _abandon(self) -> None:
         """The caller waits no more: the answer is ignored."""
         with self._lock:
-            published, self._ended = self._ended, True
+            published, self.ended = self.ended, True
             winner, self._winner = self._winner, None
-        if self._second is not None and not self._second.begun:
-            # Struck in between.
-            self._withdraw(self._second)
         if not published:
             self._publish(None)
         self._workers.cancel()
