@@ -223,7 +223,9 @@ class Runtime:
                 # Of a bulk write, say: raised once the driver's loop is over.
                 server = driver.retry_loop.address_of(call.selected)
                 attempts = 1 + len(call.reasons)
-                state_origin(raised, server=server, attempts=attempts, reasons=call.reasons)
+                state_origin(
+                    raised, server=server, attempts=attempts, reasons=call.reasons, answered=True
+                )
         return raised
 
     def _see_waits(self, call: Call, error: BaseException | None) -> None:

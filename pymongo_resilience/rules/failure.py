@@ -123,6 +123,9 @@ class Failure:
     timed_out: bool = False
     """The attempt ran out of time: of the operation's, once something was sent under a deadline;
     before that, perhaps of its own for a server, a connection or a socket."""
+    pool_paused: bool = False
+    """Nothing was tried: a failure of another operation has paused the pool until its server was
+    checked."""
     next_probe_in: float | None = None
     """Seconds for which the server's circuit breaker stays open; None where none refused."""
     elsewhere: bool = False

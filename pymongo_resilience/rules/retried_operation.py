@@ -90,6 +90,8 @@ class Operation:
 
     attempts: int = 0
     """Failed attempts of the command at hand."""
+    unattempted: int = 0
+    """Those of them that found a paused pool, and so tried nothing."""
     overloaded: bool = False
     """An overload error was among them."""
     reasons: list[RetryReason] = field(default_factory=list)
@@ -121,6 +123,7 @@ class Operation:
             overloaded = self.budget.is_rejection(failure)
             self.budget.failed(overloaded=overloaded, retried=retried, distress=distress)
         self.attempts += 1
+        self.unattempted += failure.pool_paused
         self.idempotent = self._is_idempotent(carried_txn_number=failure.carried_txn_number)
         self.overloaded = self.overloaded or failure.overloaded
         self.reasons.append(failure.reason)
@@ -152,5 +155,5 @@ class Operation:
         new one has its own attempts."""
         if self.budget is not None and self.attempts:
             self.budget.succeeded(retried=True)
-        self.attempts = 0
+        self.attempts = self.unattempted = 0
         self.overloaded = False

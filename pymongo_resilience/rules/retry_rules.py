@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from . import backoff
 from .failure import RetryReason, Stage
 from .operation_deadline import SHORTEST
-from .retried_operation import Kind
+from .retried_operation import DISTRESS, Kind
 from .strategy import TERMINAL, RetryAction, follows_specification
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class RetryRules:
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:
-            delay, held_back = max(0.0, answer.delay), self.holds_back(operation)
+            delay = max(0.0, answer.delay)
+            # After a conflict, which no server in distress causes, none has to wait.
+            held_back = failure.reason in DISTRESS and self.holds_back(operation)
             if held_back:
                 delay = max(delay, backoff.held_back(operation.attempts, self.random))
             verdict = self._fit(operation, failure, delay, held_back=held_back)
@@ -191,7 +193,7 @@ class RetryRules:
 
     def _attempts_left(self, operation: Operation) -> Rule | None:
         """Rule 4."""
-        retries = operation.attempts - 1
+        retries = operation.attempts - 1 - operation.unattempted
         if operation.overloaded:
             own = operation.max_retries
             most = self.max_retries if own is None else own

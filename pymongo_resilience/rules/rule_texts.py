@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from .failure import Failure
     from .retried_operation import Operation
 
-NEVER_REPEATED = "docs/retries.md#never-retried"
+NEVER_REPEATED = {
+    Kind.COMMAND: "what a command runs is not known",
+    Kind.GET_MORE: "the server may have moved the cursor on",
+    Kind.AGGREGATE_WRITE: "half of what $out or $merge writes may be there",
+    Kind.CLEANUP: "the server ends by itself what it would end",
+}
+WRITE = "whether it was applied is not known"
 SELECTION = "a failed server selection is not repeated"
 RETRY_SELECTION = "no server could be selected for a retry within serverSelectionTimeoutMS"
 
@@ -28,11 +34,9 @@ def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
     name = operation.method or operation.name
     match rule:
         case Rule.NEVER_REPEATED if operation.in_transaction:
-            return f"{name} in a transaction is never repeated by itself ({NEVER_REPEATED})"
-        case Rule.NEVER_REPEATED if operation.kind is Kind.AGGREGATE_WRITE:
-            return f"{name} with $out or $merge is never repeated ({NEVER_REPEATED})"
+            return f"{name} in a transaction is never repeated by itself"
         case Rule.NEVER_REPEATED:
-            return f"{name} is never repeated ({NEVER_REPEATED})"
+            return f"{name} is never repeated: {NEVER_REPEATED.get(operation.kind, WRITE)}"
         case Rule.NOT_SAFE if failure.session_ends is not None and failure.forgotten:
             minutes = failure.session_ends.timeout / 60
             return f"{name} was sent over {minutes:g} minutes ago, and its session may have ended"

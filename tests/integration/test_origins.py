@@ -28,7 +28,11 @@ pytestmark = pytest.mark.oldest
 
 
 def origin(error: Any) -> tuple[str | None, int]:
-    """As its attributes say, once the text is seen to say the same."""
+    """As its attributes say, once the text is seen to say the same: but for a server's answer to
+    the only attempt."""
+    if isinstance(error, OperationFailure) and error.attempts == 1:
+        assert " attempt" not in str(error)
+        return error.server, error.attempts
     tried = "1 attempt" if error.attempts == 1 else f"{error.attempts} attempts"
     said = tried if error.server is None else f"{error.server}, {tried}"
     text = str(error)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import (
+    AutoReconnect,
     BulkWriteError,
     ClientBulkWriteException,
     ConnectionFailure,
@@ -133,6 +134,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         executed=executed,
         timed_out=reason is not RetryReason.ATTEMPT_TIMEOUT
         and (code == MAX_TIME_EXPIRED if isinstance(cause, OperationFailure) else expired(cause)),
+        pool_paused=_pool_paused(cause, attempt),
         next_probe_in=attribute(refusal, "next_probe_in"),
         elsewhere=bool(attribute(refusal, "elsewhere")),
     )
@@ -317,6 +319,11 @@ def _reason(
     if reasons.TEMPORARILY_UNAVAILABLE.labels <= labels:
         return RetryReason.TEMPORARILY_UNAVAILABLE
     return RetryReason.UNKNOWN
+
+
+def _pool_paused(error: Exception, attempt: Attempt) -> bool:
+    """The driver makes this error of one of its own, and every other one of the system's."""
+    return not attempt.reached_connection and type(error.__cause__) is AutoReconnect
 
 
 def _refused_by_tls(error: Exception) -> bool:

@@ -26,11 +26,13 @@ def state_origin(
     reasons: Sequence[RetryReason] = (),
     rule: Rule | None = None,
     why: str = "",
+    answered: bool = False,
 ) -> None:
     """Give ``error`` the attributes ``server`` (``"host:port"``, None where none was selected),
     ``attempts``, ``retry_reasons`` (one for each retry) and ``retry_rule`` (by which there was no
     further one; None where there was nothing to decide), and its text the same at its end: ``why``
-    is the rule in words. Once: an error may be raised again.
+    is the rule in words. What a server ``answered`` to the only attempt is the application's, and
+    its text stays as it is. Once: an error may be raised again.
 
     Source: Retryable Reads, "If a retry attempt fails": the server is the one that it came from.
     """
@@ -39,6 +41,8 @@ def state_origin(
     vars(error).update(
         server=server, attempts=attempts, retry_reasons=tuple(reasons), retry_rule=rule
     )
+    if answered and attempts == 1:
+        return
     if error.args and isinstance(error.args[0], str):
         facts = [attempts_text(attempts)] if server is None else [server, attempts_text(attempts)]
         text = "; ".join(filter(None, [", ".join(facts), why]))

@@ -31,7 +31,8 @@ class Code(NamedTuple):
     """An error code of the server's."""
 
     number: int
-    name: str
+    name: str = ""
+    """Empty where it is not known: that of a server that is newer than what was tested."""
     listed: bool = True
     """Retryable Reads lists it."""
 
@@ -75,6 +76,18 @@ TEMPORARILY_UNAVAILABLE = Row(
         Code(262, "ExceededTimeLimit"),
         Code(365, "TemporarilyUnavailable", listed=False),
         Code(9001, "SocketException"),
+        # A router's, for a shard that has no primary or that it could not reach in time.
+        Code(90, "CallbackCanceled", listed=False),
+        Code(133, "FailedToSatisfyReadPreference", listed=False),
+        Code(202, "NetworkInterfaceExceededTimeLimit", listed=False),
+        Code(407, listed=False),
+        # Before the first batch: the same query once more finds what is there by then.
+        Code(175, "QueryPlanKilled", listed=False),
+        # Overload that was not refused at the door, also as a router relays it: its one label makes
+        # a repetition wait.
+        *(Code(number, listed=False) for number in (433, 449, 450, 462, 473)),
+        # What servers after 8.0 call retriable.
+        *(Code(number, listed=False) for number in (402, 453, 471, 485, 91331, 10045600)),
     ),
     labels=frozenset({RETRYABLE_WRITE}),
 )

@@ -423,6 +423,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                 reasons=operation.reasons[:-1],
                 rule=rule,
                 why=why_not_repeated(rule, operation, failure),
+                answered=raised.stage is Stage.ANSWERED,
             )
             self.call.final_error = error
             return error

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MILLISECONDS: Final = 1000
 _BOTH: Final = ("SystemOverloadedError", "RetryableError")
-_LABELS: Final = {462: _BOTH, 463: _BOTH, 473: _BOTH[:1]}
+_LABELS: Final = {462: _BOTH, 473: _BOTH[:1]}
 """By the code of the error. One without RetryableError is not to be repeated."""
 _NAMES: Final = {462: "IngressRequestRateLimitExceeded"}
 
@@ -31,7 +31,7 @@ class Overload(Fail):
     """Sheds the command with the overload labels of its code; nothing of it is executed.
 
     :param base_backoff: what the server asks clients to wait at first (seconds), if anything.
-    :param code: 462 or 463 with both labels; 473 with SystemOverloadedError alone.
+    :param code: 462 with both labels; 473 with SystemOverloadedError alone.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Overload(Fail):
         code: int = 462,
     ) -> None:
         if code not in _LABELS:
-            raise refused("code", code, "462, 463 or 473")
+            raise refused("code", code, "462 or 473")
         hint = {} if base_backoff is None else {"baseBackoffMS": _whole_ms(base_backoff)}
         super().__init__(
             command,
