@@ -15,7 +15,6 @@
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
 #   make docs                       the documents as a site: build/site/index.html
 #   make fleet                      simulated fleets under overload: a table and a figure of docs/overload.md
-#   make gate                       fails where an operation takes more instructions than it did
 #   make package                    sdist and wheel: metadata, tests from the sdist, types by mypy and pyright
 #   make clean                      remove what the other targets made
 
@@ -29,14 +28,13 @@ MAIN := .venv
 OLDEST := .venv-oldest
 WHEEL := .venv-wheel
 COMPATIBILITY := .venv-compatibility
-GATE := .venv-gate
 EXAMPLES := .venv-examples
 PACKAGE := .venv-package
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report gate docs examples package clean
+.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report docs examples package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -102,24 +100,14 @@ bench-hedging: $(MAIN)/demo.stamp build/canned_server
 bench-recovery: $(MAIN)/demo.stamp
 	@$(MAIN)/bin/python bench/recovery.py $(ARGS)
 
-# CPU as ratios within one run, and instructions, which repeat (needs valgrind). Takes about ten minutes;
-# less with ARGS="--workloads find_one --sides sync".
-bench: $(MAIN)/dev.stamp build/canned_server build/callgrind_marks.so
+# CPU of a healthy find_one, as ratios within one run. Takes a minute or two.
+bench: $(MAIN)/dev.stamp build/canned_server
 	@$(MAIN)/bin/python bench/healthy.py $(ARGS)
-	@$(MAIN)/bin/python bench/healthy.py --instructions $(ARGS)
-	@$(MAIN)/bin/python bench/cursor_costs.py
-	@$(MAIN)/bin/python bench/growth.py
-	@$(MAIN)/bin/python bench/footprint.py
 
 # bench/report.json and the tables and figures of docs/performance.md, docs/overload.md and docs/recovery.md. All but overload;
 # one section anew: ARGS="--only footprint"; the documents alone: ARGS=--documents; more: ARGS=--help.
-report: $(MAIN)/bench.stamp build/canned_server build/callgrind_marks.so
+report: $(MAIN)/bench.stamp build/canned_server
 	@$(MAIN)/bin/python bench/make_report.py $(ARGS)
-
-# Against bench/baseline.json, in an environment with the versions that it was made with.
-# Recorded anew by ARGS=--record: a commit of its own, with the reason.
-gate: $(GATE)/stamp build/canned_server build/callgrind_marks.so
-	@$(GATE)/bin/python bench/gate.py $(ARGS)
 
 # Fails where a link or an anchor leads nowhere.
 docs: $(DOCS)/stamp
@@ -131,14 +119,8 @@ build/canned_server: bench/canned_server.c
 	  { echo "there is no C compiler ($(CC)): Debian: apt-get install gcc libc6-dev"; exit 1; }
 	$(CC) -O2 -o $@ $<
 
-build/callgrind_marks.so: bench/callgrind_marks.c
-	@mkdir -p build
-	@echo '#include <valgrind/callgrind.h>' | $(CC) -E - > /dev/null 2>&1 || \
-	  { echo "there is no valgrind/callgrind.h: Debian: apt-get install valgrind gcc libc6-dev"; exit 1; }
-	$(CC) -O2 -shared -fPIC -o $@ $<
-
 clean:
-	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(GATE) $(DOCS) $(EXAMPLES) $(PACKAGE) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(MAIN) $(OLDEST) $(WHEEL) $(COMPATIBILITY) $(DOCS) $(EXAMPLES) $(PACKAGE) .venv-3.* build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -177,11 +159,6 @@ $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 .venv-3.%/stamp: pyproject.toml | $(MAIN)/bin/python
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv --without-pip $(@D)
 	$(PIP_INTO) $(@D)/bin/python install --quiet --editable ".[dev]"
-	@touch $@
-
-# What counts as many instructions everywhere.
-$(GATE)/stamp: pyproject.toml bench/gate-requirements.txt | $(GATE)/bin/python
-	$(GATE)/$(PIP_INSTALL) --editable . --requirement bench/gate-requirements.txt
 	@touch $@
 
 $(EXAMPLES)/stamp: pyproject.toml examples/frameworks/requirements.txt | $(EXAMPLES)/bin/python

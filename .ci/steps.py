@@ -49,7 +49,6 @@ MAIN = "environment: newest pymongo"
 OLDEST = "environment: oldest pymongo"
 WHEEL = "environment: built wheel"
 PROPERTIES = "properties with all examples, newest pymongo"
-GATE = "gate on instructions"
 
 
 def python(folder: str) -> str:
@@ -135,12 +134,16 @@ def of_rest(folder: Path) -> list[Step]:
             after=("examples of frameworks",),
         ),
         *others,
-        Step(GATE, gate(folder), (MAIN,), last),
         Step(
             "tests that run alone, newest pymongo",
             pytest(folder, "newest,alone", ".venv", "-m", "alone and not wheel"),
             (MAIN,),
-            ("thorough tests, newest pymongo", "all other tests, oldest pymongo", PROPERTIES, GATE),
+            (
+                "thorough tests, newest pymongo",
+                "all other tests, oldest pymongo",
+                PROPERTIES,
+                *last,
+            ),
         ),
     ]
 
@@ -183,16 +186,6 @@ def starts(command: str) -> bool:
         return subprocess.run([command, "-c", ""], capture_output=True, check=False).returncode == 0
     except OSError:
         return False
-
-
-def gate(folder: Path) -> tuple[str, ...]:
-    """Instructions of a healthy operation beside the baseline, in an environment of its own."""
-    for missing in ("valgrind", "cc"):
-        if shutil.which(missing) is None:
-            why = f"there is no {missing} (Debian: apt-get install valgrind gcc libc6-dev)"
-            skip(folder, "gate", why)
-            return ("echo", f"SKIPPED: {why}")
-    return make("gate", f"ARGS=--junit {folder / 'gate.xml'}")
 
 
 def skip(folder: Path, report: str, why: str) -> None:

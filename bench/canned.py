@@ -27,7 +27,7 @@ def need(built: Path) -> Path:
     if not built.exists():
         sys.exit(
             f"{built.name} is not there: 'make bench' compiles it, which needs a C compiler as cc "
-            "(Debian: apt-get install gcc libc6-dev, and valgrind to count instructions)"
+            "(Debian: apt-get install gcc libc6-dev)"
         )
     return built
 

@@ -4,7 +4,7 @@
     python bench/crossings.py --frames   and every frame of the library, in order
 
 A crossing is a call from pymongo's code into the library's. A frame is one Python call of the
-library's own functions. Default settings, without an SDK.
+library's own functions. With a timeout, without an SDK.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bson
-import configurations
 import pymongo
 from canned import canned_server
-from workloads import AGGREGATE, FIND, INSERT, UPDATE
 
 import pymongo_resilience
 
@@ -38,10 +36,10 @@ OURS = tuple(
 )
 WARM_UP = 20
 OPERATIONS: dict[str, Any] = {
-    FIND: lambda coll: coll.find_one({"_id": 1}),
-    INSERT: lambda coll: coll.insert_one({}),
-    UPDATE: lambda coll: coll.update_one({"_id": 1}, {"$set": {"a": 1}}),
-    AGGREGATE: lambda coll: coll.aggregate([{"$match": {"_id": 1}}]),
+    "find_one": lambda coll: coll.find_one({"_id": 1}),
+    "insert_one": lambda coll: coll.insert_one({}),
+    "update_one": lambda coll: coll.update_one({"_id": 1}, {"$set": {"a": 1}}),
+    "aggregate": lambda coll: coll.aggregate([{"$match": {"_id": 1}}]),
 }
 
 
@@ -98,13 +96,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--frames", action="store_true", help="print every frame of the library")
-    parser.add_argument(
-        "--state",
-        default=f"{configurations.OURS}, {configurations.API}",
-        choices=configurations.STATES,
-    )
     given = parser.parse_args()
-    configurations.prepare(given.state)
+    pymongo_resilience.instrument(pymongo_resilience.Config(timeout_ms=20_000))
     with canned_server(heartbeats=False) as uri:
         for name, operation in OPERATIONS.items():
             for side in ("sync", "async"):

@@ -22,12 +22,11 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 OVERLOAD = ROOT / "docs" / "overload.md"
 RECOVERY = ROOT / "docs" / "recovery.md"
 FIGURES = {
-    "performance": ROOT / "docs" / "performance.svg",
     "overload": ROOT / "docs" / "overload.svg",
     "fleet": ROOT / "docs" / "fleet.svg",
 }
 
-SHOWN = {"performance": ("healthy", "growth"), "overload": ("overload",), "fleet": ("fleet",)}
+SHOWN = {"overload": ("overload",), "fleet": ("fleet",)}
 """The sections that a figure shows."""
 
 Report = dict[str, Any]
@@ -70,9 +69,7 @@ def data_of(figure: str, report: Report) -> Any:
     """What a figure shows."""
     if figure == "overload":
         return report["overload"]["points"]
-    if figure == "fleet":
-        return report["fleet"]["outcomes"]
-    return {name: report[name]["rows"] for name in SHOWN[figure]}
+    return report["fleet"]["outcomes"]
 
 
 def mark_of(figure: str, report: Report) -> str:
@@ -101,14 +98,12 @@ def _draw(name: str, report: Report, file: Path, mark: str) -> None:
     try:
         import fleet_figure
         import overload_figure
-        import performance_figure
     except ModuleNotFoundError as missing:
         raise SystemExit(
             f"the tables are written, {file.name} is not drawn: {missing.name} is not there, "
             "which the extra bench brings"
         ) from None
     draw = {
-        "performance": performance_figure.draw,
         "overload": overload_figure.draw,
         "fleet": fleet_figure.draw,
     }[name]

@@ -1,13 +1,13 @@
 """Measures what the documents quote, writes it into bench/report.json, and them from it.
 
     python bench/make_report.py             everything but overload: about an hour
-        --only healthy-cpu,growth           some of it anew; the rest stays as it is
+        --only healthy,footprint            some of it anew; the rest stays as it is
         --only overload                     ten minutes, on a machine that is quiet
         --overload FILE                     what overload.py --json FILE has measured
         --documents                         measures nothing, writes the documents
         --quick                             only shows that everything runs
 
-Needs a C compiler, valgrind, and the extras ``dev`` and ``bench``. The file names versions, and
+Needs a C compiler, and the extras ``dev`` and ``bench``. The file names versions, and
 neither dates nor machines.
 """
 
@@ -20,18 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import documents
-from cursor_costs import cursors
 from fleet import fleet
 from footprint import footprint
-from growth import growth
-from healthy import healthy
-from measuring import chosen_from, versions
+from healthy import SIDES, healthy, versions
 from recovery import ROWS, recovery
-from workloads import FIND
 
 KEPT = documents.REPORT
 QUICK = KEPT.parent.parent / "build" / "report.json"
@@ -46,10 +43,6 @@ Section = dict[str, Any]
 def progress(text: Any) -> None:
     """Progress inside of a section, which may take minutes."""
     print(f"   {text}", flush=True)
-
-
-def side(rows: list[dict[str, Any]]) -> None:
-    progress(rows[0]["side"])
 
 
 def overload(*, quick: bool) -> Section:
@@ -68,30 +61,9 @@ def taken_from(file: Path) -> Section:
     return {"versions": {"pymongo": package}, **kept}
 
 
-def counted(*, quick: bool) -> Section:
-    return healthy(instructions=True, progress=side, **_smaller(quick=quick))
-
-
-def cpu(*, quick: bool) -> Section:
-    return healthy(instructions=False, progress=side, **_smaller(quick=quick))
-
-
-def _smaller(*, quick: bool) -> dict[str, Any]:
-    return {"workloads": [FIND], "sides": ["sync"], "bursts": 2, "processes": 1} if quick else {}
-
-
 SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
-    "healthy": ("python bench/healthy.py --instructions", counted),
-    "healthy-cpu": ("python bench/healthy.py", cpu),
-    "cursors": ("python bench/cursor_costs.py", cursors),
-    "growth": (
-        "python bench/growth.py --instructions",
-        lambda quick: growth(instructions=True, quick=quick, progress=progress),
-    ),
-    "growth-cpu": (
-        "python bench/growth.py",
-        lambda quick: growth(instructions=False, quick=quick, progress=progress),
-    ),
+    "healthy": ("python bench/healthy.py", healthy),
+    "healthy-async": ("python bench/healthy.py --side async", partial(healthy, side=SIDES[1])),
     "footprint": ("python bench/footprint.py", lambda quick: footprint(2 if quick else 15)),
     "recovery": (
         "python bench/recovery.py",
@@ -109,6 +81,17 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def chosen_from(text: str, of: tuple[str, ...], what: str) -> list[str]:
+    """What a command line names, in the order of ``of``; ends the program where it names others."""
+    if text == "all":
+        return list(of)
+    named = [each.strip() for each in text.split(",")]
+    unknown = [each for each in named if each not in of]
+    if unknown:
+        raise SystemExit(f"no such {what}: {', '.join(unknown)}\nthere are: {', '.join(of)}")
+    return [each for each in of if each in named]
 
 
 def merged(kept: dict[str, Section], name: str, found: Section) -> dict[str, Section]:

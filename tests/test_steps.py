@@ -224,10 +224,9 @@ def test_a_report_that_broke_off_counts_nothing(ci: Any, tmp_path: Path) -> None
     [
         ("tests.test_steps", "test_a[1.5-x]", "tests/test_steps.py::test_a[1.5-x]"),
         ("tests.test_steps.TestA", "test_b", "tests/test_steps.py::TestA::test_b"),
-        ("bench", "gate", "bench::gate"),
         ("", "a report of another tool", "::a report of another tool"),
     ],
-    ids=["function", "method", "gate", "other"],
+    ids=["function", "method", "other"],
 )
 def test_names_are_those_of_the_command_line(
     ci: Any, monkeypatch: pytest.MonkeyPatch, classname: str, name: str, expected: str
