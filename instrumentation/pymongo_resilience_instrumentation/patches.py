@@ -16,7 +16,7 @@ from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies.first_use import ATOMIC_WRITES, HEDGED_READS, POLICIES
-from pymongo_resilience_instrumentation.cleanup import end_sessions, kill_cursors
+from pymongo_resilience_instrumentation.cleanup import background, cleanup_commands
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
 from pymongo_resilience_instrumentation.features import single_documents
@@ -256,12 +256,12 @@ def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
 def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
     for owner, asynchronous in zip(CLIENTS, (False, True), strict=True):
         for name, session_at in driver.clients.KILLS.items():
-            yield owner, name, kill_cursors.KillCursors(runtime, asynchronous, session_at)
-        yield owner, driver.clients.BACKGROUND, kill_cursors.BackgroundRun()
-        ending = end_sessions.EndingSessions(runtime, asynchronous)
+            kill = cleanup_commands.KillCursors(runtime, asynchronous, session_at)
+            yield owner, name, kill
+        yield owner, driver.clients.KILL, background.KillsInBackground(runtime)
+        yield owner, driver.clients.BACKGROUND, background.BackgroundRun(asynchronous)
+        ending = cleanup_commands.EndSessions(runtime, asynchronous)
         yield owner, driver.clients.END_SESSIONS, ending
-        connecting = end_sessions.ConnectionForSessions()
-        yield owner, driver.clients.CONNECTION_FOR_SESSIONS, connecting
 
 
 def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import importlib
 import ssl
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pymongo import common
+from pymongo import ReadPreference, common
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"
 LOOK = "apply_selector"
 
-KILLS = {"_kill_cursors": 4, "_kill_cursor_impl": 3}
+KILL = "_kill_cursors"
+KILLS = {KILL: 4, "_kill_cursor_impl": 3}
 """A client's methods that send killCursors, the first by the second, and where in their arguments
 the session is."""
 BACKGROUND = "_process_kill_cursors"
 """What the background task calls for cursors that wait to be killed."""
 END_SESSIONS = "_end_sessions"
 CONNECTION_FOR_SESSIONS = "_conn_for_reads"
+MOST_SESSIONS = 10_000
+"""How many of them one endSessions may name."""
 
 
 def existing_clients() -> list[Any]:
@@ -99,9 +105,29 @@ def kills_no_more(client: Any) -> bool:
     return bool(client._kill_cursors_executor._stopped)
 
 
-def kill_interval() -> float:
-    """Seconds between two runs of the background task."""
-    return float(common.KILL_CURSOR_FREQUENCY)
+def end_sessions(client: Any, ids: list[Any], note: Callable[[Any], None]) -> None:
+    """As the driver's own, but for errors, which it ignores. ``note`` is given the address."""
+    operation, prefers = "endSessions", ReadPreference.PRIMARY_PREFERRED
+    with client._conn_for_reads(prefers, None, operation=operation) as (connection, mode):
+        note(connection.address)
+        for command in _end_commands(connection, ids):
+            connection.command("admin", command, read_preference=mode, client=client)
+
+
+async def end_sessions_async(client: Any, ids: list[Any], note: Callable[[Any], None]) -> None:
+    """The same for async clients."""
+    operation, prefers = "endSessions", ReadPreference.PRIMARY_PREFERRED
+    async with await client._conn_for_reads(prefers, None, operation=operation) as found:
+        connection, mode = found
+        note(connection.address)
+        for command in _end_commands(connection, ids):
+            await connection.command("admin", command, read_preference=mode, client=client)
+
+
+def _end_commands(connection: Any, ids: list[Any]) -> Iterator[dict[str, Any]]:
+    if connection.supports_sessions:
+        for at in range(0, len(ids), MOST_SESSIONS):
+            yield {"endSessions": ids[at : at + MOST_SESSIONS]}
 
 
 def _behind(name: str, *classes: type) -> str:

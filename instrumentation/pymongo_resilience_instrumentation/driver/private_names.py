@@ -148,7 +148,6 @@ def _of_both() -> Iterator[tuple[Any, ...]]:
     yield Feature.RESUMPTION, "pymongo.message:_Query", OF_A_QUERY
     yield Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",)
     yield Feature.RETRIES, csot, ("get_timeout", "remaining", "get_rtt")
-    yield Feature.CLEANUP, "pymongo.common", ("KILL_CURSOR_FREQUENCY",)
     yield Feature.CLEANUP, address, ("namespace",)
     yield Feature.CLEANUP, csot, ("DEADLINE", "get_timeout", "remaining")
     for module in SENDERS:
