@@ -8,8 +8,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.cleanup.cleanup_work import CleanupCall
-from pymongo_resilience_instrumentation.cleanup.end_sessions import EndSessions
 from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, Fail, Overload
 from pymongo_resilience_instrumentation.tools.testbed.traffic import (
     Answer,
@@ -25,12 +23,8 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import RetryReason
-from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.rules.executor import AsyncExecutor, Executor
-from pymongo_resilience.rules.retry_rules import RetryRules, Rule
-from pymongo_resilience.rules.strategy import FastFailOnTerminalError
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import ReplicaSet
-from pymongo_resilience.testing import FakeClock, RecordingListener
 
 __all__ = ["no_jitter"]
 pytestmark = pytest.mark.oldest
@@ -187,52 +181,3 @@ def test_a_cancelled_close_ends_at_once(
         return took
 
     assert asyncio.run(main()) < 0.3
-
-
-class _Overloaded:
-    """endSessions that takes its time to be shed, on a clock advanced manually."""
-
-    def __init__(self, clock: FakeClock, takes: float) -> None:
-        self.clock, self.takes, self.attempts = clock, takes, 0
-        self.error = pymongo.errors.OperationFailure("shed", 462, Overload().document)
-
-    def __call__(self) -> None:
-        self.attempts += 1
-        self.clock.advance(self.takes)
-        raise self.error
-
-    async def awaited(self) -> None:
-        self()
-
-
-@pytest.mark.parametrize(
-    ("base", "takes", "sleeps"),
-    [
-        (0.05, 0.0, [0.1, 0.2]),
-        (0.05, 0.25, [0.1]),
-        (0.005, 0.0, [0.01, 0.02, 0.04, 0.08, 0.16]),
-        (0.25, 0.0, []),
-        (0.2495, 0.0, [0.499]),
-    ],
-)
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_whole_wait_stays_under_half_a_second(
-    base: float, takes: float, sleeps: list[float], asynchronous: bool
-) -> None:
-    client: Any = pymongo.MongoClient(connect=False)
-    clock = FakeClock(128.0)
-    rules = NamespaceRules(FastFailOnTerminalError(), {})
-    call = CleanupCall(client, "endSessions", "admin", None)
-    parts = (RetryRules(base_backoff=base, random=lambda: 1.0), clock, RecordingListener())
-    executor: Any = (AsyncExecutor if asynchronous else Executor)(*parts)
-    work = EndSessions(call, executor, rules, None)
-    server = _Overloaded(clock, takes)
-    work.send = server.awaited if asynchronous else server
-    run = asyncio.Runner().run if asynchronous else lambda result: result
-    with pytest.raises(pymongo.errors.OperationFailure) as raised:
-        run(executor.run(work))
-    assert raised.value is server.error
-    assert clock.sleeps == pytest.approx(sleeps)
-    assert server.attempts == len(sleeps) + 1
-    assert sum(clock.sleeps) < 0.5
-    client.close()

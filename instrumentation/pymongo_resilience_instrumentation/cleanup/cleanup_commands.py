@@ -13,6 +13,7 @@ from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.rules.operation_deadline import SHORTEST, Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE, Call
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.rules.failure import Failure
-    from pymongo_resilience.rules.retry_rules import Rule
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -56,6 +56,8 @@ class Cleanup:
     attempt: Callable[[], Any]
     window: Deadline | None = None
     """What repetitions of an endSessions have, once one has failed."""
+    used_up = False
+    """An overloaded server has rejected every attempt."""
 
     def __init__(self, call: CleanupCall, runtime: Runtime, address: Address | None = None) -> None:
         self.call = call
@@ -118,6 +120,7 @@ class Cleanup:
         """Nothing to do: a cursor has one server, and any will do for endSessions."""
 
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:  # noqa: ARG002
+        self.used_up = rule is Rule.ATTEMPTS
         return failure.error
 
     def undecided(self, error: Exception) -> None:
@@ -192,7 +195,9 @@ class KillCursors(CleanupCommand):
             ids, address, _ = driver.clients.kill_arguments(given, kwargs, self._session_at)
             for cursor_id in ids:
                 driver.clients.kill_later(given[0], cursor_id, address)
-        return super().failed(work, error)
+        raised = super().failed(work, error)
+        # The server's own timeout ends it then; the driver would go on in the background.
+        return None if work is not None and work.used_up else raised
 
 
 class EndSessions(CleanupCommand):
