@@ -1,6 +1,14 @@
 """Faults to inject: each a small class whose name says what goes wrong."""
 
-from .command_faults import Corrupt, CutAfter, CutBefore, Fail, FailWriteConcern, NotPrimary
+from .command_faults import (
+    Corrupt,
+    CutAfter,
+    CutBefore,
+    Fail,
+    FailStatement,
+    FailWriteConcern,
+    NotPrimary,
+)
 from .load import Overload, RateLimit, Slow
 from .network import BlackHole, CutAtHandshake, Latency, PoolClearingStorm, Refuse, Reset
 from .replication import Election, Restart, RollingRestart, SilentPrimary, SkewedClock
@@ -13,6 +21,7 @@ __all__ = [
     "CutBefore",
     "Election",
     "Fail",
+    "FailStatement",
     "FailWriteConcern",
     "Latency",
     "NotPrimary",

@@ -191,6 +191,25 @@ class FailWriteConcern(OnCommand):
         return Amend(self._fields)
 
 
+class FailStatement(OnCommand):
+    """Answers a write as mongod does where its statement fails: ``ok`` is 1, and the error is in
+    ``writeErrors``, without a label. In an election its code is 189. Nothing is executed.
+
+    :param code: for example 189 or 112.
+    """
+
+    def __init__(self, command: str | None = None, times: int = 1, *, code: int) -> None:
+        super().__init__(command, times)
+        text = f"the test bed answers code {code}"
+        error = {"index": 0, "code": whole("code", code), "errmsg": text}
+        self._document: Document = {"n": 0, "writeErrors": [error], "ok": 1.0}
+
+    def verdict(self, request: Message) -> Verdict:
+        """Answer with the error."""
+        del request
+        return Answer(self._document)
+
+
 class Corrupt(OnCommand):
     """Lets the server execute the command, and sends other bytes than its reply.
 

@@ -1,9 +1,10 @@
 """The one server behind all members, and what it lacks to stand in for a replica set.
 
-Three shortcomings of SecantusDB are corrected here, so that a retry finds what it would find on
+Some shortcomings of SecantusDB are corrected here, so that a retry finds what it would find on
 mongod: it recognises a repeated write only with an equal ``maxTimeMS``, which changes under a
 deadline, and only when the first one has finished; and it accepts a transaction number older than
-the session's last one. A mongod gets everything as it was sent.
+the session's last one, and leaves NoSuchTransaction without its label. A mongod gets everything as
+it was sent.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _VOLATILE: Final = frozenset({"$clusterTime", "$readPreference", "maxTimeMS"})
 """What may differ between two attempts of one write."""
+
+_NO_SUCH_TRANSACTION: Final = 251
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +159,9 @@ class Upstream:
                 return wire.reply_to(request, refusal, next(self._request_ids))
             self._backend.repeats += session.is_repeat(request)
             session.note(request)
-            return await self._exchange(_without(request, "maxTimeMS") if emulated else request)
+            if not emulated:
+                return await self._exchange(request)
+            return _labelled(await self._exchange(_without(request, "maxTimeMS")))
 
     async def following(self) -> Message:
         """The reply that follows one with ``more_to_come``."""
@@ -195,6 +200,12 @@ def _without(request: Message, field: str) -> Message:
     if field not in request.body:
         return request
     return request.with_body({key: value for key, value in request.body.items() if key != field})
+
+
+def _labelled(reply: Message | None) -> Message | None:
+    if reply is None or reply.body.get("code") != _NO_SUCH_TRANSACTION:
+        return reply
+    return reply.with_body({**reply.body, "errorLabels": ["TransientTransactionError"]})
 
 
 def _abort(session: Session) -> Document:

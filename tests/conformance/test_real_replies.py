@@ -1,0 +1,294 @@
+"""What the test bed answers, held to what a real mongod 4.4.4 answered.
+
+The table has the facts of each kind of reply: command, code, code name, labels, the codes in
+``writeErrors`` and in ``writeConcernError``. Each is provoked on the test bed, by itself or by the
+fault that stands for it, or it is listed as different. Where the recorded replies are there, the
+table must have all of them: in the file that MONGOD_REPLIES names, or beside the clone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from bson import Int64, MaxKey
+from support.raw_client import RawClient, new_session
+
+from pymongo_resilience.testbed import (
+    Election,
+    EmbeddedServer,
+    Fail,
+    FailStatement,
+    FailWriteConcern,
+    ReplicaSet,
+)
+
+NAMED = os.environ.get("MONGOD_REPLIES")
+FILE = Path(NAMED or Path(__file__).parents[3] / "shared" / "mongod-4.4-replies" / "replies.jsonl")
+AGAIN = ("RetryableWriteError",)
+WHOLE = ("TransientTransactionError",)
+NAMES = {
+    50: "MaxTimeMSExpired",
+    91: "ShutdownInProgress",
+    112: "WriteConflict",
+    189: "PrimarySteppedDown",
+    251: "NoSuchTransaction",
+    262: "ExceededTimeLimit",
+    10107: "NotWritablePrimary",
+    11600: "InterruptedAtShutdown",
+    11601: "Interrupted",
+    11602: "InterruptedDueToReplStateChange",
+}
+STATEMENTS: dict[str, dict[str, Any]] = {
+    "update": {"updates": [{"q": {"_id": 1}, "u": {"$inc": {"n": 1}}}]},
+    "insert": {"documents": [{"_id": 9}]},
+    "delete": {"deletes": [{"q": {"_id": 1}, "limit": 1}]},
+    "findAndModify": {"query": {"_id": 1}, "update": {"$inc": {"n": 1}}},
+}
+
+
+class Facts(NamedTuple):
+    command: str
+    code: int | None = None
+    name: str | None = None
+    labels: tuple[str, ...] = ()
+    write_errors: tuple[int, ...] = ()
+    write_concern: int | None = None
+
+
+def facts(command: str, reply: dict[str, Any]) -> Facts:
+    # Some were recorded as the write concern error alone.
+    concern = reply.get("writeConcernError") or ({} if "ok" in reply else reply)
+    inside = tuple(each["code"] for each in reply.get("writeErrors", ()))
+    labels = tuple(reply.get("errorLabels", ()))
+    top = reply if "ok" in reply else {}
+    return Facts(command, top.get("code"), top.get("codeName"), labels, inside, concern.get("code"))
+
+
+def recorded() -> set[Facts]:
+    rows = [json.loads(line) for line in FILE.read_text().splitlines()]
+    return {
+        facts(next(iter(row["command"])), row["reply"])
+        for row in rows
+        if "errtype" not in row["reply"]
+    }
+
+
+class Bed:
+    """A connection to the primary of the test bed, and a collection with some documents."""
+
+    def __init__(self, replica_set: ReplicaSet, client: RawClient, database: str) -> None:
+        self.replica_set = replica_set
+        self.client = client
+        self.database = database
+        self.session = new_session()
+        for name in ("c", "l"):
+            self.ask({"insert": name, "documents": [{"_id": each} for each in range(1, 9)]})
+
+    def ask(self, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return self.client.ask({**body, "$db": self.database, **more})
+
+    def write(self, command: str, **more: Any) -> dict[str, Any]:
+        numbered = {"lsid": self.session, "txnNumber": Int64(1)}
+        return self.ask({command: "c", **STATEMENTS[command]}, **{**numbered, **more})
+
+    def cursor(self, name: str = "c", **more: Any) -> dict[str, Any]:
+        number = self.ask({"find": name, "batchSize": 2, **more})["cursor"]["id"]
+        return {"getMore": number, "collection": name, "batchSize": 2}
+
+    def begin(self, session: Any = None, number: int = 1) -> dict[str, Any]:
+        transaction = {
+            "lsid": session or self.session,
+            "txnNumber": Int64(number),
+            "autocommit": False,
+        }
+        body = {"update": "c", **STATEMENTS["update"], "startTransaction": True}
+        self.last = self.ask(body, **transaction)
+        return transaction
+
+    def end(self, command: str, transaction: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return self.client.ask({command: 1, **transaction, **more, "$db": "admin"})
+
+
+@pytest.fixture
+def bed(replica_set: ReplicaSet, database: str) -> Iterator[Bed]:
+    assert replica_set.primary is not None
+    with RawClient(replica_set.primary.address) as client:
+        yield Bed(replica_set, client, database)
+
+
+def dropped(bed: Bed) -> Any:
+    rest = bed.cursor()
+    bed.ask({"drop": "c"})
+    return bed.ask(rest)
+
+
+def view(bed: Bed) -> Any:
+    bed.ask({"create": "v", "viewOn": "c", "pipeline": []})
+    return bed.ask({"find": "v", "hint": {"_id": 1}, "sort": {"_id": 1}, "min": {"_id": 4}})
+
+
+def bounded(**more: Any) -> Callable[[Bed], Any]:
+    return lambda bed: bed.ask({"find": "c", "hint": {"_id": 1}, "sort": {"_id": 1}, **more})
+
+
+def lost_cursor(bed: Bed) -> Any:
+    rest = bed.cursor()
+    bed.ask({"killCursors": "c", "cursors": [rest["getMore"]]})
+    return bed.ask(rest)
+
+
+def no_transaction(command: str) -> Callable[[Bed], Any]:
+    def provoke(bed: Bed) -> Any:
+        transaction = bed.begin()
+        bed.end("abortTransaction", transaction)
+        return bed.end(command, transaction)
+
+    return provoke
+
+
+def conflict(bed: Bed) -> Any:
+    bed.begin()
+    bed.begin(new_session())
+    return bed.last
+
+
+def in_a_gap(command: str) -> Callable[[Bed], Any]:
+    def provoke(bed: Bed) -> Any:
+        bed.replica_set.inject(Election(gap=30.0))
+        return bed.write(command)
+
+    return provoke
+
+
+def struck(fault: Any) -> Callable[[Bed], Any]:
+    """By the fault that stands for it."""
+
+    def provoke(bed: Bed) -> Any:
+        command = fault()._command
+        if command == "commitTransaction":
+            transaction = bed.begin()
+            bed.replica_set.inject(fault())
+            return bed.end(command, transaction)
+        rest = bed.cursor() if command == "getMore" else None
+        bed.replica_set.inject(fault())
+        return bed.write(command) if rest is None else bed.ask(rest)
+
+    return provoke
+
+
+def duplicate(bed: Bed) -> Any:
+    return bed.ask(
+        {"insert": "c", "documents": [{"_id": 1}], "lsid": bed.session, "txnNumber": Int64(1)}
+    )
+
+
+def unsatisfiable(body: dict[str, Any], concern: Any) -> Callable[[Bed], Any]:
+    return lambda bed: bed.ask(body, writeConcern=concern)
+
+
+def fails(command: str, code: int, labels: tuple[str, ...] = ()) -> tuple[Facts, Any]:
+    name = NAMES[code]
+    made = lambda: Fail(command, code=code, name=name, labels=labels)  # noqa: E731 - two lines less
+    return Facts(command, code, name, labels), struck(made)
+
+
+def concerns(command: str, code: int, labels: tuple[str, ...] = ()) -> tuple[Facts, Any]:
+    made = lambda: FailWriteConcern(command, code=code, labels=labels)  # noqa: E731 - as above
+    return Facts(command, labels=labels, write_concern=code), struck(made)
+
+
+def statement(command: str, code: int) -> tuple[Facts, Any]:
+    return Facts(command, write_errors=(code,)), struck(lambda: FailStatement(command, code=code))
+
+
+STEPPED_DOWN = (189, 10107, 11602)
+REPLIES: dict[Facts, Callable[[Bed], Any]] = dict([
+    (Facts("getMore", 175, "QueryPlanKilled"), dropped),
+    (Facts("find", 51175, "Location51175"), bounded(min={"_id": MaxKey()})),
+    (Facts("find", 168, "InvalidPipelineOperator"), view),
+    (Facts("getMore", 43, "CursorNotFound"), lost_cursor),
+    (Facts("find", 51174, "Location51174"), bounded(min={"x": 1})),
+    (Facts("find", 2, "BadValue"), bounded(filter={"$bad": 1})),
+    (Facts("abortTransaction", 251, NAMES[251], WHOLE), no_transaction("abortTransaction")),
+    (Facts("commitTransaction", 251, NAMES[251], WHOLE), no_transaction("commitTransaction")),
+    (Facts("update", 112, NAMES[112], WHOLE), conflict),
+    (Facts("update", 10107, NAMES[10107], AGAIN), in_a_gap("update")),
+    (Facts("insert", 10107, NAMES[10107], AGAIN), in_a_gap("insert")),
+    (Facts("insert", write_errors=(11000,)), duplicate),
+    (Facts("insert"), lambda bed: bed.write("insert")),
+    fails("commitTransaction", 91, AGAIN),
+    fails("commitTransaction", 189, AGAIN),
+    fails("commitTransaction", 50),
+    fails("commitTransaction", 112, WHOLE),
+    fails("commitTransaction", 11601),
+    concerns("commitTransaction", 91, AGAIN),
+    concerns("commitTransaction", 189, AGAIN),
+    *(concerns("commitTransaction", code) for code in (64, 79, 100)),
+    *(fails("update", code, AGAIN) for code in (91, 189, 262, 11600, 11602)),
+    *(concerns("update", code, AGAIN) for code in (91, 189, 10107, 11600, 11602)),
+    concerns("update", 100),
+    fails("insert", 11602, AGAIN),
+    *(concerns("insert", code, AGAIN) for code in (91, 189, 11602)),
+    concerns("insert", 64),
+    *(statement("update", code) for code in (64, 91, 112, 189, 10107)),
+    *(statement("insert", code) for code in (112, 189, 10107)),
+    *(fails("findAndModify", code, AGAIN) for code in (189, 10107)),
+    fails("findAndModify", 112),
+])  # fmt: skip
+
+MONGOD_ALONE = {
+    "QueryPlanKilled": "SecantusDB's cursors outlive their collection",
+    "Location51175": "SecantusDB finds nothing where the bounds are empty",
+    "InvalidPipelineOperator": "SecantusDB's views take bounds",
+}
+NO_SHARDS = "the test bed's cluster has no shards"
+LOCKED = "asked on a server with access control, below"
+DIFFERENT: dict[Facts, str] = {
+    Facts("find", 26, "NamespaceNotFound"): "SecantusDB finds no collection by its UUID",
+    Facts("find", 291, "NoQueryExecutionPlans"): "SecantusDB has no notablescan",
+    Facts("find", 9, "FailedToParse"): "newer servers know let",
+    Facts("aggregate", 31264, "Location31264"): "that mongod was built without JavaScript",
+    Facts("getMore", 50, "MaxTimeMSExpired"): "SecantusDB gives each batch all of maxTimeMS",
+    Facts("update", 290, "TransactionExceededLifetimeLimitSeconds"): "after a minute",
+    **{Facts(each, 133, "FailedToSatisfyReadPreference"): NO_SHARDS
+       for each in ("find", "aggregate", "distinct", "count")},
+    **{Facts(each, write_errors=(133,)): NO_SHARDS for each in ("update", "insert")},
+    **{Facts("update", write_errors=(code,)): NO_SHARDS for code in (61, 72, 31025)},
+    **{Facts(each, 13, "Unauthorized"): LOCKED
+       for each in ("listCollections", "update", "delete")},
+    **{Facts(each, 11602, NAMES[11602], AGAIN, (), 11602): "Fail(more={'writeConcernError': ...})"
+       for each in ("update", "insert")},
+    Facts("update", None, None, AGAIN, (189,), 189): "FailStatement with a write concern error",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not FILE.exists(), reason=f"MONGOD_REPLIES is not set, and there is no {FILE}")
+def test_the_table_has_every_recorded_reply() -> None:
+    assert recorded() - REPLIES.keys() - DIFFERENT.keys() == set()
+
+
+@pytest.mark.parametrize("wanted", REPLIES, ids=lambda each: "-".join(map(str, each[:4])))
+def test_the_test_bed_answers_as_mongod(wanted: Facts, bed: Bed) -> None:
+    if wanted.name in MONGOD_ALONE and bed.replica_set.members[0].backend.is_emulated:
+        pytest.skip(MONGOD_ALONE[wanted.name])
+    reply = REPLIES[wanted](bed)
+    assert facts(wanted.command, reply) == wanted
+    codes = {wanted.code, wanted.write_concern}
+    if wanted.labels == AGAIN and not codes.isdisjoint(STEPPED_DOWN):
+        assert "topologyVersion" in reply
+
+
+def test_a_server_with_access_control_answers_as_mongod() -> None:
+    with (
+        EmbeddedServer(user="root", password="root") as server,
+        ReplicaSet(server.address, members=1) as locked,
+        RawClient(locked.address) as client,
+    ):
+        for command in ("listCollections", "update", "delete"):
+            body = {command: "c", **STATEMENTS.get(command, {}), "$db": "shop"}
+            assert facts(command, client.ask(body)) == Facts(command, 13, "Unauthorized")
