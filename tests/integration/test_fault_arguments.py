@@ -164,7 +164,7 @@ def test_a_wrong_argument_is_one_sentence(make: Make, name: str, value: Any) -> 
 
 def test_a_server_that_is_not_asked_for_its_address_is_refused() -> None:
     wrong: Any = EmbeddedServer()
-    with pytest.raises(ValueError, match=r"a host and a port, like EmbeddedServer\.address$"):
+    with pytest.raises(ValueError, match=r"a host and a port, like EmbeddedServer\.address"):
         ReplicaSet(wrong)
 
 
