@@ -199,8 +199,8 @@ class Config:
     circuit_breaker: str = _option(
         "off",
         one_of(BREAKER_MODES),
-        "Whether a server that keeps failing gets no operations for a time; with always also one "
-        "that is the only one, or a load balancer.",
+        "Whether a server that keeps failing gets no operations for a time, where they may go "
+        "elsewhere; with always also writes to a replica set, and a server that is the only one.",
     )
     circuit_breaker_failure_rate: float = _option(
         0.5,

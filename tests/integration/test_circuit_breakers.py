@@ -49,7 +49,7 @@ pytestmark = pytest.mark.oldest
 OPEN_S = 1.0
 HOST_UNREACHABLE = 6
 QUICK = {
-    "circuit_breaker": "on",
+    "circuit_breaker": "always",
     "circuit_breaker_minimum_calls": 4,
     "circuit_breaker_open_s": OPEN_S,
 }
@@ -549,4 +549,17 @@ def test_with_pymongo_s_own_loop_they_have_no_effect(
     for _ in range(10):
         with pytest.raises(OperationFailure):
             side.do(coll.update_many, {}, {"$set": {"n": 1}})
+    assert breaker_events(telemetry) == []
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 20_000])
+def test_no_breaker_opens_for_a_write_which_can_go_nowhere_else(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument, timeout_ms: int | None
+) -> None:
+    """Each write succeeds at its second attempt: an open breaker would make it wait."""
+    telemetry = instrument(**LONG | {"circuit_breaker": "on", "timeout_ms": timeout_ms})
+    coll = side.client(proxy.uri)[database].coll
+    for n in range(8):
+        proxy.inject(CutBefore("insert"))
+        side.do(coll.insert_one, {"_id": n})
     assert breaker_events(telemetry) == []

@@ -24,7 +24,7 @@ from pymongo_resilience.testbed import Fail, ReplicaSet, Slow
 OPEN_S = 600.0
 MINIMUM = 4
 SETTINGS = {
-    "circuit_breaker": "on",
+    "circuit_breaker": "always",
     "circuit_breaker_minimum_calls": MINIMUM,
     "circuit_breaker_open_s": OPEN_S,
 }

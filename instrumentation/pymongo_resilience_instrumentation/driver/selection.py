@@ -99,12 +99,19 @@ def is_bound(loop: Any) -> bool:
     )
 
 
+def has_choice(loop: Any) -> bool:
+    """Whether the operation could go to another server: a write to a replica set cannot."""
+    return may_choose(loop._client, loop._server_selector)
+
+
 def may_choose(client: Any, preference: Any) -> bool:
-    """Whether the deployment may have several servers for a read with that preference."""
+    """Whether the deployment may have several servers for a read with that preference, or for what
+    the driver's own selector lets through."""
     description = client.topology_description
     if len(description.server_descriptions()) < 2:  # noqa: PLR2004
         return False
-    return bool(preference.mode != PRIMARY or description.topology_type_name == "Sharded")
+    mode = getattr(preference, "mode", PRIMARY)
+    return bool(mode != PRIMARY or description.topology_type_name == "Sharded")
 
 
 def choices(loop: Any, narrowed: Callable[[Any], Any]) -> list[Address]:

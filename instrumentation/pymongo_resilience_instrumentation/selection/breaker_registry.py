@@ -43,24 +43,20 @@ class ClientBreakers(Breakers["Address"]):
         clock: Clock,
         changed: Callable[[Address, Snapshot], None],
         *,
-        applies: bool | None,
+        always: bool,
     ) -> None:
-        """``applies``: None where that depends on the kind of deployment."""
+        """``always``: also for operations that could go nowhere else."""
         super().__init__(settings, clock, changed)
         self._client = weakref.ref(client)
         self._window = settings.window
-        self._applies = applies
+        self._always = always
 
     def admit(self, loop: object, server: object, holder: Holder) -> Permit | None:
         """Leave to send an attempt to ``server``, which ``loop`` has selected; None without asking.
 
         Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
         """
-        applies = self._applies
-        if applies is None:
-            # For good: a server has been selected, and Single remains Single.
-            applies = self._applies = driver.retry_loop.topology_type(loop) not in ALONE
-        if not applies:
+        if not self._always and not driver.selection.has_choice(loop):
             return None
         address = driver.selection.address(server)
         found = self.known(address)
@@ -128,11 +124,10 @@ class BreakerRegistry:
         *,
         always: bool,
     ) -> None:
-        """``always``: also where there is one server, or a load balancer."""
         self._settings = settings
         self._clock = clock
         self._listener = listener
-        self._applies = True if always else None
+        self._always = always
         self._by_client: dict[int, ClientBreakers] = {}
 
     def of(self, client: object) -> ClientBreakers:
@@ -150,7 +145,7 @@ class BreakerRegistry:
 
     def _add(self, client: object) -> ClientBreakers:
         made = ClientBreakers(
-            client, self._settings, self._clock, self._changed, applies=self._applies
+            client, self._settings, self._clock, self._changed, always=self._always
         )
         return keep(self._by_client, client, made)
 
