@@ -150,7 +150,7 @@ $(MAIN)/bench.stamp: $(MAIN)/dev.stamp
 # The oldest pymongo that is supported, in front of all that the main environment has.
 $(OLDEST)/stamp: pyproject.toml $(MAIN)/dev.stamp
 	@test -x $(OLDEST)/bin/python || $(MAIN)/bin/python -m venv --without-pip $(OLDEST)
-	$(PIP_INTO) $(OLDEST)/bin/python install --quiet --no-deps "pymongo==4.17.*"
+	$(PIP_INTO) $(OLDEST)/bin/python install --quiet --no-deps "pymongo==4.19.*"
 	@echo "import site; site.addsitedir('$$($(PURELIB))')" > \
 	  "$$(echo $(OLDEST)/lib/python*/site-packages)/main_environment.pth"
 	@touch $@

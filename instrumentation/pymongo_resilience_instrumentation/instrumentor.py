@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         RetryTransaction,
     )
 
-SUPPORTED = ("pymongo >= 4.17, < 5",)
+SUPPORTED = ("pymongo >= 4.19, < 5",)
 CHECKS = ("skip_dep_check", "raise_exception_on_conflict")
 """What OpenTelemetry's own ``instrument()`` takes."""
 IN_FORCE = (
@@ -238,7 +238,7 @@ if hasattr(os, "register_at_fork"):  # there is no fork on Windows
 
 def _is_supported() -> bool:
     """As :data:`SUPPORTED` has it."""
-    return (4, 17) <= pymongo.version_tuple[:2] < (5, 0)
+    return (4, 19) <= pymongo.version_tuple[:2] < (5, 0)
 
 
 def _check_client(client: object, function: str) -> None:

@@ -34,13 +34,13 @@ def claimed(version: str, installed: Path) -> tuple[str, str]:
     return output.strip(), errors
 
 
-@pytest.mark.parametrize("version", ["4.16.9", "5.0.0"])
+@pytest.mark.parametrize("version", ["4.18.0", "5.0.0"])
 def test_it_is_not_patched_and_the_conflict_is_logged(version: str, tmp_path: Path) -> None:
     instrumented, errors = claimed(version, tmp_path)
     assert instrumented == "False"
-    assert '"pymongo >= 4.17, < 5"' in errors
+    assert '"pymongo >= 4.19, < 5"' in errors
     assert f'"pymongo {version}"' in errors
 
 
 def test_a_supported_version_is_patched(tmp_path: Path) -> None:
-    assert claimed("4.17.0", tmp_path)[0] == "True"
+    assert claimed("4.19.0", tmp_path)[0] == "True"

@@ -25,7 +25,7 @@ def of_library() -> Iterator[Finding]:
         lost = "; ".join(feature.value for feature in lacking)
         text = f"{versions} lacks names that pymongo-resilience uses, disabled: {lost}"
         level = Level.WARNING if Feature.RETRIES in lacking else Level.NOTE
-        yield Finding("library", level, text, "a pymongo from 4.17 to 4.20")
+        yield Finding("library", level, text, "a pymongo from 4.19 to 4.20")
     else:
         yield Finding("library", Level.OK, versions)
     try:
