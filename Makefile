@@ -5,6 +5,7 @@
 #   make check                      every check of the project: make test, and all that takes longer
 #   make failed                     once more what failed in the last of them
 #   make chaos SEED=7               ledger, failover, memory and hostile input at full length
+#   make check-mongod SERVER=PATH   integration tests, MongoDB's own, ledger and demo on a mongod of yours
 #   make conformance                MongoDB's own tests, from the checkout that MONGODB_SPECIFICATIONS names
 #   make compatibility              Motor, MongoEngine, Beanie and Django, the newest of each
 #   make examples                   the examples of frameworks: each loses replies, and shows the retries
@@ -34,7 +35,7 @@ DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check rest failed counts chaos conformance compatibility bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report docs examples package clean
+.PHONY: help demo test check check-mongod rest failed counts chaos conformance compatibility bench bench-failing-server bench-hedging bench-recovery bench-overload fleet report docs examples package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,6 +51,10 @@ test rest failed counts:
 check:
 	@failed=0; for part in test rest; do \
 	  $(MAKE) --no-print-directory $$part || failed=1; done; exit $$failed
+
+# Some of its steps: ARGS="demo".
+check-mongod: $(MAIN)/dev.stamp
+	@$(MAIN)/bin/python .ci/check_mongod.py $(or $(SERVER),$(error SERVER=/path/to/mongod)) $(ARGS)
 
 # A seed that is not given is thrown; every run prints its own. One part alone: ARGS=tests/chaos/test_ledger.py.
 SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(100000))')

@@ -21,6 +21,7 @@ from support.fixtures import (
 )
 from support.gathered import Gathering, gather
 from support.parts import Parts
+from support.servers import Servers
 
 from pymongo_resilience.policies.first_use import HEDGED_READS, POLICIES
 
@@ -30,7 +31,7 @@ LONGEST = 22
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--cases", help="write the named cases that ran to this file, as JSON")
-    for hooks in (Gathering(), Parts()):
+    for hooks in (Gathering(), Parts(), Servers()):
         pluginmanager.register(hooks)
 
 

@@ -27,14 +27,17 @@ from support.gathered import gather
 
 from pymongo_resilience import override
 from pymongo_resilience.testbed import (
+    BlackHole,
     CutAfter,
     CutAtHandshake,
     Election,
     FailWriteConcern,
     Overload,
     Reset,
+    Restart,
     RollingRestart,
     Scenario,
+    SilentPrimary,
 )
 
 RUNS: Final = {
@@ -243,6 +246,37 @@ def test_rolling_restart(api: Api) -> None:
     assert result.faults["RollingRestart"] == 3
 
 
+def real_elections() -> Scenario:
+    """A step-down, a killed primary, a stopped one, all in turn, and lost replies before each."""
+    scenario, pause = Scenario(), PAUSE
+    for kind, options in (
+        (Election, {}),
+        (Restart, {"downtime": 1.0, "on": "primary"}),
+        (SilentPrimary, {"seconds": 3.0}),
+        (BlackHole, {"seconds": 3.0, "on": "primary"}),
+        (RollingRestart, {"downtime": 0.5, "pause": 1.0}),
+    ):
+        scenario = scenario.after(pause, CutAfter, "update", on="primary", within=WITHIN)
+        scenario, pause = scenario.after(0.5, kind, **options), 8.0
+    return scenario
+
+
+@pytest.mark.needs_mongod("elections")
+@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("api", Api)
+def test_ledger_of_a_real_set(api: Api, side: Side) -> None:
+    """Acknowledged by a majority, nothing is lost; plain pymongo is printed beside ours."""
+    result = played(
+        *("6: real elections", side, api, real_elections(), 60.0, Topology.REAL_SET), w="majority"
+    )
+    if side is Side.PLAIN:
+        assert not result.balance.doubled
+        return
+    assert_exact(result, Topology.REAL_SET)
+    assert_no_error(result)
+
+
+@pytest.mark.needs_secantus("it forgets what the proxy hides from it")
 def test_a_server_that_forgets_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same run, where the server takes every repeated write for a new one: it is doubled."""
 

@@ -31,7 +31,13 @@ from support.chaos.workload import (
 
 import pymongo_resilience
 from pymongo_resilience import Config
-from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, Scenario, Standalone
+from pymongo_resilience.testbed import (
+    EmbeddedServer,
+    RealReplicaSet,
+    ReplicaSet,
+    Scenario,
+    Standalone,
+)
 
 OPEN_SPANS: Final = OpenSpans()
 THREADS: Final = 8
@@ -67,19 +73,26 @@ class Topology(StrEnum):
 
     REPLICA_SET = "replica set"
     STANDALONE = "standalone"
+    REAL_SET = "real set"
 
-    def on(self, server: EmbeddedServer) -> ReplicaSet | Standalone:
-        """The deployment, not started."""
+    @contextlib.contextmanager
+    def served(self) -> Iterator[tuple[ReplicaSet | Standalone, str]]:
+        """The deployment, and the URI of its server past all faults."""
+        if self is Topology.REAL_SET:
+            with RealReplicaSet() as members:
+                yield members, members.uri
+            return
         kind = ReplicaSet if self is Topology.REPLICA_SET else Standalone
-        return kind(server.address)
+        with EmbeddedServer() as server, kind(server.address) as deployment:
+            yield deployment, server.uri
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """What can be written there: a standalone knows no transactions."""
         ordinary = tuple(kind for kind in Kind if kind not in ATOMIC)
-        if self is Topology.REPLICA_SET:
-            return ordinary
-        return tuple(kind for kind in ordinary if kind is not Kind.TRANSACTION)
+        if self is Topology.STANDALONE:
+            return tuple(kind for kind in ordinary if kind is not Kind.TRANSACTION)
+        return ordinary
 
 
 @dataclass(frozen=True)
@@ -171,13 +184,13 @@ def run(
     authors = [Author(f"{name}-{number}", seed, kinds) for number in range(count)]
     recorder = recorder_of(f"{title}, {api}, {side}", side)
     journal = Journal(recorder=recorder)
-    with EmbeddedServer() as server, recorder or contextlib.nullcontext():
+    with topology.served() as (servers, uri), recorder or contextlib.nullcontext():
         if set(kinds) & set(ATOMIC):
-            with pymongo.MongoClient[Any](server.uri) as direct:
+            with pymongo.MongoClient[Any](uri) as direct:
                 accounts = [each for author in authors for each in accounts_of(author.name)]
                 direct[DATABASE][ACCOUNTS].insert_many(accounts)
                 direct[DATABASE][ACCOUNTS].create_index("group")
-        with topology.on(server) as servers, side_in_force(side, recorder) as options:
+        with side_in_force(side, recorder) as options:
             servers.observer = None if recorder is None else recorder.fault
             if recorder is not None:
                 options["event_listeners"] = [recorder.commands()]
@@ -193,8 +206,9 @@ def run(
             recovery = None
             if isinstance(servers, ReplicaSet):
                 recovery = _recovery(journal, servers.elected_at)
-        # Past the members, and after their end: nothing that was held back arrives any more.
-        with pymongo.MongoClient[Any](server.uri) as direct:
+            # Nothing that was held back arrives any more.
+            servers.clear()
+        with pymongo.MongoClient[Any](uri) as direct:
             balance = journal.ledger.balance(found_in(direct[DATABASE]))
         if recorder is not None:
             recorder.balance(len(balance.lost), len(balance.doubled))
