@@ -41,7 +41,7 @@ from pymongo_resilience_instrumentation.recovery import (
     lost_primaries,
     woken_monitors,
 )
-from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass
+from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass, stopped_bulks
 from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
 from pymongo_resilience_instrumentation.self_check import Feature
 from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
@@ -334,6 +334,7 @@ _BY_FEATURES: tuple[tuple[tuple[Feature, ...], Callable[[Runtime], Iterator[Wrap
     ((Feature.CURSORS,), _of_cursors),
     ((Feature.CURSORS,), _of_change_streams),
     ((Feature.RETRIES,), _of_the_loops),
+    ((Feature.RETRIES, Feature.BULKS), stopped_bulks.wrapped),
     ((Feature.RETRIES, Feature.FAST_FAIL), _of_closed_clients),
     ((Feature.WHY_NOT,), _of_failed_selections),
     ((Feature.CLEANUP,), _of_cleanup),

@@ -40,6 +40,7 @@ class Feature(enum.Enum):
     CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
     BREAKERS = "circuit breakers"
     INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
+    BULKS = "the repetition of bulk writes that an election stops half-way"
     COMMENTS = "comments on commands that lead to their traces"
     RECOVERY = "checking a server at once after a network error, and often while one waits for it"
     DEAD_PEERS = "closing connections to a host that is silent"

@@ -11,7 +11,7 @@ from .commands import CONNECTIONS, LIMITED, PASSED
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
 from .interruptions import HANDLED, SENDERS, SENDING
-from .retry_loop import LOOKING_UP, LOOP
+from .retry_loop import EXECUTE_BATCH, LOOKING_UP, LOOP
 from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
 from .servers.connections import FAILED, HELLO
 from .servers.monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
@@ -69,6 +69,7 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
             f"{package}.bulk:_{prefix}Bulk",
             ("current_run", "retrying", "started_retryable_write"),
         ),
+        (Feature.BULKS, f"{package}.bulk:_{prefix}Bulk", (EXECUTE_BATCH,)),
         (
             Feature.RETRIES,
             session,

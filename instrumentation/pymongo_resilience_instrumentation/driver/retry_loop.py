@@ -19,12 +19,22 @@ from pymongo_resilience_instrumentation.addresses import address_text
 from .clients import ASYNC, SYNC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
 LOOP = "_ClientConnectionRetryable"
 LOOKING_UP = "_retry_internal"
 """The client's method that does."""
+
+
+EXECUTE_BATCH = "_execute_batch"
+"""A bulk's method that sends one command, and returns its reply and what was sent."""
+
+
+def bulk_classes() -> Iterator[tuple[type, bool]]:
+    """The driver's bulks, each with whether it is the async one."""
+    yield importlib.import_module("pymongo.synchronous.bulk")._Bulk, False
+    yield importlib.import_module("pymongo.asynchronous.bulk")._AsyncBulk, True
 
 
 def loop_modules() -> tuple[tuple[ModuleType, bool], ...]:

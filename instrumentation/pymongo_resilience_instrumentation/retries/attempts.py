@@ -45,7 +45,7 @@ from pymongo_resilience_instrumentation.timeouts import (
 )
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
-from . import deprioritized
+from . import deprioritized, stopped_bulks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -352,6 +352,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         if self.numbered_since is not None:
             self._note_session(driver.retry_loop.client(self).topology_description)
             failure = replace(failure, session_ends=self.session_ends)
+        stopped_bulks.show_as_answered(error)
         if failure.timed_out and failure.code is not None and self.call.attempt_timeout is not None:
             failure = attempt_timeouts.as_attempt_timeout(failure, operation)
         if self.resumption is not None:
