@@ -23,8 +23,6 @@ from support.gathered import Gathering, gather
 from support.parts import Parts
 from support.servers import Servers
 
-from pymongo_resilience.policies.first_use import HEDGED_READS, POLICIES
-
 LONGEST = 22
 """Characters of a parameter in the name of a test."""
 
@@ -45,11 +43,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Thousands of tests are no garbage: walking them took a fifth of the time of a run."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_runtest_teardown() -> None:
-    """A policy of one test puts no wrappers on in another one."""
-    HEDGED_READS.used = POLICIES.used = False
 
 
 @pytest.fixture(scope="session")

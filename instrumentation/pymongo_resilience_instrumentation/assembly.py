@@ -21,7 +21,7 @@ from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
 from pymongo_resilience_instrumentation.runtime import Runtime
-from pymongo_resilience_instrumentation.self_check import Feature
+from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import SpanHooks
 from pymongo_resilience_instrumentation.telemetry.decision_listeners import (
@@ -38,8 +38,6 @@ from pymongo_resilience_instrumentation.timeouts.deprecated_options import Depre
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Set
-
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.options.config import Config
     from pymongo_resilience.rules.events import Listener
@@ -58,17 +56,10 @@ def meter_of(provider: Any) -> metrics.Meter:
     return metrics.get_meter(SCOPE, __version__, provider)
 
 
-def assemble(
-    settings: Settings,
-    earlier: Runtime | None,
-    lacking: Container[Feature],
-    without: Set[Feature],
-) -> Runtime:
-    """What one ``instrument()`` needs; ``earlier`` leaves it the clients that exist.
-
-    ``lacking``: what the installed pymongo cannot have; ``without``: what is not wrapped, too.
-    """
-    owns_retries = Feature.RETRIES not in without
+def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runtime:
+    """What one ``instrument()`` needs; ``earlier`` leaves it the clients that exist."""
+    drivers = settings.config.strategy == "driver" and settings.strategy is None
+    owns_retries = state is State.ALL and not drivers
     config, ours = settings.config, enabled_flag.EnabledFlag()
     operation_spans = command_spans = transaction_spans = None
     operation_metrics = driver_metrics = None
@@ -102,16 +93,14 @@ def assemble(
         clock,
         listener,
     )
-    has_breakers = owns_retries and Feature.BREAKERS not in without
-    counts_in_flight = owns_retries and Feature.SELECTION not in without
-    breakers = _breakers(config, clock, listener) if has_breakers else None
+    breakers = _breakers(config, clock, listener) if owns_retries else None
     shedding = _shedding(config, clock, rules) if owns_retries else None
-    selectors = _selectors(config, breakers, ours, clock, counts_in_flight=counts_in_flight)
+    selectors = _selectors(config, breakers, ours, clock, counts_in_flight=owns_retries)
     return Runtime(
         config=config,
         rules=rules,
         coroutines=CoroutineStrategies(rules),
-        timeouts=TimeoutRules(rules, config, csot_available=Feature.TIMEOUT not in lacking),
+        timeouts=TimeoutRules(rules, config, csot_available=state is State.ALL),
         deprecated=DeprecatedOptions(config.timeout_ms),
         executor=Executor(*parts),
         async_executor=AsyncExecutor(*parts),
@@ -136,6 +125,7 @@ def assemble(
         and not rules.have_timeouts,
         closings=closings,
         unreported=Unreported(),
+        state=state,
         owns_retries=owns_retries,
         slow_seconds=None if config.slow_ms is None else config.slow_ms / 1000,
     )

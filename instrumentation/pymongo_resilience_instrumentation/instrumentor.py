@@ -16,12 +16,11 @@ from pymongo_resilience._version import __version__
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.options.config import apply_switches, load, variable_of
-from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation.assembly import assemble, meter_of
 from pymongo_resilience_instrumentation.instrument_arguments import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
-from pymongo_resilience_instrumentation.self_check import Feature
+from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import client_tracing, semconv
 from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import (
     ServerGauges,
@@ -31,7 +30,7 @@ from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import (
 from . import deferred, driver, forks, monkey_patching, self_check
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from pymongo_resilience.client_status import ClientStatus
     from pymongo_resilience.server_choice.explanation import ServerVerdict
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 SUPPORTED = ("pymongo >= 4.19, < 5",)
 CHECKS = ("skip_dep_check", "raise_exception_on_conflict")
 """What OpenTelemetry's own ``instrument()`` takes."""
+OF_POOLS = (semconv.CONNECTION_COUNT, semconv.CONNECTION_PENDING_REQUESTS)
+"""Metrics that need names of the driver's pools."""
 IN_FORCE = (
     "instrument() was called before, with other arguments, and those stay in force; "
     "instrument(..., replace=True) puts these in their place"
@@ -61,7 +62,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
     """Those in force; None while the library is off."""
     _explicit = False
     """Whether they are the application's own."""
-    _lacking: Mapping[Feature, Sequence[str]] = {}
+    _state = State.OFF
+    """What the installed pymongo allows."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         made: Self | None = cls._instance
@@ -103,6 +105,9 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             return
         refusal = monkey_patching.refusal()
         if refusal is None:
+            self._state = self_check.check(driver.private_names.parts())
+            if self._state is State.OFF:
+                return
             # OpenTelemetry's check reads what is installed, for 5 ms: left to it is the refusal.
             checks = {"skip_dep_check": _is_supported()} | {
                 name: kwargs[name] for name in CHECKS if name in kwargs
@@ -136,50 +141,33 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
 
     def _put_on(self, settings: Settings, earlier: Runtime | None) -> None:
         """``earlier`` is taken off once its replacement can no longer be refused."""
-        config = settings.config
-        lacking = (
-            self_check.log_missing(driver.private_names.parts())
-            if earlier is None
-            else self._lacking
-        )
-        without = set(lacking)
-        if config.strategy == "driver" and settings.strategy is None:
-            without |= {Feature.RETRIES, Feature.CLEANUP}
-        runtime = assemble(settings, earlier, lacking, without)
+        runtime = assemble(settings, earlier, self._state)
         if earlier is not None:
             self._uninstrument()
         try:
-            self._act(settings, runtime, lacking, without)
+            self._act(settings, runtime)
         except BaseException:
             # Off as a whole: neither the one nor the other, and the next call begins anew.
             self._uninstrument()
             self._is_instrumented_by_opentelemetry = False
             raise
 
-    def _act(
-        self,
-        settings: Settings,
-        runtime: Runtime,
-        lacking: Mapping[Feature, Sequence[str]],
-        without: Collection[Feature],
-    ) -> None:
+    def _act(self, settings: Settings, runtime: Runtime) -> None:
         config = settings.config
-        self._runtime, self._settings, self._lacking = runtime, settings, lacking
+        self._runtime, self._settings = runtime, settings
         self._patches = Patches()
-        self._patches.apply(runtime, without=without)
+        self._patches.apply(runtime)
         if config.metrics:
             provider = settings.meter_provider
-            left_out = {*config.unmeasured, *_lost_metrics(lacking)}
+            left_out = {*config.unmeasured, *(() if runtime.state is State.ALL else OF_POOLS)}
             self._gauges = server_gauges(meter_of(provider), provider, left_out)
             self._gauges.show(runtime.clients, runtime.breakers, left_out)
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag
         runtime.enabled_flag.turn(on=True)
         _log_on(settings)
-        if Feature.EXISTING_CLIENTS in lacking:
-            POLICIES.use()
-        else:
-            _reach_existing_clients(runtime, retried=Feature.RETRIES not in without)
+        if runtime.state is State.ALL:
+            _reach_existing_clients(runtime)
 
     def status(self, client: object) -> ClientStatus:
         """As :func:`pymongo_resilience.status`."""
@@ -319,18 +307,9 @@ def _log_error(message: str, error: ConfigurationError) -> None:
         logger.logger.removeHandler(handler)
 
 
-def _lost_metrics(lacking: Collection[Feature]) -> Iterator[str]:
-    if Feature.POOLS in lacking:
-        yield semconv.CONNECTION_COUNT
-    if Feature.POOLS in lacking or Feature.WAITS in lacking:
-        yield semconv.CONNECTION_PENDING_REQUESTS
-
-
-def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
+def _reach_existing_clients(runtime: Runtime) -> None:
     count = 0
     for client in driver.clients.existing_clients():
-        if client.options.timeout is not None:
-            POLICIES.use()
         runtime.coroutines.register(client)
         runtime.deprecated.register(client)
         client_tracing.keep_for_existing(client)
@@ -341,6 +320,6 @@ def _reach_existing_clients(runtime: Runtime, *, retried: bool) -> None:
             "command spans, server states and pools%s need a new client",
             count,
             "" if count == 1 else "s",
-            "retries, " if retried else "",
+            "retries, " if runtime.owns_retries else "",
             ", and servers chosen by load," if runtime.counts_in_flight else "",
         )

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.clients.client_registry import Clients
     from pymongo_resilience_instrumentation.clients.closings import Closings
     from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
-    from pymongo_resilience_instrumentation.interception.methods import Need
+    from pymongo_resilience_instrumentation.interception.call_interceptor import Sender
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import OperationCounts
     from pymongo_resilience_instrumentation.selection.selector import Selectors
     from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
+    from pymongo_resilience_instrumentation.self_check import State
     from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.telemetry.decision_listeners import Unreported
     from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
@@ -89,18 +90,19 @@ class Runtime:
     """No configured timeout; a block or a binding may still set one."""
     closings: Closings
     unreported: Unreported
+    state: State
     owns_retries: bool
     """Whether retries are decided here, not in the driver's own loop."""
     slow_seconds: float | None = None
     """Calls that take as long have their timeline logged; None is off."""
     hedges: Any = None
     """A HedgeRegistry (hedged_reads/), from the first policy on that hedges."""
+    senders: dict[str, list[Sender]] = field(default_factory=dict)
+    """By the method of the public API, or ``_run_operation``: what features put around it."""
     before_batch: Callable[[Call, Any, Any], None] | None = None
     """Called with the driver's operation and cursor before each batch of a cursor; a feature's."""
     in_flight: set[Any] = field(default_factory=set)
     """Each an Attempts (retries/): the runs of the loop that are making an attempt."""
-    need: Callable[[Need], None] = lambda _: None
-    """Puts patches on that the first timeout, say, needs; see ``Patches.need``."""
 
     def nested(self, client: object) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins. Or inside
@@ -272,8 +274,5 @@ class Runtime:
         if whole_timeout and self.timeouts.csot_available and call.timeout is not None:
             call.deadline = driver.csot.Timeout.from_now(call.timeout).resume()
         if call.timeout is not None:
-            self.need("timeout")
             call.policy_seconds = call.elapsed()
-        if call.attempt_timeout is not None:
-            self.need("attempt timeout")
         calls.enter(call)

@@ -1,4 +1,4 @@
-"""The check that the installed pymongo has the private names ``driver`` builds on."""
+"""Compares the installed pymongo with what ``driver`` uses, and chooses what the library does."""
 
 from __future__ import annotations
 
@@ -15,71 +15,45 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Feature(enum.Enum):
-    """What is lost where pymongo lacks a private name; the value says it to people."""
+class State(enum.Enum):
+    """What the library does with the installed pymongo; the value says it to people."""
 
-    RETRIES = "retries (pymongo's own loop decides)"
-    CURSORS = "operation spans of cursor batches, and timeouts of cursors and change streams"
-    RESUMPTION = "resumable finds"
-    TIMEOUT = "the default timeout"
-    TIME_LIMITS = "refusing commands with less than a millisecond left, and timeouts of 0"
-    WAITS = (
-        "waits that end with the deadline, serverSelectionTimeoutMS and connectTimeoutMS under one,"
-        " and the metric of who waits for a connection"
-    )
-    FAST_FAIL = "failing fast on certificates, replica set names and passwords"
-    WHOLE_TIMEOUTS = "the timeout of a transaction as a whole"
-    END_SESSION = "the end of a transaction's span with its session"
-    OPEN_COMMITS = "the abort of a transaction whose commit or abort was interrupted"
-    GRIDFS = "the timeout of a GridFS stream as a whole"
-    RETARGETING = "avoiding a failed server while the driver waits for one"
-    SELECTION = "choosing servers by the attempts in progress"
-    WHY_NOT = "the reason for each server in the error of a failed selection"
-    IN_FLIGHT = "the number of operations in progress that status() shows"
-    POOLS = "the metrics of a pool's connections and of who waits for one"
-    CLEANUP = "retries of killCursors and endSessions, and the timeout of a cursor's close()"
-    BREAKERS = "circuit breakers"
-    INTERRUPTIONS = "the failed event of a command that was cancelled or interrupted"
-    BULKS = "the repetition of bulk writes that an election stops half-way"
-    COMMENTS = "comments on commands that lead to their traces"
-    RECOVERY = "checking a server at once after a network error, and often while one waits for it"
-    DEAD_PEERS = "closing connections to a host that is silent"
-    LOST_PRIMARIES = "interrupting what waits for a member that is no longer the primary"
-    EXISTING_CLIENTS = "the warning about clients that exist already"
+    ALL = "everything works"
+    TELEMETRY = "telemetry alone: pymongo's own retries and timeouts decide"
+    OFF = "pymongo-resilience stays switched off"
 
 
 class Part(NamedTuple):
-    """Private names in one place of the driver, and the feature that needs them."""
+    """What is used of one place in the driver."""
 
-    feature: Feature
     place: str
     """``"module"``, ``"module:class"`` or ``"module:function"``."""
     names: tuple[str, ...]
-    """Attributes; of a function, its local variables."""
+    """Attributes; of a function, its local variables. ``"name(a, b)"``: its first parameters."""
     set_by: str = "__init__"
     """The method that sets those that are attributes of instances."""
+    without: State = State.TELEMETRY
+    """What is left where a name is missing."""
 
 
-def log_missing(parts: Iterable[Part]) -> dict[Feature, list[str]]:
-    """As ``missing``; one loud line for each feature."""
+def check(parts: Iterable[Part]) -> State:
+    """The state for the installed pymongo; one loud line where that is not ``ALL``."""
     lacking = missing(parts)
-    for feature, names in lacking.items():
-        logger.error(
-            "pymongo %s lacks %s: disabled: %s; everything else works",
-            pymongo.version,
-            ", ".join(names),
-            feature.value,
-        )
-    return lacking
+    if not lacking:
+        return State.ALL
+    state = State.OFF if State.OFF in lacking else State.TELEMETRY
+    names = ", ".join(name for found in lacking.values() for name in found)
+    logger.error("pymongo %s lacks %s: %s", pymongo.version, names, state.value)
+    return state
 
 
-def missing(parts: Iterable[Part]) -> dict[Feature, list[str]]:
-    """The private names that the installed pymongo lacks, by the feature that needs them."""
-    lacking: dict[Feature, list[str]] = {}
+def missing(parts: Iterable[Part]) -> dict[State, list[str]]:
+    """The names that the installed pymongo lacks, by what is left without them."""
+    lacking: dict[State, list[str]] = {}
     for part in parts:
         names = _missing_names(part)
         if names:
-            lacking.setdefault(part.feature, []).extend(names)
+            lacking.setdefault(part.without, []).extend(names)
     return lacking
 
 
@@ -95,6 +69,11 @@ def _missing_names(part: Part) -> list[str]:
 
 
 def _has(place: object, name: str, set_by: str) -> bool:
+    name, called, parameters = name.partition("(")
+    if called:
+        expected = parameters.rstrip(")").split(", ")
+        code = _code(getattr(place, name, None))
+        return code is not None and [*code.co_varnames[: len(expected)]] == expected
     if hasattr(place, name) or name in getattr(_code(place), "co_varnames", ()):
         return True
     # Attributes that a constructor sets are no attributes of the class unless it has slots.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .first_use import POLICIES
 from .policy import NOTHING, Policy
 
 if TYPE_CHECKING:
@@ -61,8 +60,6 @@ def policy_of_cursor(cursor: object) -> Policy:
 
 
 def _carrying(target: T, policy: Policy) -> T:
-    if not POLICIES.used:
-        POLICIES.use()
     cls: Any = type(target)
     # Not copy(): pymongo's classes take an attribute that is not set yet for a collection.
     made: T = object.__new__(cls if issubclass(cls, Bound) else _bound_class(cls))

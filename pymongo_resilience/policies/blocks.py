@@ -11,7 +11,6 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from .first_use import POLICIES
 from .generators import frame_at, generator_around, is_running
 from .policy import NOTHING, Policy
 
@@ -80,8 +79,6 @@ def timed() -> Block | None:
 
 def enter(policy: Policy) -> tuple[Block, Policy]:
     """A new block around what the caller's caller runs, and all that holds in it."""
-    if not POLICIES.used:
-        POLICIES.use()
     block = Block(policy, _living(_innermost.get()), generator_around(frame_at(2)))
     return block, _policy_of(block)
 

@@ -17,8 +17,6 @@ from pymongo_resilience.option_types import (
 )
 from pymongo_resilience.rules.strategy import check_strategy
 
-from .first_use import ATOMIC_WRITES, HEDGED_READS, RESUMABLE_FINDS
-
 if TYPE_CHECKING:
     from pymongo_resilience.rules.strategy import RetryStrategy
 
@@ -63,10 +61,6 @@ class Policy:
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise TypeError(f"{name} is of type {type(value).__name__}: expected a bool")
-        if self.atomic:
-            ATOMIC_WRITES.use()
-        if self.resumable:
-            RESUMABLE_FINDS.use()
         for name, least in (("timeout_ms", 0), ("attempt_timeout_ms", 1)):
             value = getattr(self, name)
             if value is not None:
@@ -79,10 +73,6 @@ class Policy:
             check_strategy(self.strategy)
         if self.data is not None and not isinstance(self.data, Mapping):
             raise TypeError(f"data is of type {type(self.data).__name__}: expected a mapping")
-
-    def __reduce__(self) -> tuple[type[Policy], tuple[Any, ...]]:
-        """A policy from another process is made by its constructor as well: it is a first use."""
-        return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
     def over(self, outer: Policy) -> Policy:
         """This policy where it says something, ``outer`` elsewhere."""
@@ -117,8 +107,6 @@ def _check_hedge(value: object) -> None:
         raise TypeError(f"hedge is of type {type(value).__name__}: expected a bool or an int")
     if not HEDGE.legal(value):
         raise ValueError(f"hedge={value}: expected {HEDGE.allowed}")
-    if value:
-        HEDGED_READS.use()
 
 
 def _check_name(field_name: str, value: object, kind: OptionType) -> None:

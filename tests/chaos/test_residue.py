@@ -25,7 +25,6 @@ from support.chaos.play_scene import Scene
 from support.chaos.residue import OpenSpans, no_residue, no_residue_async
 from support.chaos.residue_plays import PLAYS, many_clients, retried
 from support.clients import fail_command
-from support.late_patches import put_all_on
 
 import pymongo_resilience
 from pymongo_resilience import Config
@@ -106,7 +105,6 @@ def spans(scene: Scene) -> Iterator[OpenSpans]:
     span = tracer_provider.get_tracer("application").start_span("application")
     scene.context.run(context.attach, trace.set_span_in_context(span))
     instrument(scene, tracer_provider, meter_provider)
-    put_all_on()
     yield counted
     pymongo_resilience.uninstrument()
 
@@ -135,7 +133,6 @@ def test_nothing_is_left_with_all_switched_on_that_is_off_by_default(
     spans = OpenSpans()
     instrument(scene, *providers(spans), **WHAT_IS_OFF)
     try:
-        put_all_on()
         with no_residue(spans=spans, context=scene.context, pause=scene.pause):
             play(scene)
     finally:

@@ -31,7 +31,6 @@ from pymongo_resilience import (
     bind,
     override,
 )
-from pymongo_resilience.policies.first_use import ATOMIC_WRITES
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (
     CutAfter,
@@ -304,7 +303,6 @@ def test_a_method_that_was_looked_up_before_the_first_policy_is_a_transaction_to
     side: Side, proxy: ReplicaSet, database: str, sent: SentCommands, instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(ATOMIC_WRITES, "used", False)
     instrument()
     method = side.client(proxy.uri, event_listeners=[sent])[database].coll.update_many
     side.do(method, {}, INC)

@@ -14,10 +14,10 @@ import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import driver, self_check
+from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from support.clients import SentCommands, Side, fail_command
 from support.every_method import SENDING, exists
 from support.every_operation import Scene
-from support.late_patches import put_all_on
 from support.telemetry import Instrument, Telemetry
 
 import pymongo_resilience
@@ -148,7 +148,8 @@ def reshaped(
     request: pytest.FixtureRequest, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Reshaped, Telemetry]]:
     instrument(**EVERYTHING)
-    patches = put_all_on()
+    patches = PymongoResilienceInstrumentor()._patches
+    assert patches is not None
     places = {
         (p.owner, p.name): p.original
         for p in reversed(patches.applied)
@@ -161,7 +162,7 @@ def reshaped(
     made = Reshaped()
     made.make_newer(places)
     telemetry = instrument(**EVERYTHING)
-    put_all_on()
+
     made.reshape(SHAPES[request.param])
     yield made, telemetry
     made.put_back()

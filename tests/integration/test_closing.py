@@ -10,7 +10,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.self_check import Feature, Part
+from pymongo_resilience_instrumentation.self_check import Part
 from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
@@ -370,7 +370,7 @@ def _switched_off(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
 def _lacking(instrument: Instrument, patch: pytest.MonkeyPatch) -> Any:
     parts = [
         *driver.private_names.parts(),
-        Part(Feature.CLEANUP, "pymongo.common", ("NO_SUCH_NAME",)),
+        Part("pymongo.common", ("NO_SUCH_NAME",)),
     ]
     patch.setattr(driver.private_names, "parts", lambda: iter(parts))
     instrument(timeout_ms=5000)

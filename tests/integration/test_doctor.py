@@ -15,7 +15,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
-from pymongo_resilience_instrumentation.self_check import Feature
+from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.doctor import examination, installation
 from pymongo_resilience_instrumentation.tools.doctor.compared_members import of_probe
@@ -541,7 +541,7 @@ def test_a_tls_version_or_cipher_that_is_refused_is_named(alert: str, world: Wor
 
 
 def test_names_that_pymongo_lacks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "missing", lambda _: {Feature.RETRIES: ["a name"]})
+    monkeypatch.setattr(installation, "missing", lambda _: {State.TELEMETRY: ["a name"]})
     (lacking, _) = installation.of_library()
     assert lacking.level is Level.WARNING
-    assert Feature.RETRIES.value in lacking.text
+    assert State.TELEMETRY.value in lacking.text

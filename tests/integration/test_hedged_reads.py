@@ -16,7 +16,6 @@ from pymongo import CursorType, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.monitoring import ConnectionClosedEvent, ConnectionPoolListener
 from pymongo.read_preferences import Nearest
-from pymongo.synchronous.collection import Collection
 from pymongo_resilience_instrumentation.features.hedged_reads import workers
 from pymongo_resilience_instrumentation.features.hedged_reads.hedge_registry import (
     ClientHedges,
@@ -48,7 +47,6 @@ from pymongo_resilience import (
     bind,
     override,
     status,
-    uninstrument,
 )
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.server_choice import hedging
@@ -835,27 +833,6 @@ def test_by_a_rule_or_by_what_is_bound(
         side.documents(read_from.find())
         settle(side, coll)
     assert {each.namespace for each in hedged(telemetry)} == {coll.full_name, bound.full_name}
-
-
-def test_nothing_is_wrapped_before_the_first_policy_that_hedges(instrument: Instrument) -> None:
-    instrument()
-    before = Collection.find_one
-    Policy(timeout_ms=1)
-    assert Collection.find_one is before
-    Policy(hedge=True)
-    assert Collection.find_one is not before
-    uninstrument()
-    assert not hasattr(Collection.find_one, "__wrapped__")
-
-
-def test_with_the_strategy_driver_nothing_is_hedged(
-    instrument: Instrument, caplog: pytest.LogCaptureFixture
-) -> None:
-    instrument(config_strategy="driver")
-    before = Collection.find_one
-    Policy(hedge=True)
-    assert Collection.find_one is before
-    assert "no read is hedged" in caplog.text
 
 
 def test_on_a_sharded_cluster_the_hedge_goes_to_another_mongos(

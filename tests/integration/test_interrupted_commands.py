@@ -15,7 +15,6 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from pymongo import AsyncMongoClient
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.self_check import Feature, Part
 from support.clients import Side
 from support.interrupted_calls import CALLS
 from support.interruption import NAMES, Held, Journal, cancel, interrupt
@@ -190,24 +189,3 @@ def test_a_pymongo_that_reports_it_itself_is_left_alone(
     coll = _seeded(side, proxy, database, journal)
     (failed,) = _interrupted_find(side, coll, held, journal)
     assert failed.failure["errmsg"] != f"interrupted by {NAMES[side.name]}"
-
-
-def test_without_the_seam_the_span_ends_with_the_call(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    held: Callable[[str], Held],
-    journal: Journal,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts = [
-        *driver.private_names.parts(),
-        Part(Feature.INTERRUPTIONS, "pymongo.topology_shared", ("gone",)),
-    ]
-    monkeypatch.setattr(driver.private_names, "parts", lambda: iter(parts))
-    telemetry = instrument()
-    coll = _seeded(side, proxy, database, journal)
-    assert _interrupted_find(side, coll, held, journal) == []
-    (span,) = _commands(telemetry, "find")
-    assert span.attributes["exception.type"].endswith(NAMES[side.name])

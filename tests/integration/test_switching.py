@@ -33,13 +33,13 @@ def attributes() -> dict[str, Any]:
 def test_threads_that_switch_it_on_at_once_put_one_layer_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, log_missing = attributes(), self_check.log_missing
+    before, check = attributes(), self_check.check
 
     def slowly(parts: Any) -> Any:
         time.sleep(0.02)
-        return log_missing(parts)
+        return check(parts)
 
-    monkeypatch.setattr(instrumentor.self_check, "log_missing", slowly)
+    monkeypatch.setattr(instrumentor.self_check, "check", slowly)
     threads = [
         threading.Thread(target=pymongo_resilience.instrument, args=(QUIET,)) for _ in range(4)
     ]

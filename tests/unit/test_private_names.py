@@ -23,7 +23,7 @@ UNDOCUMENTED = {
 }  # fmt: skip
 PARTS = [*driver.private_names.parts(), *driver.private_names.parts_of_gridfs()]
 PRIVATE = UNDOCUMENTED | {
-    name
+    name.partition("(")[0]
     for part in PARTS
     for name in part.names
     if name.startswith("_") and not name.startswith("__")

@@ -32,8 +32,10 @@ class Batch(CallInterceptor):
 
     runtime: Runtime
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
         super().__init__(runtime)
+        self.asynchronous = asynchronous
+        self.plug_in(runtime.senders.get(driver.cursors.RUN_OPERATION, ()))
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         around = calls.found()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience_instrumentation.self_check import Feature, Part
+from pymongo_resilience_instrumentation.self_check import Part, State
 
 from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
 from .commands import CONNECTIONS, LIMITED, PASSED
@@ -29,15 +29,17 @@ _LOOP_NAMES = (
     "run", "_read", "_write", "_always_retryable", "_attempt_number", "_bulk", "_client",
     "_deprioritized_servers", "_func", "_is_aggregate_write", "_is_read", "_is_run_command",
     "_is_session_state_retryable", "_last_error", "_operation", "_retryable", "_retrying",
-    "_server", "_server_selector", "_session",
+    "_server", "_server_selector", "_session", "_address", SELECT, ADDRESS,
 )  # fmt: skip
+_CSOT_VARIABLES = ("TIMEOUT", "DEADLINE", "RTT")
 _TRANSACTION_NAMES = (
-    "set_starting", "has_completed_command", "attempt", "pinned_address", "sharded",
+    "set_starting", "starting", "has_completed_command", "attempt", "pinned_address", "sharded",
+    STATE,
 )  # fmt: skip
 
 
 def parts() -> Iterator[Part]:
-    """Every private name below, with the feature that is lost without it."""
+    """Every private name below."""
     for half in (SYNC_HALF, ASYNC_HALF):
         yield from (Part(*row) for row in _of_a_half(half))
     yield from (Part(*row) for row in _of_both())
@@ -61,116 +63,92 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
     pool, connection = f"{pools}:Pool", f"{pools}:{prefix}Connection"
     executor = f"pymongo.periodic_executor:{prefix}PeriodicExecutor"
     yield from (
-        (Feature.RETRIES, loop, _LOOP_NAMES),
+        (loop, _LOOP_NAMES),
         # The client must look the loop up in its module, each time.
-        (Feature.RETRIES, client, (LOOP,), LOOKING_UP),
+        (client, (LOOP,), LOOKING_UP),
+        (f"{package}.bulk:_{prefix}Bulk", ("current_run", "retrying", "started_retryable_write")),
+        (session, ("_implicit", "_start_retryable_write", "_transaction", "_unpin", END_SESSION)),
+        (sessions, (f"{WITHIN_TIME_LIMIT}(start_time, backoff)", "_SESSION")),
+        (transaction, _TRANSACTION_NAMES),
         (
-            Feature.RETRIES,
-            f"{package}.bulk:_{prefix}Bulk",
-            ("current_run", "retrying", "started_retryable_write"),
+            client,
+            (
+                "_clients", "_closed", "_close_cursor_soon", "_ensure_session", "_topology",
+                f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
+                f"{END_SESSIONS}(self, session_ids)", CONNECTION_FOR_SESSIONS,
+                *(f"{name}(self, cursor_ids, address)" for name in KILLS),
+            ),
         ),
-        (Feature.BULKS, f"{package}.bulk:_{prefix}Bulk", (EXECUTE_BATCH,)),
+        (f"{package}.bulk:_{prefix}Bulk", (EXECUTE_BATCH,)),
+        (client, ("_kill_cursors_executor",), "_init_background"),
         (
-            Feature.RETRIES,
-            session,
-            ("_implicit", "_start_retryable_write", "_transaction", "_unpin"),
-        ),
-        (Feature.RETRIES, transaction, _TRANSACTION_NAMES),
-        (Feature.OPEN_COMMITS, transaction, (STATE,)),
-        (Feature.RETRIES, connection, ("supports_sessions",)),
-        (Feature.RETRIES, connection, ("is_standalone",), "_hello"),
-        (Feature.BREAKERS, loop, (SELECT, "_address", "_server", "_server_selector")),
-        (Feature.BREAKERS, transaction, ("starting",)),
-        (Feature.BREAKERS, client, ("_closed",)),
-        (Feature.CURSORS, client, (RUN_OPERATION, "_ensure_session")),
-        (
-            Feature.CURSORS,
             f"{cursors}:{prefix}Cursor",
-            (CLONE, "_explain", "_query_flags", "_max_await_time_ms", "_session"),
+            (
+                CLONE, "_explain", "_query_flags", "_max_await_time_ms", "_session", SEND,
+                DOCUMENTS,
+            ),
         ),
         (
-            Feature.CURSORS,
             f"{streams}:{prefix}CollectionChangeStream",
             (AGGREGATE, "_timeout", "_target", "_client"),
         ),
-        (Feature.CURSORS, f"{streams}:{prefix}ChangeStream", ("_cursor",), "_initialize_cursor"),
-        (Feature.CURSORS, connection, (LIMITED,)),
-        (Feature.RESUMPTION, f"{cursors}:{prefix}Cursor", (SEND, DOCUMENTS)),
-        (Feature.RESUMPTION, loop, (ADDRESS,)),
-        (Feature.EXISTING_CLIENTS, client, ("_clients", "_closed")),
+        (f"{streams}:{prefix}ChangeStream", ("_cursor",), "_initialize_cursor"),
         (
-            Feature.CLEANUP,
-            client,
-            (*KILLS, BACKGROUND, END_SESSIONS, CONNECTION_FOR_SESSIONS, "_close_cursor_soon"),
+            topology,
+            (
+                "_condition", "_description", "_opened", "_seed_addresses", "_servers",
+                "_settings", "get_server_by_address", CHANGE, SELECTING,
+                f"{ERROR_MESSAGE}(self, selector)", f"{HANDLED}(self, address, err_ctx)",
+                f"{SELECTION_TIMEOUT}(self)", *OF_A_TOPOLOGY,
+            ),
         ),
-        (Feature.CLEANUP, executor, ("_stopped",)),
-        (Feature.CLEANUP, client, ("_kill_cursors_executor",), "_init_background"),
-        (Feature.END_SESSION, session, (END_SESSION,)),
-        (Feature.WHOLE_TIMEOUTS, sessions, (WITHIN_TIME_LIMIT, "_SESSION")),
-        (Feature.WHY_NOT, topology, (ERROR_MESSAGE, "_servers", "_settings")),
-        (Feature.WHY_NOT, server, ("_monitor",)),
-        (Feature.WHY_NOT, f"{monitor}Base", ("_executor",)),
-        (Feature.WHY_NOT, executor, ("_task" if prefix else "_thread",)),
-        (Feature.RECOVERY, monitor, OF_A_MONITOR),
-        (Feature.RECOVERY, topology, OF_A_TOPOLOGY),
-        (Feature.RECOVERY, executor, OF_AN_EXECUTOR),
-        (Feature.RECOVERY, f"pymongo.network_layer:{prefix}NetworkingInterface", ("conn",)),
-        (Feature.DEAD_PEERS, pools, (half.connect,)),
-        (Feature.DEAD_PEERS, connection, (FAILED,)),
-        (Feature.LOST_PRIMARIES, topology, (CHANGE, "_description", "_opened", "_servers")),
-        (Feature.LOST_PRIMARIES, connection, ("cancel_context", "pool_ref", HELLO)),
-        (Feature.IN_FLIGHT, client, ("_topology",)),
-        (Feature.IN_FLIGHT, topology, ("get_server_by_address",)),
-        (Feature.POOLS, client, ("_topology",)),
-        (Feature.POOLS, topology, ("get_server_by_address",)),
-        (Feature.IN_FLIGHT, pool, ("operation_count",)),
-        (Feature.POOLS, pool, (IDLE, IN_USE, *PLACES)),
-        (Feature.SELECTION, loop, (SELECT,)),
-        (Feature.INTERRUPTIONS, topology, (HANDLED,)),
-        (Feature.INTERRUPTIONS, f"{topologies}:_ErrorContext", ("error",)),
-        (Feature.WAITS, topology, (SELECTION_TIMEOUT, "_settings")),
-        (Feature.WAITS, topologies, (half.wait,)),
-        (Feature.WAITS, pools, (half.wait, half.connect)),
-        (Feature.WAITS, pool, (HANDSHAKE,)),
-        (Feature.FAST_FAIL, client, ("_topology",)),
-        (Feature.FAST_FAIL, topology, ("_condition", "_servers", "_seed_addresses", SELECTING)),
-        (Feature.FAST_FAIL, server, ("_monitor",)),
-        (Feature.FAST_FAIL, monitor, ("cancel_check",)),
-    )
+        (topologies, (f"{half.wait}(condition, timeout)",)),
+        (f"{topologies}:_ErrorContext", ("error",)),
+        (server, ("_monitor",)),
+        (monitor, ("cancel_check", *OF_A_MONITOR)),
+        (f"{monitor}Base", ("_executor",)),
+        (executor, ("_stopped", "_task" if prefix else "_thread", *OF_AN_EXECUTOR)),
+        (f"pymongo.network_layer:{prefix}NetworkingInterface", ("conn",)),
+        (pools, (f"{half.wait}(condition, timeout)", f"{half.connect}(address, options)")),
+        (pool, ("operation_count", HANDSHAKE, IDLE, IN_USE, *PLACES)),
+        (
+            connection,
+            (
+                "cancel_context", "pool_ref", "supports_sessions", LIMITED, HELLO,
+                f"{FAILED}(self, error)",
+            ),
+        ),
+        (connection, ("is_standalone",), "_hello"),
+    )  # fmt: skip
 
 
 def _of_both() -> Iterator[tuple[Any, ...]]:
-    csot, options = "pymongo._csot", "pymongo.client_options:ClientOptions"
-    topology, address = (
-        "pymongo.topology_description:TopologyDescription",
-        "pymongo.message:_CursorAddress",
+    topology = "pymongo.topology_description:TopologyDescription"
+    yield (
+        "pymongo._csot",
+        ("get_deadline", "get_timeout", "get_rtt", "remaining", "reset_all", *_CSOT_VARIABLES),
     )
-    yield Feature.CURSORS, "pymongo.message", ("_CursorAddress",)
-    yield Feature.RESUMPTION, "pymongo.message:_Query", OF_A_QUERY
-    yield Feature.RETRIES, "pymongo.errors:OperationFailure", ("_OperationFailure__details",)
-    yield Feature.RETRIES, csot, ("get_timeout", "remaining", "get_rtt")
-    yield Feature.CLEANUP, address, ("namespace",)
-    yield Feature.CLEANUP, csot, ("DEADLINE", "get_timeout", "remaining")
+    yield "pymongo.client_options:ClientOptions", ("_options",)
+    yield "pymongo.message", ("_CursorAddress",)
+    yield "pymongo.message:_CursorAddress", ("namespace",)
+    yield "pymongo.message:_Query", OF_A_QUERY
+    yield "pymongo.errors", ("_OperationCancelled",)
+    yield "pymongo.errors:OperationFailure", ("_OperationFailure__details",)
+    yield "pymongo.errors:PyMongoError", ("_remove_error_label",)
     for module in SENDERS:
-        yield Feature.INTERRUPTIONS, f"{module}:{SENDING}", ("telemetry", "command_name")
-    names = ("failed", "_start", "_duration_s")
-    yield Feature.INTERRUPTIONS, "pymongo._telemetry:_CommandTelemetry", names
-    for feature in (Feature.RETRIES, Feature.CLEANUP):
-        yield feature, options, ("_options",)
-    yield Feature.BREAKERS, topology, (LOOK,)
-    yield Feature.RETARGETING, topology, (LOOK, "known_servers")
-    yield Feature.RETARGETING, STALENESS, ("select",)
-    yield Feature.RETARGETING, PREFERENCES, ("make_read_preference",)
-    yield Feature.TIMEOUT, csot, ("get_timeout", "reset_all", "TIMEOUT", "DEADLINE", "RTT")
-    yield Feature.TIME_LIMITS, csot, ("TIMEOUT", "get_timeout", "remaining")
+        yield f"{module}:{SENDING}", ("telemetry", "command_name")
+    yield "pymongo._telemetry:_CommandTelemetry", ("failed", "_start", "_duration_s")
+    selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
+    yield topology, (f"{LOOK}{selecting}", "known_servers")
+    yield STALENESS, ("select",)
+    yield PREFERENCES, ("make_read_preference",)
     for connection in CONNECTIONS:
-        yield Feature.TIME_LIMITS, connection, (LIMITED, "set_conn_timeout")
-        yield Feature.COMMENTS, connection, (PASSED, "max_wire_version")
-    yield Feature.WAITS, csot, ("DEADLINE", "TIMEOUT", "get_deadline", "get_timeout", "remaining")
-    yield Feature.WAITS, "pymongo.pool_options:PoolOptions", ("_ssl_context",)
-    yield Feature.FAST_FAIL, "pymongo.errors:PyMongoError", ("_remove_error_label",)
-    yield Feature.RECOVERY, "pymongo.network_layer:PyMongoProtocol", ("_closed", "transport")
-    yield Feature.RECOVERY, "pymongo.errors", ("_OperationCancelled",)
+        yield connection, (LIMITED, PASSED, "max_wire_version", "set_conn_timeout")
+    yield "pymongo.pool_options:PoolOptions", ("_ssl_context",)
+    yield "pymongo.network_layer:PyMongoProtocol", ("_closed", "transport")
+    # Without these there are no spans either.
+    yield "pymongo.monitoring:CommandListener", ("started", "succeeded", "failed"), "", State.OFF
+    yield "pymongo:MongoClient", ("options", "topology_description"), "", State.OFF
 
 
 def parts_of_gridfs() -> Iterator[Part]:
@@ -178,7 +156,7 @@ def parts_of_gridfs() -> Iterator[Part]:
     for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
         gridfs = f"gridfs.{half}.grid_file:{prefix}Grid"
         for cls in ("FS", "FSBucket", "Out"):
-            yield Part(Feature.GRIDFS, gridfs + cls, ("_files",))
-        yield Part(Feature.GRIDFS, f"{gridfs}OutCursor", ())
+            yield Part(gridfs + cls, ("_files",))
+        yield Part(f"{gridfs}OutCursor", ())
         # Its constructor names what it sets in strings; this method uses it.
-        yield Part(Feature.GRIDFS, f"{gridfs}In", ("_coll",), set_by="abort")
+        yield Part(f"{gridfs}In", ("_coll",), set_by="abort")

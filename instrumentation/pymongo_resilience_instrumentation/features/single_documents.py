@@ -20,13 +20,15 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 from pymongo_resilience_instrumentation.transactions import call_sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.interception.call_interceptor import Send
     from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 TWINS = {"delete_many": "delete_one", "update_many": "update_one"}
@@ -43,50 +45,23 @@ left_alone: dict[int, set[str]] = {}
 """Namespaces in which the server refuses writes to one document, by the identity of the client."""
 
 
-def around(runtime: Runtime, method: Method, name: str, originals: Mapping[str, Any]) -> Method:
-    """``method``, of the public API, around what sends a write to one document where it can.
+def plug_in(runtime: Runtime, _put_on: Any) -> None:
+    if runtime.owns_retries:
+        for name in TWINS:
+            runtime.senders.setdefault(name, []).append(_sender)
 
-    ``originals``: the methods of its class, as they were before.
-    """
-    original: Any = originals.get(name)
-    twin = originals.get(TWINS.get(name, ""))
-    if twin is None or not runtime.owns_retries:
-        return method
-    signature = inspect.signature(original)
+
+def _sender(public: PublicMethod) -> Send | None:
+    """Sends a write to one document where it can."""
+    twin = vars(public.owner).get(TWINS[public.operation.method])
+    if twin is None:
+        return None
+    signature = inspect.signature(public.found)
     named = signature.parameters.keys()
     if "filter" not in named or not named <= inspect.signature(twin).parameters.keys():
-        return method
-    single = _Single(runtime, twin, signature, is_async(original))
-    send = _send_async if single.asynchronous else _send
-    return Method(lambda function: method.around(send(function, single)))
-
-
-def _send(original: Function, single: _Single) -> Function:
-    def method(*given: Any, **kwargs: Any) -> Any:
-        send = single.write(given, kwargs)
-        if send is None:
-            return original(*given, **kwargs)
-        try:
-            return send()
-        except OperationFailure as error:
-            _leave_alone(error)
-        return original(*given, **kwargs)
-
-    return method
-
-
-def _send_async(original: Function, single: _Single) -> Function:
-    async def method(*given: Any, **kwargs: Any) -> Any:
-        send = single.write(given, kwargs)
-        if send is None:
-            return await original(*given, **kwargs)
-        try:
-            return await send()
-        except OperationFailure as error:
-            _leave_alone(error)
-        return await original(*given, **kwargs)
-
-    return method
+        return None
+    single = _Single(public.runtime, twin, signature, public.asynchronous)
+    return single.send_async if single.asynchronous else single.send
 
 
 class _Single(NamedTuple):
@@ -96,6 +71,26 @@ class _Single(NamedTuple):
     twin: Any
     signature: inspect.Signature
     asynchronous: bool
+
+    def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+        send = self.write(given, kwargs)
+        if send is None:
+            return original(*given, **kwargs)
+        try:
+            return send()
+        except OperationFailure as error:
+            _leave_alone(call, error)
+        return original(*given, **kwargs)
+
+    async def send_async(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
+        send = self.write(given, kwargs)
+        if send is None:
+            return await original(*given, **kwargs)
+        try:
+            return await send()
+        except OperationFailure as error:
+            _leave_alone(call, error)
+        return await original(*given, **kwargs)
 
     def write(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """What sends the call for one document; None where it is to be sent as it is."""
@@ -125,10 +120,9 @@ class _Single(NamedTuple):
         return None
 
 
-def _leave_alone(error: OperationFailure) -> None:
+def _leave_alone(call: Call, error: OperationFailure) -> None:
     """Note the namespace; raises the error unless it is a refusal of the only attempt, which shows
     that nothing was written. An earlier attempt may have been executed."""
-    call: Any = calls.current()
     details = error.details or {}
     if error.code not in REFUSALS or details.get("n") or call.reasons:
         raise error

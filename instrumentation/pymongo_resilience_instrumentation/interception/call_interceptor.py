@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pymongo_resilience_instrumentation import calls
@@ -9,7 +11,22 @@ from pymongo_resilience_instrumentation import calls
 from .interceptor import Interceptor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pymongo_resilience_instrumentation.calls import Call
+
+
+Sender = Callable[[Any], "Send | None"]
+"""From a CallInterceptor to what sends its calls in place of the original, if anything."""
+Send = Callable[..., Any]
+"""Called with the call, the original and its arguments; returns the result, or an awaitable."""
+
+
+def _chained(outer: Send, inner: Send) -> Send:
+    def send(call: Call, original: Any, *given: Any, **kwargs: Any) -> Any:
+        return outer(call, partial(inner, call, original), *given, **kwargs)
+
+    return send
 
 
 class Lifecycle(Protocol):
@@ -28,6 +45,13 @@ class CallInterceptor(Interceptor):
     def __init__(self, runtime: Lifecycle) -> None:
         self.runtime = runtime
         self.end = runtime.end
+
+    def plug_in(self, senders: Iterable[Sender]) -> None:
+        """What features put around the original, the first of them outermost."""
+        for make in reversed([*senders]):
+            send = make(self)
+            if send is not None:
+                self.send = send if self.send is None else _chained(send, self.send)
 
     def succeeded(self, call: Call, result: Any) -> Any:
         self.end(call)

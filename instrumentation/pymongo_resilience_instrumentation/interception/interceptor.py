@@ -22,7 +22,6 @@ from .methods import Method, Subclass
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from weakref import WeakSet
 
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.calls import Call
@@ -54,17 +53,6 @@ class Interceptor:
     send: Callable[..., Any] | None = None
     """Called with what ``enter`` returned, the original and its arguments, in place of the
     original. Returns the result; around a coroutine function, an awaitable."""
-
-    functions: WeakSet[Function] | None = None
-    """What runs around the original, of one that may ``send_with`` another one later."""
-
-    def send_with(self, send: Callable[..., Any]) -> None:
-        """From now on, in functions that are in place already as well. Until then a call costs no
-        instruction for that: they find ``send`` in their closure."""
-        self.send = send
-        for each in tuple(self.functions or ()):
-            cells = dict(zip(each.__code__.co_freevars, each.__closure__ or (), strict=True))
-            cells["send"].cell_contents = send
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before it; ``given`` begins with the instance. None leaves it to the driver. Raises what
@@ -132,8 +120,6 @@ def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) ->
             raise
         return original(*given, **kwargs)
 
-    if interceptor.functions is not None:
-        interceptor.functions.add(method)
     return method
 
 
@@ -165,8 +151,6 @@ def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -
             raise
         return await original(*given, **kwargs)
 
-    if interceptor.functions is not None:
-        interceptor.functions.add(method)
     return method
 
 

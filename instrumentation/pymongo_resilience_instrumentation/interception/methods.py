@@ -6,11 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 Function = Callable[..., Any]
-Need = Literal["attempt timeout", "avoided server", "policy", "timeout", "transaction"]
-"""The first of them in a process puts patches on that operations do without until then."""
 ANYTHING = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 

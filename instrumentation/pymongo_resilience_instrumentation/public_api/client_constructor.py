@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.telemetry import client_tracing
@@ -32,7 +31,6 @@ def constructor(runtime: Runtime) -> Method:
             refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
             if refused or not runtime.enabled_flag.on:
                 original(client, *args, **kwargs)
-                _note_timeout(client)
                 return
             client_options.refuse_negative_timeout(args, kwargs)
             with shielded("before a client was made"):
@@ -41,16 +39,9 @@ def constructor(runtime: Runtime) -> Method:
                 )
                 client_setup.select_for(runtime, client, selector, kwargs)
             original(client, *args, **kwargs)
-            _note_timeout(client)
             with shielded("after a client was made"):
                 runtime.deprecated.register(client)
 
         return construct
 
     return Method(around)
-
-
-def _note_timeout(client: Any) -> None:
-    with shielded("after a client was made"):
-        if client.options.timeout is not None:
-            POLICIES.use()

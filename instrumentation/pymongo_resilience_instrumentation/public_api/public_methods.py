@@ -10,6 +10,7 @@ from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
+from pymongo_resilience_instrumentation.interception.methods import is_async
 from pymongo_resilience_instrumentation.operations.write_operations import (
     CHANGES,
     DEFINITIONS,
@@ -30,22 +31,19 @@ class PublicMethod(CallInterceptor):
 
     runtime: Runtime
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        operation: PublicOperation,
-        asynchronous: bool,
-        session_at: int | None,
-    ) -> None:
-        """``session_at``: where among its positional arguments its session is."""
+    def __init__(self, runtime: Runtime, owner: type, operation: PublicOperation) -> None:
         super().__init__(runtime)
-        self._operation = operation
-        self._asynchronous = asynchronous
-        self._session_at = session_at
+        self.owner = owner
+        self.operation = operation
+        self.found: Any = vars(owner).get(operation.method)
+        """The attribute of the class, perhaps another library's wrapper."""
+        self.asynchronous = is_async(self.found)
+        self.session_at = call_sessions.position(self.found)
         self._after = cursor_creation.after(runtime, operation.gives)
+        self.plug_in(runtime.senders.get(operation.method, ()))
 
     def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        runtime, operation, instance, args = self.runtime, self._operation, given[0], given[1:]
+        runtime, operation, instance, args = self.runtime, self.operation, given[0], given[1:]
         call = Call(operation.client(instance), operation.name, None, (operation, given, kwargs))
         if runtime.nested(call.client) and not (
             operation.name in CHANGES and _is_the_applications(operation.name, call.target)
@@ -54,7 +52,7 @@ class PublicMethod(CallInterceptor):
         call.bound = policy_of(instance)
         if operation.only_reads is not None:
             call.only_reads = operation.only_reads(args, kwargs)
-        session = call_sessions.session_of_call(args, kwargs, self._session_at, self._asynchronous)
+        session = call_sessions.session_of_call(args, kwargs, self.session_at, self.asynchronous)
         runtime.begin(call, session)
         if call.timeout is not None:
             runtime.deprecated.of_method(call, kwargs, getattr(instance, "write_concern", None))

@@ -393,7 +393,6 @@ class Attempts(driver.retry_loop.DriverLoop):
         ):
             if self.avoided is None:
                 self.avoided = deprioritized.avoided()
-            self.runtime.need("avoided server")
             self.avoiding = deprioritized.avoid(driver.repetition.deprioritize(self), self.avoiding)
 
     def _avoids_overloaded(self) -> bool:

@@ -15,7 +15,6 @@ from pymongo.errors import ConfigurationError
 
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.option_types import BOOLEAN, integer, shown
-from pymongo_resilience.policies.first_use import FirstUse
 from pymongo_resilience_instrumentation import driver
 
 OPTION = "tracing"
@@ -47,19 +46,16 @@ class Tracing(NamedTuple):
 
 
 DEFAULT = Tracing()
-DIFFERENT = FirstUse()
-"""Used with the first client of the process that has not the default."""
 
 
 def tracing_of(client: object) -> Tracing:
-    found: Tracing = getattr(client, _KEPT, DEFAULT) if DIFFERENT.used else DEFAULT
+    found: Tracing = vars(client).get(_KEPT, DEFAULT)
     return found
 
 
 def keep(client: object, tracing: Tracing) -> None:
     if tracing != DEFAULT:
         setattr(client, _KEPT, tracing)
-        DIFFERENT.use()
 
 
 def keep_for_existing(client: object) -> None:

@@ -171,10 +171,8 @@ def parent_of(session: Any) -> TransactionSpan | None:
 class StartTransaction(Interceptor):
     """Nothing is sent, and nothing may fail but what fails in the driver."""
 
-    def __init__(self, spans: TransactionSpans | None, first: Callable[[], None]) -> None:
-        """``first``: called before a span is started."""
+    def __init__(self, spans: TransactionSpans | None) -> None:
         self._spans = spans
-        self._first = first
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         call = calls.current()
@@ -186,7 +184,6 @@ class StartTransaction(Interceptor):
     def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after start_transaction"):
             if self._spans is not None:
-                self._first()
                 self._spans.start(entered.instance)
         return result
 

@@ -31,8 +31,8 @@ CONNECTING = 1.0
 round trips."""
 
 
-def wrapped() -> Iterator[Wrapped]:
-    """What to wrap once an attempt has such a time, and with what."""
+def wrapped(_: object) -> Iterator[Wrapped]:
+    """What to wrap, and with what."""
     for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, Connects()
     for owner in driver.commands.connections_with(driver.commands.LIMITED):

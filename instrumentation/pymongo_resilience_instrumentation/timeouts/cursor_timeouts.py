@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.option_types import CURSOR_LIFETIME, ITERATION
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience_instrumentation import driver
 
@@ -96,8 +95,6 @@ def kept_by(cursor: object) -> CursorTimeout | None:
 
 def keep(cursor: object, timeout: CursorState | None) -> None:
     if timeout is not kept_by(cursor):
-        if not POLICIES.used:
-            POLICIES.use()
         setattr(cursor, ATTRIBUTE, timeout)
 
 

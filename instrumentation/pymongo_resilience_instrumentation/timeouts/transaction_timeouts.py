@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.first_use import POLICIES
 from pymongo_resilience_instrumentation import calls, driver
 
 if TYPE_CHECKING:
@@ -49,8 +48,6 @@ class TransactionDeadline(NamedTuple):
 
 def enter_transaction(session: object, deadline: TransactionDeadline) -> None:
     """The session is in the callback from now on."""
-    if not POLICIES.used:
-        POLICIES.use()
     setattr(session, _TRANSACTION, deadline)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
@@ -39,9 +38,8 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Me
 
     end_session is not there: it waits for nothing but the abort_transaction that it calls.
     """
-    first = partial(runtime.need, "transaction")
     for name, interceptor in (
-        ("start_transaction", transaction_spans.StartTransaction(runtime.transaction_spans, first)),
+        ("start_transaction", transaction_spans.StartTransaction(runtime.transaction_spans)),
         ("with_transaction", WithTransaction(runtime, asynchronous)),
         ("commit_transaction", EndTransaction(runtime, COMMIT, whole_timeout=False)),
         ("abort_transaction", EndTransaction(runtime, ABORT, whole_timeout=True)),

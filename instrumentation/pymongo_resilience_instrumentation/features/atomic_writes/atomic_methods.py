@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 MANY = (UpdateMany, DeleteMany)
@@ -34,16 +35,23 @@ STANDALONE = "a standalone server has no transactions, but a replica set of one 
 UNACKNOWLEDGED = "with write concern 0 the result of the transaction would be unknown"
 
 
+METHODS = ("bulk_write", "delete_many", "update_many")
+
+
+def plug_in(runtime: Runtime, _put_on: Any) -> None:
+    for name in METHODS:
+        runtime.senders.setdefault(name, []).append(lambda public: AtomicWrites(public).send)
+
+
 class AtomicWrites:
     """Those of one method of one class. Thread- and task-safe: nothing changes."""
 
-    def __init__(self, runtime: Runtime, name: str, found: Any, asynchronous: bool) -> None:
-        """``found``: the attribute of the class, perhaps another library's wrapper."""
-        self._runtime = runtime
-        self._found = found
-        self._asynchronous = asynchronous
-        self._is_bulk = name == "bulk_write"
-        self._session_at = call_sessions.position(found)
+    def __init__(self, public: PublicMethod) -> None:
+        self._runtime = public.runtime
+        self._found = public.found
+        self._asynchronous = public.asynchronous
+        self._is_bulk = public.operation.method == "bulk_write"
+        self._session_at = public.session_at
 
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         """In place of the original, for an interceptor."""

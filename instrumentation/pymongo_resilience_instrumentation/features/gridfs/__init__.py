@@ -1,1 +1,42 @@
-"""GridFS: wrapped once the application has imported it; each method and stream has one deadline."""
+"""GridFS, wrapped once the application has imported it: most never do, and it is large. Each method
+and each stream has one deadline.
+
+Thread-safe: the application may import it in any thread, and at any time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pymongo
+import wrapt
+
+from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience_instrumentation import driver, self_check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.runtime import Runtime
+
+
+def plug_in(runtime: Runtime, put_on: Callable[[Iterable[Wrapped]], None]) -> None:
+    """Now, where it is imported already."""
+
+    def wrap(_module: object) -> None:
+        # Inside of the application's import, which must not fail for it.
+        with shielded("while wrapping GridFS: its streams have no timeout as a whole"):
+            lacking = self_check.missing(driver.private_names.parts_of_gridfs())
+            if lacking:
+                logger.error(
+                    "pymongo %s lacks %s: streams of GridFS have no timeout as a whole",
+                    pymongo.version,
+                    ", ".join(name for names in lacking.values() for name in names),
+                )
+                return
+            from . import stream_deadlines  # noqa: PLC0415 - it imports gridfs
+
+            put_on(stream_deadlines.of_gridfs(runtime))
+
+    wrapt.register_post_import_hook(wrap, "gridfs")

@@ -6,17 +6,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pymongo import AsyncMongoClient, MongoClient
-from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.synchronous.collection import Collection
-
 from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.cursors.batches import Batch
-from pymongo_resilience_instrumentation.interception.methods import is_async
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
-from pymongo_resilience_instrumentation.operations.public_operations import COLLECTION
-from pymongo_resilience_instrumentation.public_api.public_methods import CursorMaker, PublicMethod
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
 from pymongo_resilience_instrumentation.transactions import call_sessions
 
@@ -24,12 +16,13 @@ from .hedge_registry import HedgeRegistry
 from .race import FIRST, HEDGE, Race
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.cursors.batches import Batch
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.interception.steps import Steps
+    from pymongo_resilience_instrumentation.public_api.public_methods import PublicMethod
     from pymongo_resilience_instrumentation.runtime import Runtime
 
     from .hedge_registry import ClientHedges
@@ -42,22 +35,15 @@ METHODS = (
 """A collection's. The first batch of ``find`` is hedged where it is fetched."""
 
 
-def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
-    """To be put around what is there already: the outermost wrapper makes the call."""
-    if runtime.hedges is None:
-        runtime.hedges = HedgeRegistry(runtime.executor.clock, runtime.breakers)
-    for collection in (Collection, AsyncCollection):
-        for name in METHODS:
-            yield collection, name, _method(runtime, collection, name)
-    for client in (MongoClient, AsyncMongoClient):
-        asynchronous = client is AsyncMongoClient
-        yield client, driver.cursors.RUN_OPERATION, FirstBatch(runtime, asynchronous)
-
-
-def _method(runtime: Runtime, owner: type, name: str) -> PublicMethod:
-    original, operation = vars(owner)[name], COLLECTION[name]
-    made = HedgedCursorMaker if operation.gives else HedgedMethod
-    return made(runtime, operation, is_async(original), call_sessions.position(original))
+def plug_in(runtime: Runtime, _put_on: Any) -> None:
+    """Around methods that read, and around the first batch of a cursor."""
+    if not runtime.owns_retries:
+        return
+    runtime.hedges = HedgeRegistry(runtime.executor.clock, runtime.breakers)
+    for name in METHODS:
+        runtime.senders.setdefault(name, []).append(lambda public: HedgedMethod(public).send)
+    batches = runtime.senders.setdefault(driver.cursors.RUN_OPERATION, [])
+    batches.append(lambda batch: FirstBatch(batch).send)
 
 
 def _wanted(runtime: Runtime, call: Call) -> int | None:
@@ -112,8 +98,12 @@ class MethodRead:
             yield cursor.close
 
 
-class HedgedMethod(PublicMethod):
+class HedgedMethod:
     """A method that may be sent to two servers."""
+
+    def __init__(self, public: PublicMethod) -> None:
+        self.runtime = public.runtime
+        self._public = public
 
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         send = partial(original, *given, **kwargs)
@@ -126,20 +116,16 @@ class HedgedMethod(PublicMethod):
             wanted,
             send,
             partial(MethodRead, send),
-            asynchronous=self._asynchronous,
+            asynchronous=self._public.asynchronous,
         )
 
     def _may_hedge(self, call: Call, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         session = call_sessions.session_of_call(
-            given[1:], kwargs, self._session_at, self._asynchronous
+            given[1:], kwargs, self._public.session_at, self._public.asynchronous
         )
-        if session is not None or (self._operation.gives and write_stage(given[1:], kwargs)):
+        if session is not None or (self._public.operation.gives and write_stage(given[1:], kwargs)):
             return False
         return driver.selection.may_choose(call.client, given[0].read_preference)
-
-
-class HedgedCursorMaker(HedgedMethod, CursorMaker):
-    """The same, of one that gives a cursor."""
 
 
 class BatchRead:
@@ -179,12 +165,12 @@ class BatchRead:
             yield session.end_session
 
 
-class FirstBatch(Batch):
+class FirstBatch:
     """A batch of a cursor, of which the first may be sent to two servers."""
 
-    def __init__(self, runtime: Runtime, asynchronous: bool) -> None:
-        super().__init__(runtime)
-        self._asynchronous = asynchronous
+    def __init__(self, batch: Batch) -> None:
+        self.runtime = batch.runtime
+        self._asynchronous = batch.asynchronous
 
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         send = partial(original, *given, **kwargs)

@@ -19,17 +19,15 @@ from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
-from pymongo_resilience.policies.first_use import RESUMABLE_FINDS
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception import steps
-from pymongo_resilience_instrumentation.self_check import Feature
 
 from . import rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable
 
     from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience.rules.retried_operation import Operation
@@ -45,15 +43,13 @@ OTHERWISE = "override(resumable=False) sends it as it is"
 REPLACED = "collection dropped, renamed or replaced during a resumable find, which ends here"
 
 
-def plug_in(runtime: Runtime, without: Container[Feature]) -> None:
-    if not any(each in without for each in (Feature.RETRIES, Feature.CURSORS, Feature.RESUMPTION)):
+def plug_in(runtime: Runtime, _put_on: Any) -> None:
+    if runtime.owns_retries:
         runtime.before_batch = partial(begin, runtime)
 
 
 def begin(runtime: Runtime, call: Call, operation: Any, cursor: Any) -> None:
     """Before a batch. Raises ConfigurationError for a find that is to be resumable and cannot."""
-    if not RESUMABLE_FINDS.used:
-        return
     if call.batch_of is None:
         position = _first(runtime, call, operation, cursor)
         if position is not getattr(cursor, ATTRIBUTE, None):

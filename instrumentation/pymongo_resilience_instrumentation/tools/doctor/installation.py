@@ -10,7 +10,7 @@ import pymongo
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.options.config import load
 from pymongo_resilience_instrumentation.driver.private_names import parts
-from pymongo_resilience_instrumentation.self_check import Feature, missing
+from pymongo_resilience_instrumentation.self_check import State, missing
 
 from .findings import Finding, Level
 
@@ -22,10 +22,10 @@ def of_library() -> Iterator[Finding]:
     versions = f"pymongo {pymongo.version} on Python {platform.python_version()}"
     lacking = missing(parts())
     if lacking:
-        lost = "; ".join(feature.value for feature in lacking)
-        text = f"{versions} lacks names that pymongo-resilience uses, disabled: {lost}"
-        level = Level.WARNING if Feature.RETRIES in lacking else Level.NOTE
-        yield Finding("library", level, text, "a pymongo from 4.19 to 4.20")
+        state = State.OFF if State.OFF in lacking else State.TELEMETRY
+        names = ", ".join(name for found in lacking.values() for name in found)
+        text = f"{versions} lacks {names}: {state.value}"
+        yield Finding("library", Level.WARNING, text, "a pymongo from 4.19 to 4.20")
     else:
         yield Finding("library", Level.OK, versions)
     try:
