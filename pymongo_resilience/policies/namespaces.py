@@ -97,10 +97,6 @@ class NamespaceRules:
         """
         return self._of(database, collection) if self._policies else NOTHING
 
-    def timeout_of(self, database: str, collection: str | None) -> int | None:
-        """Milliseconds for each operation of one namespace; asked of every call."""
-        return self._of(database, collection).timeout_ms if self.have_timeouts else None
-
     def coroutines(self) -> dict[str, RetryStrategy]:
         """The strategies that are coroutines, by pattern; that of the process is for everything."""
         strategies = {EVERYTHING: self.strategy}

@@ -7,8 +7,7 @@ before encryption and size checks. Left out are unacknowledged bulk writes, whic
 from __future__ import annotations
 
 import importlib
-import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pymongo import _csot
 from pymongo.errors import ExecutionTimeout
@@ -74,21 +73,10 @@ LIMITED = "apply_timeout"
 CONNECTIONS = ("pymongo.synchronous.pool:Connection", "pymongo.asynchronous.pool:AsyncConnection")
 
 
-def limits_for_a_client(method: Any) -> bool:
-    """Whether it is given the client beside the command (4.17 to 4.19)."""
-    return "client" in inspect.signature(method).parameters
-
-
-def refuse_without_end(command: MutableMapping[str, Any], left: float) -> None:
+def refuse_without_end(left: float) -> NoReturn:
     """Raises ExecutionTimeout, in the driver's words and shape, for a limit that would be none."""
-    if command.get(LIMIT) == 0:
-        text = f"operation would exceed time limit, remaining timeout:{left:.5f} < 1 ms "
-        raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
-
-
-def limit_of(command: MutableMapping[str, Any] | None) -> int | None:
-    """What the application has put into a command itself; a getMore is None."""
-    return None if command is None else command.get(LIMIT)
+    text = f"operation would exceed time limit, remaining timeout:{left:.5f} < 1 ms "
+    raise ExecutionTimeout(text, 50, {"ok": 0, "errmsg": text, "code": 50})
 
 
 def leave_limit_out(command: MutableMapping[str, Any], own: int | None) -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.rules.operation_deadline import SHORTEST
@@ -32,9 +32,8 @@ RTT: ContextVar[float] = getattr(_csot, "RTT", ContextVar("RTT", default=0.0))
 """The minimum round-trip time of the server selected under it, in seconds."""
 
 
-def now() -> float:
-    """Seconds on the clock of the driver's deadlines."""
-    return time.monotonic()
+now = time.monotonic
+"""Seconds on the clock of the driver's deadlines."""
 
 
 def timeout_in_force() -> float | None:
@@ -50,7 +49,7 @@ def forget_timeout() -> None:
 
 def remaining() -> float | None:
     """Seconds until the driver's deadline; None without one."""
-    return _csot.remaining()
+    return DEADLINE.get() - now() if TIMEOUT.get(None) else None
 
 
 def deadline_on(clock: Clock) -> float | None:
@@ -66,19 +65,6 @@ def deadline_on(clock: Clock) -> float | None:
 def min_rtt() -> float:
     """The minimum round-trip time of the selected server, under a deadline; else 0."""
     return _csot.get_rtt()
-
-
-def has_max_time(batch: Any) -> bool:
-    """Whether a cursor's first batch was given a ``maxTimeMS`` of its own."""
-    # The driver makes a dict of what is more than a filter; a filter may be any mapping.
-    spec = getattr(batch, "spec", None)
-    return type(spec) is dict and "$maxTimeMS" in spec
-
-
-def has_max_commit_time(session: Any) -> bool:
-    """Whether the session's transaction has a ``maxCommitTimeMS``."""
-    options = getattr(session._transaction, "opts", None)
-    return bool(getattr(options, "max_commit_time_ms", None))
 
 
 class _Ours(float):

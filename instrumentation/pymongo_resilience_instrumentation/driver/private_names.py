@@ -18,7 +18,7 @@ from .servers.monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .servers.pools import IDLE, IN_USE, PLACES
 from .servers.topologies import CHANGE
 from .sessions import END_SESSION, STATE, WITHIN_TIME_LIMIT
-from .waits import ASYNC_HALF, HANDSHAKE, SELECTING, SELECTION_TIMEOUT, SYNC_HALF
+from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
             topology,
             (
                 "_condition", "_description", "_opened", "_seed_addresses", "_servers",
-                "_settings", "get_server_by_address", CHANGE, SELECTING,
+                "_settings", "get_server_by_address", CHANGE,
                 f"{ERROR_MESSAGE}(self, selector)", f"{HANDLED}(self, address, err_ctx)",
                 f"{SELECTION_TIMEOUT}(self)", *OF_A_TOPOLOGY,
             ),

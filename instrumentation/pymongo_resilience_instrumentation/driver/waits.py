@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .servers.topologies import topologies
@@ -50,10 +50,8 @@ def topology_owners(name: str) -> tuple[type, ...]:
     return tuple(dict.fromkeys(owners))
 
 
-def own_selection_timeout(topology: Any) -> float:
-    """Its ``serverSelectionTimeoutMS``, in seconds."""
-    seconds: float = topology._settings.server_selection_timeout
-    return seconds
+own_selection_timeout = attrgetter("_settings.server_selection_timeout")
+"""A topology's ``serverSelectionTimeoutMS``, in seconds."""
 
 
 def own_connect_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
@@ -75,9 +73,6 @@ def connects_with_tls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _pool_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[1] if len(args) > 1 else kwargs["options"]
-
-
-SELECTING = "_select_servers_loop"
 
 
 def waits_for_server(client: Any, condition: Any) -> bool:
@@ -121,20 +116,3 @@ def cancel_checks(client: Any, addresses: Iterable[Any]) -> None:
 def forget_transient(error: Any) -> None:
     """The transaction must not be repeated: pymongo labels every failed selection as transient."""
     error._remove_error_label("TransientTransactionError")
-
-
-def log_failed_selection(failure: str) -> None:
-    """The driver's own "Server selection failed", for the selection that the caller runs inside of.
-
-    pymongo logs where it raises, and we raise elsewhere. What it needs is in a local variable of
-    the function that waits, and None there unless the log is wanted. pymongo 4.17 has no such
-    variable, and logs no end then.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code.co_name == SELECTING:
-            telemetry = frame.f_locals.get("ss")
-            if telemetry is not None:
-                telemetry.failed(failure, frame.f_locals["self"].description)
-            return

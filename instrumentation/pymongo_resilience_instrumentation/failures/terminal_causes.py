@@ -116,11 +116,6 @@ def selection_error(
     return error
 
 
-def log_text(cause: Cause, asked_for: str | None) -> str:
-    """As the error's, without the servers: the driver's log has them beside it."""
-    return f"{_begins(cause, asked_for)}. Check {TABLE[cause].check}"
-
-
 def _begins(cause: Cause, asked_for: str | None) -> str:
     name = f' (replicaSet="{asked_for}")' if cause is Cause.SET_NAME else ""
     return f"no server can be used, and waiting would not help: {TABLE[cause].says}{name}"

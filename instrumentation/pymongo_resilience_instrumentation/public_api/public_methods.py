@@ -54,8 +54,8 @@ class PublicMethod(CallInterceptor):
             call.only_reads = operation.only_reads(args, kwargs)
         session = call_sessions.session_of_call(args, kwargs, self.session_at, self.asynchronous)
         runtime.begin(call, session)
-        if call.timeout is not None:
-            runtime.deprecated.of_method(call, kwargs, getattr(instance, "write_concern", None))
+        if kwargs and call.timeout is not None:
+            runtime.deprecated.of_method(call, kwargs)
         if self._after is not None:
             try:
                 cursor_creation.prepare(runtime, operation.gives, call, args, kwargs)

@@ -242,20 +242,10 @@ def _verdict(
             ):
                 driver.waits.cancel_checks(client, [address])
         return None
-    error = (
-        _refusal(client, terminal_detector, password_probe, now)
-        if cause is Cause.PASSWORD
-        else terminal_causes.selection_error(
-            cause,
-            found_on(topology) or dict.fromkeys(_seeds(client)),
-            topology.replica_set_name,
-        )
-    )
-    if error is not None:
-        driver.waits.log_failed_selection(
-            terminal_causes.log_text(cause, topology.replica_set_name)
-        )
-    return error
+    if cause is Cause.PASSWORD:
+        return _refusal(client, terminal_detector, password_probe, now)
+    found = found_on(topology) or dict.fromkeys(_seeds(client))
+    return terminal_causes.selection_error(cause, found, topology.replica_set_name)
 
 
 def _seeds(client: object) -> list[Address]:

@@ -60,18 +60,6 @@ def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Wrap
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
 
 
-def begin_selection(topology: object, timeout: float) -> float:
-    """Seconds that a selection may take, of the ``timeout`` that the driver gives it.
-
-    The checkout that follows has what the selection leaves of them, and so has its connecting.
-    """
-    own, call = driver.waits.own_selection_timeout(topology), calls.current()
-    if call is not None:
-        # With 0 the servers are looked at once. A connection cannot be made in no time.
-        call.waits_until = driver.csot.now() + (own or NEVER)
-    return min(timeout, own)
-
-
 def time_to_wait() -> float | None:
     """Seconds that selection, checkout and connecting still have; None where nothing limits them.
 
@@ -125,20 +113,24 @@ def selections(enabled_flag: EnabledFlag) -> Iterator[Wrapped]:
 
 
 def selection_timeout(enabled_flag: EnabledFlag) -> Method:
-    """``min(serverSelectionTimeoutMS, remaining)``; the attempt's waits begin here."""
-    timeout_in_force = driver.csot.TIMEOUT.get
+    """``min(serverSelectionTimeoutMS, remaining)``, of which checkout and connecting have what the
+    selection leaves."""
+    timeout_in_force, found, own_timeout = (
+        driver.csot.TIMEOUT.get,
+        calls.found,
+        driver.waits.own_selection_timeout,
+    )
 
     def around(original: Function) -> Function:
         def method(topology: object) -> Any:
             timeout = original(topology)
-            try:
-                if timeout_in_force() is not None and enabled_flag.on:
-                    return begin_selection(topology, timeout)
-            except Exception:
-                logger.exception(
-                    "internal error in pymongo-resilience before a server was selected"
-                )
-            return timeout
+            if timeout_in_force() is None or not enabled_flag.on:
+                return timeout
+            own, call = own_timeout(topology), found()
+            if call is not None and not call.ended:
+                # With 0 the servers are looked at once. A connection cannot be made in no time.
+                call.waits_until = driver.csot.now() + (own or NEVER)
+            return min(timeout, own)
 
         return method
 

@@ -1,7 +1,6 @@
 """Timeouts of an older kind, which a deadline sets aside: logged once for each client and option.
 
-Source: Client Side Operations Timeout, "Deprecations". What a ``command()`` document holds is the
-application's affair and never looked at.
+Source: Client Side Operations Timeout, "Deprecations".
 """
 
 from __future__ import annotations
@@ -9,18 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.operations.write_operations import WRITES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from pymongo_resilience_instrumentation.calls import Call
-
-
-MAX_TIME = ("max_time_ms", "maxTimeMS")
-"""The keywords of pymongo's methods for one and the same option."""
 
 
 class DeprecatedOptions:
@@ -31,54 +24,34 @@ class DeprecatedOptions:
 
     def __init__(self, timeout_ms: int | None) -> None:
         """``timeout_ms``: what every operation has, unless its client says otherwise."""
-        self._default = None if timeout_ms is None else timeout_ms / 1000
+        self._default = timeout_ms
         self._warned: dict[int, set[str]] = {}
 
-    def register(self, client: object) -> None:
-        """A client that exists, or was made: its own options, where all it does has a timeout."""
+    def register(self, client: Any) -> None:
+        """The options of a client, where all it does has a timeout."""
         with shielded("before the calls of a client"):
-            self._register(client)
+            options = client.options
+            if options.timeout is None and self._default is None:
+                return
+            pool, concern = options.pool_options, options.write_concern.document
+            self._warn(
+                client,
+                socketTimeoutMS=pool.socket_timeout,
+                waitQueueTimeoutMS=pool.wait_queue_timeout,
+                wtimeout=concern.get("wtimeout"),
+            )
 
-    def _register(self, client: Any) -> None:
-        options = client.options
-        timeout = self._default if options.timeout is None else options.timeout
-        if timeout is None:
-            return
-        pool, concern = options.pool_options, options.write_concern.document
-        given = {
-            "socketTimeoutMS": pool.socket_timeout,
-            "waitQueueTimeoutMS": pool.wait_queue_timeout,
-            "wtimeout": concern.get("wtimeout"),
-        }
-        self._warn(client, (name for name, value in given.items() if value is not None))
-
-    def of_method(self, call: Call, keywords: Mapping[str, Any], concern: Any) -> None:
-        """What a method of the public API is given under a timeout, its object's write concern
-        among it."""
+    def of_method(self, call: Call, keywords: Mapping[str, Any]) -> None:
+        """What a method is called with under a timeout; a ``command()`` is the application's."""
         with shielded(f"before {call.operation}"):
-            if call.operation != "runCommand" and any(
-                keywords.get(name) is not None for name in MAX_TIME
-            ):
-                self._warn(call.client, ["maxTimeMS"])
-            if call.operation in WRITES and concern is not None and "wtimeout" in concern.document:
-                self._warn(call.client, ["wtimeout"])
+            if call.operation != "runCommand":
+                own = keywords.get("max_time_ms", keywords.get("maxTimeMS"))
+                self._warn(call.client, maxTimeMS=own)
 
-    def of_batch(self, call: Call, batch: object) -> None:
-        """What a cursor was given before."""
-        with shielded(f"before {call.operation}"):
-            if driver.csot.has_max_time(batch):
-                self._warn(call.client, ["maxTimeMS"])
-
-    def of_commit(self, call: Call, session: object) -> None:
-        """What its transaction was given before."""
-        with shielded(f"before {call.operation}"):
-            if driver.csot.has_max_commit_time(session):
-                self._warn(call.client, ["maxCommitTimeMS"])
-
-    def _warn(self, client: object, options: Iterable[str]) -> None:
-        for option in options:
-            warned = keep(self._warned, client, set())
-            if option not in warned:
+    def _warn(self, client: object, **options: Any) -> None:
+        for option, value in options.items():
+            warned = None if value is None else keep(self._warned, client, set())
+            if warned is not None and option not in warned:
                 warned.add(option)
                 logger.warning(
                     "%s is ignored where an operation has a timeout (timeout_ms, timeoutMS or "

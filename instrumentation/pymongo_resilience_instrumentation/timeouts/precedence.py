@@ -30,7 +30,7 @@ from pymongo_resilience.option_types import CURSOR_LIFETIME
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING, shorter
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -50,6 +50,7 @@ class TimeoutRules:
         self.timeout_mode = config.timeout_mode
         """That of the process, for cursors."""
         self._rules = rules
+        self._have_timeouts = rules.have_timeouts
         self._attempt_ms = config.attempt_timeout_ms
         self._default = None if config.timeout_ms is None else config.timeout_ms / 1000
 
@@ -65,31 +66,34 @@ class TimeoutRules:
             return call.transaction.timeout.seconds, call.transaction.timeout.resume()
         if not self.csot_available:
             return call.client.options.timeout, NO_DEADLINE
-        in_force, around = driver.csot.timeout_in_force(), blocks.current()
+        around, in_force = blocks.current(), driver.csot.TIMEOUT.get()
+        by_rule = NOTHING
+        if self._have_timeouts:
+            by_rule = self._rules.policy_of(call.database, call.collection)
         if around is not NOTHING:
             call.within = around
-        attempt_ms = self._attempt_timeout(call, around)
+        own, bound = around.attempt_timeout_ms, call.bound.attempt_timeout_ms
+        attempt_ms = own or bound or by_rule.attempt_timeout_ms or self._attempt_ms
         if attempt_ms is not None:
             call.attempt_timeout = attempt_ms / 1000
-        own = around.timeout_ms
-        hidden = None if in_force else driver.csot.hidden_timeout()
-        if hidden is not None and not own:
-            return hidden.seconds, hidden.resume()
-        if in_force is not None:
-            if not own or shorter(in_force, own / 1000) == in_force:
-                return in_force, NO_DEADLINE
-            # pymongo keeps the earlier of both ends.
-            return own / 1000, driver.csot.timeout(own / 1000)
-        seconds, call.configured = self.without_blocks(call)
+        if in_force is not None or driver.csot.DEADLINE.get() != NEVER:
+            return self._within_another(around.timeout_ms, in_force)
+        seconds, call.configured = self._on_its_own(call, around, by_rule)
         # Also where it is the client's own: pymongo's loop over several batches has none.
         return seconds, NO_DEADLINE if seconds is None else driver.csot.timeout(seconds)
 
-    def _attempt_timeout(self, call: Call, around: Policy) -> int | None:
-        """Milliseconds."""
-        own = around.attempt_timeout_ms or call.bound.attempt_timeout_ms
-        if own is None and self._rules.have_timeouts:
-            own = self._rules.policy_of(call.database, call.collection).attempt_timeout_ms
-        return self._attempt_ms if own is None else own
+    def _within_another(
+        self, own: int | None, in_force: float | None
+    ) -> tuple[float | None, AbstractContextManager[None]]:
+        """``own``: milliseconds that blocks give, inside of a ``pymongo.timeout``."""
+        hidden = None if in_force else driver.csot.hidden_timeout()
+        if hidden is not None and not own:
+            return hidden.seconds, hidden.resume()
+        if in_force is not None and (not own or shorter(in_force, own / 1000) == in_force):
+            return in_force, NO_DEADLINE
+        seconds = None if own is None else own / 1000
+        # pymongo keeps the earlier of both ends.
+        return seconds, NO_DEADLINE if seconds is None else driver.csot.timeout(seconds)
 
     def without_blocks(self, call: Call) -> tuple[float | None, bool]:
         """The seconds that ``of_call`` would give, were there no ``pymongo.timeout`` around it.
@@ -97,14 +101,17 @@ class TimeoutRules:
         And whether the library's configuration gives them, a rule or the default, and not the
         application.
         """
-        own = blocks.current().timeout_ms
+        by_rule = self._rules.policy_of(call.database, call.collection)
+        return self._on_its_own(call, blocks.current(), by_rule)
+
+    def _on_its_own(self, call: Call, around: Policy, by_rule: Policy) -> tuple[float | None, bool]:
+        own = around.timeout_ms
         if own is None:
             own = call.bound.timeout_ms
         if own is not None:
             return own / 1000, False
-        by_rule = self._rules.timeout_of(call.database, call.collection)
-        if by_rule is not None:
-            return by_rule / 1000, True
+        if by_rule.timeout_ms is not None:
+            return by_rule.timeout_ms / 1000, True
         of_client: float | None = call.client.options.timeout
         if of_client is not None or self._default is None:
             return of_client, False

@@ -91,8 +91,6 @@ class EndTransaction(CallInterceptor):
         call.ends = transaction_spans.span_of(session)
         runtime.enter(call, whole_timeout=self._whole_timeout)
         runtime.start_span(call, call.ends)
-        if call.timeout is not None and not self._whole_timeout:
-            runtime.deprecated.of_commit(call, session)
         return call
 
 
