@@ -11,7 +11,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo import WriteConcern
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
 from support.clients import Side
 from support.telemetry import Instrument
@@ -60,8 +59,6 @@ def test_of_a_client_that_has_a_timeout(
     instrument(timeout_ms=default)
     side.client("mongodb://127.0.0.1:1/", connect=False, **OLDER, **own)
     assert told() == expected
-    side.client("mongodb://127.0.0.1:1/", connect=False, **own)
-    assert told() == expected, "nothing of a client without any"
     side.client("mongodb://127.0.0.1:1/", connect=False, **OLDER, **own)
     assert told() == expected * 2, "each client by itself, though the two are equal"
 
@@ -76,28 +73,12 @@ def _find(coll: Any, side: Side) -> None:
     side.documents(coll.find({}, max_time_ms=LIMIT))
 
 
-def _commit(coll: Any, side: Side, **options: Any) -> None:
-    session = coll.database.client.start_session()
-    side.do(session.start_transaction, max_commit_time_ms=LIMIT)
-    side.do(coll.insert_one, {}, session=session)
-    side.do(session.commit_transaction)
-    side.do(session.end_session)
-
-
 CALLS: dict[str, tuple[Any, list[str]]] = {
     "find_one": (lambda c, s: s.do(c.find_one, max_time_ms=LIMIT), ["maxTimeMS"]),
     "find": (_find, ["maxTimeMS"]),
-    "a cursor's method": (lambda c, s: s.documents(c.find().max_time_ms(LIMIT)), ["maxTimeMS"]),
     "aggregate": (lambda c, s: s.do(c.aggregate, [], maxTimeMS=LIMIT), ["maxTimeMS"]),
     "count_documents": (lambda c, s: s.do(c.count_documents, {}, maxTimeMS=LIMIT), ["maxTimeMS"]),
     "create_index": (lambda c, s: s.do(c.create_index, "a", maxTimeMS=LIMIT), ["maxTimeMS"]),
-    "commit": (_commit, ["maxCommitTimeMS"]),
-    "a collection": (
-        lambda c, s: s.do(
-            c.with_options(write_concern=WriteConcern(1, wtimeout=LIMIT)).insert_one, {}
-        ),
-        ["wtimeout"],
-    ),
     # A document of the application's own, which is never looked at.
     "a command": (lambda c, s: s.do(c.database.command, "ping", maxTimeMS=LIMIT), []),
     "none": (lambda c, s: s.do(c.find_one, {"maxTimeMS": LIMIT}, max_time_ms=None), []),
@@ -123,26 +104,6 @@ def test_of_a_call_that_begins_under_a_deadline(
     with override(timeout_ms=TIMEOUT):
         call(other, side)
     assert told() == expected * 2
-
-
-def test_a_fault_while_telling_ends_with_the_call(
-    side: Side,
-    proxy: ReplicaSet,
-    database: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    instrument: Instrument,
-) -> None:
-    def broken(*_: Any) -> None:
-        raise LookupError("broken")
-
-    monkeypatch.setattr(DeprecatedOptions, "_warn", broken)
-    telemetry = instrument(timeout_ms=TIMEOUT)
-    coll = side.client(proxy.uri, **OLDER)[database].coll
-    for _ in range(2):
-        side.do(coll.find_one, max_time_ms=LIMIT)
-    assert len(telemetry.operations(f"find {database}.coll")) == 2, "the first was left again"
-    assert any("internal error in pymongo-resilience" in each.message for each in caplog.records)
 
 
 def test_what_was_told_of_a_client_is_forgotten_with_it() -> None:

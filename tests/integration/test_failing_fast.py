@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
-import logging
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +18,6 @@ import pymongo
 import pytest
 import trustme
 from pymongo.errors import ServerSelectionTimeoutError
-from pymongo.synchronous.topology import Topology
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
@@ -362,24 +359,6 @@ def test_a_transaction_is_not_repeated(
     assert hasattr(caught.value, "terminal_cause")
     assert not caught.value.has_error_label("TransientTransactionError")
     assert len(begun) == 1
-
-
-@pytest.mark.skipif(
-    "ss" not in Topology._select_servers_loop.__code__.co_varnames,
-    reason="pymongo 4.17 writes it out where it raises: there is nothing to call",
-)
-def test_pymongos_own_log_has_the_end_of_the_selection(
-    side: Side, untrusted: Trouble, instrument: Instrument, caplog: pytest.LogCaptureFixture
-) -> None:
-    instrument()
-    with caplog.at_level(logging.DEBUG, "pymongo.serverSelection"):
-        error, _ = _fails(side, untrusted.coll(side))
-    ends = [each for each in caplog.messages if "Server selection failed" in each]
-    assert len(ends) == 1
-    begins, _, found = str(error).partition(". Found on ")
-    assert begins in ends[0]
-    failure = json.loads(ends[0])["failure"]
-    assert found.partition(" ")[0] not in failure, "the topology is beside it"
 
 
 def test_a_fault_of_ours_waits_as_ever(

@@ -68,6 +68,8 @@ class Batch(CallInterceptor):
         try:
             if cursor is not None and call.transaction is None:
                 _apply(runtime, call, cursor, first=call.batch_of is None)
+            if call.timeout is not None and driver.csot.max_time(operation) is not None:
+                runtime.deprecated.warn(call.client, maxTimeMS=driver.csot.max_time(operation))
             if runtime.before_batch is not None and cursor is not None:
                 runtime.before_batch(call, operation, cursor)
         except BaseException as error:

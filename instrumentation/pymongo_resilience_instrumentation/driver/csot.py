@@ -6,7 +6,7 @@ import math
 import time
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.rules.operation_deadline import SHORTEST
@@ -32,8 +32,9 @@ RTT: ContextVar[float] = getattr(_csot, "RTT", ContextVar("RTT", default=0.0))
 """The minimum round-trip time of the server selected under it, in seconds."""
 
 
-now = time.monotonic
-"""Seconds on the clock of the driver's deadlines."""
+def now() -> float:
+    """Seconds on the clock of the driver's deadlines."""
+    return time.monotonic()
 
 
 def timeout_in_force() -> float | None:
@@ -49,7 +50,7 @@ def forget_timeout() -> None:
 
 def remaining() -> float | None:
     """Seconds until the driver's deadline; None without one."""
-    return DEADLINE.get() - now() if TIMEOUT.get(None) else None
+    return _csot.remaining()
 
 
 def deadline_on(clock: Clock) -> float | None:
@@ -65,6 +66,13 @@ def deadline_on(clock: Clock) -> float | None:
 def min_rtt() -> float:
     """The minimum round-trip time of the selected server, under a deadline; else 0."""
     return _csot.get_rtt()
+
+
+def max_time(batch: Any) -> int | None:
+    """The ``maxTimeMS`` of its own that a cursor's first batch was given."""
+    # The driver makes a dict of what is more than a filter; a filter may be any mapping.
+    spec = getattr(batch, "spec", None)
+    return spec.get("$maxTimeMS") if type(spec) is dict else None
 
 
 class _Ours(float):
@@ -126,7 +134,7 @@ class InForce(AbstractContextManager[None]):
 def timeout(seconds: float) -> InForce:
     """From now on, as ``pymongo.timeout``: it ends with the one in force at the latest."""
     ends = DEADLINE.get()
-    return InForce(seconds, min(ends, now() + seconds) if seconds else ends)
+    return InForce(seconds, min(ends, time.monotonic() + seconds) if seconds else ends)
 
 
 def within(seconds: float) -> InForce:

@@ -34,7 +34,7 @@ class DeprecatedOptions:
             if options.timeout is None and self._default is None:
                 return
             pool, concern = options.pool_options, options.write_concern.document
-            self._warn(
+            self.warn(
                 client,
                 socketTimeoutMS=pool.socket_timeout,
                 waitQueueTimeoutMS=pool.wait_queue_timeout,
@@ -46,9 +46,10 @@ class DeprecatedOptions:
         with shielded(f"before {call.operation}"):
             if call.operation != "runCommand":
                 own = keywords.get("max_time_ms", keywords.get("maxTimeMS"))
-                self._warn(call.client, maxTimeMS=own)
+                self.warn(call.client, maxTimeMS=own)
 
-    def _warn(self, client: object, **options: Any) -> None:
+    def warn(self, client: object, **options: Any) -> None:
+        """Options that are ignored; None is one that was not given."""
         for option, value in options.items():
             warned = None if value is None else keep(self._warned, client, set())
             if warned is not None and option not in warned:
