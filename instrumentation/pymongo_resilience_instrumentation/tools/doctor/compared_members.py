@@ -29,6 +29,8 @@ LONG_WITHOUT_PRIMARY_S: Final = 60
 """Five times what an election takes."""
 LISTS: Final = ("hosts", "passives", "arbiters")
 OWN: Final = ("me",)
+RECOVERING: Final = "member that is starting or recovering"
+LOG: Final = "read the log of that member"
 
 
 def addresses(hello: dict[str, Any], fields: Sequence[str] = LISTS) -> list[Address]:
@@ -64,7 +66,8 @@ def _hello(probe: Probe, hello: dict[str, Any], target: Target) -> Iterator[Find
         yield Finding("hello", Level.WRONG, text, "leave loadBalanced out", probe.name)
         return
     if wanted is None or given == wanted:
-        yield Finding("hello", Level.OK, text, server=probe.name)
+        level = Level.WARNING if state == RECOVERING else Level.OK
+        yield Finding("hello", level, text, LOG if level else "", probe.name)
         return
     text = f"{state}{named or ' of no replica set'}, and the URI asks for replicaSet={wanted}"
     yield diagnosed("hello", Symptom.SET_NAME, server=probe.name)._replace(text=text)
@@ -79,9 +82,7 @@ def _state(hello: dict[str, Any]) -> str:
         "secondary": hello.get("secondary"),
         "arbiter": hello.get("arbiterOnly"),
     }
-    return next(
-        (name for name, is_so in states.items() if is_so), "member that is starting or recovering"
-    )
+    return next((name for name, is_so in states.items() if is_so), RECOVERING)
 
 
 def _times(probe: Probe) -> Iterator[Finding]:
@@ -90,14 +91,16 @@ def _times(probe: Probe) -> Iterator[Finding]:
         level = Level.NOTE if spread > JITTER_MS else Level.OK
         level = Level.WARNING if middle > SLOW_MS else level
         text = f"round trip {middle:.1f} ms, {min(times):.1f} to {max(times):.1f}"
-        advice = "network and load of the server; timeouts must leave room for it"
+        advice = "check network and load of the server; timeouts must leave room for it"
         yield Finding("latency", level, text, advice if level else "", probe.name)
     elif probe.symptom is None:
         text = "hello took too long to measure round trips"
-        yield Finding("latency", Level.WARNING, text, "the load of the server", probe.name)
+        yield Finding("latency", Level.WARNING, text, "check the load of the server", probe.name)
     if probe.clock_ms is not None and abs(probe.clock_ms) > CLOCK_MS:
         text = f"its clock differs from ours by {probe.clock_ms / 1000:+.0f} s"
-        yield Finding("clock", Level.WARNING, text, "the time (NTP) of both machines", probe.name)
+        yield Finding(
+            "clock", Level.WARNING, text, "check the time (NTP) of both machines", probe.name
+        )
 
 
 def of_set(probes: Sequence[Probe], target: Target) -> Iterator[Finding]:
@@ -115,7 +118,9 @@ def of_set(probes: Sequence[Probe], target: Target) -> Iterator[Finding]:
         ours, theirs = _since_last_write(each), _since_last_write(primary)
         if ours is not None and theirs is not None and ours - theirs > LAG_S:
             text = f"{ours - theirs:.0f} s behind the primary"
-            yield Finding("members", Level.WARNING, text, "its load and its sync source", each.name)
+            yield Finding(
+                "members", Level.WARNING, text, "check its load and its sync source", each.name
+            )
     text = f"{_reached(members)} of {_size(members)} members reached, primary {primary.name}"
     yield Finding("members", Level.OK, text)
 
@@ -135,10 +140,11 @@ def _names(probes: Sequence[Probe], members: Sequence[Probe]) -> Iterator[Findin
     )
 
 
-def without_primary(probes: Sequence[Probe]) -> Finding | None:
-    """Of a replica set that had no primary all the time; None of what is none, or has one."""
+def without_primary(probes: Sequence[Probe], target: Target) -> Finding | None:
+    """A replica set had no primary all the time. None of what is none, has one, or was not looked
+    at as a whole."""
     members = _members(probes)
-    if not members or any(each.is_primary for each in members):
+    if target.is_direct or not members or any(each.is_primary for each in members):
         return None
     size, reached = _size(members), _reached(members)
     enough = reached * 2 > size
@@ -157,8 +163,10 @@ def _members(probes: Sequence[Probe]) -> list[Probe]:
 
 
 def _reached(members: Sequence[Probe]) -> int:
-    """By the names that they have for themselves: a URI may have another for one of them."""
-    return len({address for each in members for address in addresses(each.hello or {}, OWN)})
+    """By the names that they have for themselves: a URI may have another for one of them, or name
+    one that the set hides."""
+    own = {address for each in members for address in addresses(each.hello or {}, OWN)}
+    return len(own & {address for each in members for address in addresses(each.hello or {})})
 
 
 def _size(members: Sequence[Probe]) -> int:
@@ -167,6 +175,8 @@ def _size(members: Sequence[Probe]) -> int:
 
 def _since_last_write(probe: Probe) -> float | None:
     hello = probe.hello or {}
+    if hello.get("arbiterOnly"):
+        return None  # it writes nothing
     date, now = hello.get("lastWrite", {}).get("lastWriteDate"), hello.get("localTime")
     if not isinstance(date, datetime) or not isinstance(now, datetime):
         return None

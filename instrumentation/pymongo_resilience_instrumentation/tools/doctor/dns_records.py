@@ -43,7 +43,7 @@ def resolved(target: Target, seconds: float) -> tuple[Target, list[Finding]]:
             findings.append(Finding("dns", Level.OK, f"SRV record: {server}", server=server))
         else:
             text = f"SRV record names {server}, outside of {parent}: pymongo refuses it"
-            findings.append(Finding("dns", Level.WRONG, text, "the SRV records", server))
+            findings.append(Finding("dns", Level.WRONG, text, "correct the SRV records", server))
     options, found = _text_record(target.srv, seconds / 2)
     options |= target.options
     return target._replace(seeds=tuple(seeds), options=options), findings + found
@@ -59,25 +59,25 @@ def _text_record(host: str, seconds: float) -> tuple[dict[str, str], list[Findin
         return {}, []
     except (DNSException, OSError) as error:
         text = f"the TXT record of {host} cannot be read ({type(error).__name__})"
-        return {}, found(Level.WARNING, text, "DNS: pymongo asks for it")
+        return {}, found(Level.WARNING, text, "check DNS: pymongo asks for it")
     records = [b"".join(record.strings).decode(errors="replace") for record in answer]
     if len(records) > 1:
         text = f"{host} has {len(records)} TXT records, and may have one"
-        return {}, found(Level.WRONG, text, "the TXT records")
+        return {}, found(Level.WRONG, text, "remove the others")
     try:
         options = {name.lower(): str(value) for name, value in split_options(records[0]).items()}
     except (PyMongoError, ValueError):
         options = {"": ""}
     if not options.keys() <= _OPTIONS:
         text = "the TXT record has more than authSource, replicaSet and loadBalanced"
-        return {}, found(Level.WRONG, text, "the TXT record")
+        return {}, found(Level.WRONG, text, "move the others to the URI")
     return options, found(Level.OK, f"TXT record: {', '.join(sorted(options))}")
 
 
 def _missing(name: str, error: Exception) -> Finding:
     if isinstance(error, Timeout):
         text = f"DNS does not answer a question for the SRV records {name}"
-        return Finding("dns", Level.WRONG, text, "the DNS of this machine or container")
+        return Finding("dns", Level.WRONG, text, "check the DNS of this machine or container")
     text = f"there are no SRV records {name} ({type(error).__name__})"
-    advice = f"{ROWS[Symptom.UNKNOWN_HOST].check}; mongodb:// instead where there are none"
+    advice = f"check {ROWS[Symptom.UNKNOWN_HOST].check}; without such records write mongodb://"
     return Finding("dns", Level.WRONG, text, advice, symptom=Symptom.UNKNOWN_HOST)

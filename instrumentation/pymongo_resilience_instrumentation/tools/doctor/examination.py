@@ -80,7 +80,7 @@ def examine(
 
 
 _NO_DNS: Final = Finding(
-    "dns", Level.WRONG, "DNS does not answer in time", ROWS[Symptom.UNKNOWN_HOST].check
+    "dns", Level.WRONG, "DNS does not answer in time", f"check {ROWS[Symptom.UNKNOWN_HOST].check}"
 )
 
 
@@ -125,11 +125,12 @@ def _tried(prober: Prober, probe: Probe, done: queue.SimpleQueue[Probe]) -> None
 def _logged_in(
     uri: str, target: Target, probes: list[Probe], end: float, processes: int
 ) -> list[Finding]:
-    electing = compared_members.without_primary(probes)
+    electing = compared_members.without_primary(probes, target)
     if electing is not None and electing.level is Level.WRONG:
         return [electing]
     seconds = max(0.5, end - time.monotonic())
-    login = Login(uri, target, seconds, processes)
+    has_version = any(each.version is not None for each in probes)
+    login = Login(uri, target, seconds, processes, has_version=has_version)
     is_done = _in_time(login.run, False, time.monotonic() + seconds)
     findings = list(login.findings)
     if login.has_primary or _is_wrong(findings):

@@ -35,7 +35,9 @@ def of_idle(probes: Sequence[Probe], target: Target, seconds: float) -> Iterator
                 say_hello(connection)
             except (OSError, NotMongoDBError):
                 text = f"a connection that was idle for {seconds:.0f} s is dead"
-                advice = f"maxIdleTimeMS below {seconds * 1000:.0f}, or keepalive in the network"
+                advice = (
+                    f"set maxIdleTimeMS below {seconds * 1000:.0f}, or keepalive in the network"
+                )
                 yield Finding("idle", Level.WARNING, text, advice, server)
             else:
                 text = f"a connection lives after {seconds:.0f} s without use"

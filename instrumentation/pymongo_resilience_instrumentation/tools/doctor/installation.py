@@ -25,13 +25,13 @@ def of_library() -> Iterator[Finding]:
         state = State.OFF if State.OFF in lacking else State.TELEMETRY
         names = ", ".join(name for found in lacking.values() for name in found)
         text = f"{versions} lacks {names}: {state.value}"
-        yield Finding("library", Level.WARNING, text, "a pymongo from 4.19 to 4.20")
+        yield Finding("library", Level.WARNING, text, "install a pymongo from 4.19 to 4.20")
     else:
         yield Finding("library", Level.OK, versions)
     try:
         loaded = load()
     except ConfigurationError as error:
-        yield Finding("library", Level.WRONG, str(error), "pymongo-resilience config")
+        yield Finding("library", Level.WRONG, str(error), "run pymongo-resilience config")
         return
     given = ", ".join(sorted(loaded.sources)) or "no option"
     yield Finding("library", Level.OK, f"pymongo-resilience: {given} set by variables or the file")

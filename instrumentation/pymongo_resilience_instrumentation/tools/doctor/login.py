@@ -44,11 +44,14 @@ Client = MongoClient[dict[str, Any]]
 class Login:
     """The checks with one client. For one thread; ``findings`` may be read by others."""
 
-    def __init__(self, uri: str, target: Target, seconds: float, processes: int) -> None:
+    def __init__(
+        self, uri: str, target: Target, seconds: float, processes: int, *, has_version: bool
+    ) -> None:
         self._uri = uri
         self._target = target
         self._milliseconds = max(1, int(seconds * 1000))
         self._processes = processes
+        self._has_version = has_version
         self.findings: list[Finding] = []
         self.has_primary = False
         self.is_slow = False
@@ -89,12 +92,18 @@ class Login:
         return True
 
     def _checked(self, client: Client) -> None:
-        for check in (self._rights, self._limits, self._states, self._primary):
+        for check in (self._version, self._rights, self._limits, self._states, self._primary):
             try:
                 self.findings += check(client)
             except OperationFailure as error:
                 name = check.__name__.strip("_")
                 self._add(name, Level.NOTE, f"not checked: {safe_message(error)}")
+
+    def _version(self, client: Client) -> Iterator[Finding]:
+        """Newest servers tell it to nobody before a login."""
+        if not self._has_version:
+            reply = client.admin.command("buildInfo", read_preference=_ANY)
+            yield Finding("version", Level.OK, f"server version {reply['version']}")
 
     def _rights(self, client: Client) -> Iterator[Finding]:
         if not self._target.has_user:
@@ -105,12 +114,17 @@ class Login:
         may = set(_granted(reply.get("authInfo", {}), wanted))
         if not may:
             yield diagnosed("rights", Symptom.MISSING_RIGHTS, f": none to read or write {where}")
+        elif "some" in may:
+            text = f"the user has rights on some collections of {where}, and not on all"
+            yield Finding("rights", Level.NOTE, text)
         elif "write" in may:
             text = f"the user may {' and '.join(sorted(may))} {where}"
             yield Finding("rights", Level.OK, text)
         else:
             text = f"the user may read {where}, and not write"
-            yield Finding("rights", Level.WARNING, text, "the role readWrite, if it is to write")
+            yield Finding(
+                "rights", Level.WARNING, text, "grant the role readWrite, if it is to write"
+            )
 
     def _limits(self, client: Client) -> Iterator[Finding]:
         reply = client.admin.command("serverStatus", read_preference=_ANY).get("connections", {})
@@ -124,7 +138,7 @@ class Login:
             yield Finding("limits", Level.OK, text + counted)
             return
         text += f", {available} available; {self._processes} processes with maxPoolSize={each} may "
-        advice = "a smaller maxPoolSize, or net.maxIncomingConnections of the server"
+        advice = "set a smaller maxPoolSize, or net.maxIncomingConnections of the server"
         yield Finding("limits", Level.WARNING, f"{text}open {each * self._processes}", advice)
 
     def _states(self, client: Client) -> Iterator[Finding]:
@@ -135,7 +149,7 @@ class Login:
             state, name = str(each.get("stateStr")), str(each.get("name"))
             if state not in _HEALTHY_STATES:
                 text = f"the replica set lists it in state {state}"
-                yield Finding("members", Level.WARNING, text, "the log of that member", name)
+                yield Finding("members", Level.WARNING, text, "read the log of that member", name)
 
     def _primary(self, client: Client) -> Iterator[Finding]:
         client.admin.command("ping")
@@ -163,16 +177,12 @@ class Login:
 
 
 def _granted(information: dict[str, Any], database: str | None) -> Iterator[str]:
-    """``read`` and ``write``, by the privileges or, where the server names none, the roles."""
+    """``read`` and ``write``, by the privileges or, where the server names none, the roles;
+    ``some`` in place of both where they are for single collections alone."""
     privileges = information.get("authenticatedUserPrivileges") or []
-    for each in privileges:
-        resource, actions = each.get("resource", {}), set(each.get("actions", ()))
-        covers = resource.get("anyResource") or (
-            "db" in resource and (database is None or resource["db"] in {"", database})
-        )
-        if covers and resource.get("db") not in {"local", "config"}:
-            yield from (["read"] if actions & {"find", "anyAction"} else [])
-            yield from (["write"] if actions & {"insert", "update", "anyAction"} else [])
+    granted = set(_of_privileges(privileges, database))
+    whole = granted & {"read", "write"}
+    yield from whole or granted
     if privileges:
         return
     for each in information.get("authenticatedUserRoles") or []:
@@ -181,3 +191,17 @@ def _granted(information: dict[str, Any], database: str | None) -> Iterator[str]
             yield from ("read", "write")  # a role of their own: in doubt it is no fault
         elif database in {None, each.get("db")} or role in _OF_ALL:
             yield from (["read", "write"] if role in _WRITES else ["read"])
+
+
+def _of_privileges(privileges: list[dict[str, Any]], database: str | None) -> Iterator[str]:
+    for each in privileges:
+        resource, actions = each.get("resource", {}), set(each.get("actions", ()))
+        covers = resource.get("anyResource") or (
+            "db" in resource and (database is None or resource["db"] in {"", database})
+        )
+        if covers and resource.get("db") not in {"local", "config"}:
+            single = bool(resource.get("collection")) and not resource.get("anyResource")
+            if actions & {"find", "anyAction"}:
+                yield "some" if single else "read"
+            if actions & {"insert", "update", "anyAction"}:
+                yield "some" if single else "write"

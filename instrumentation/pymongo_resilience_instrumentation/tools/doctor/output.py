@@ -21,13 +21,14 @@ def as_text(examination: Examination, *, colours: bool) -> str:
     def coloured(text: str, level: Level) -> str:
         return f"\x1b[{_COLOURS[level]}m{text}\x1b[0m" if colours else text
 
-    lines = []
+    lines: list[str] = []
     for each in examination.findings:
         server = f"{each.server}: " if each.server else ""
         level = coloured(f"{each.level.name.lower():<8}", each.level)
         lines.append(f"{level} {each.check:<8} {server}{each.text}")
-        if each.advice and each.level >= Level.WARNING:
-            lines.append(f"{'':18}{each.advice}")
+        advice = f"{'':18}{each.advice}"
+        if each.advice and each.level >= Level.WARNING and advice not in lines:
+            lines.append(advice)
     decided = examination.verdict
     colour = Level.OK if decided.well else Level.WRONG
     lines += ["", f"{coloured('Verdict:', colour)} {decided.text}"]

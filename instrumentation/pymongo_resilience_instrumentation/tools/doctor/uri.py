@@ -94,7 +94,12 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
     srv = uri.startswith(SRV)
     rest = uri.removeprefix(SRV).removeprefix(PLAIN)
     if "://" in rest.partition("@")[0]:
-        return None, [_wrong("begins with neither mongodb:// nor mongodb+srv://", "the beginning")]
+        return None, [
+            _wrong(
+                "begins with neither mongodb:// nor mongodb+srv://",
+                f"begin it with {PLAIN} or {SRV}",
+            )
+        ]
     before, _, query = rest.partition("?")
     hosts, _, database = before.partition("/")
     if _MISPLACED.search(rest) and "@" not in hosts:
@@ -105,7 +110,7 @@ def read(uri: str) -> tuple[Target | None, list[Finding]]:
     try:
         nodes = split_hosts(hosts.rpartition("@")[2], None if srv else DEFAULT_PORT)
     except (PyMongoError, ValueError):
-        advice = f"hosts are host:port with commas in between; {_ESCAPED}"
+        advice = f"write hosts as host:port with commas in between; {_ESCAPED}"
         return None, [_wrong("pymongo cannot read the hosts", advice)]
     pairs = [each.partition("=") for each in re.split("[&;]", query) if each]
     options = {name.lower(): unquote_plus(value) for name, _, value in pairs}
@@ -124,14 +129,16 @@ def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
             continue  # this library's
         shown = name if _NAME.fullmatch(name) else "(a name that is not shown)"
         if name.lower() in FILES and not Path(unquote_plus(value)).is_file():
-            yield _wrong(f"{shown}: no such file", f"the path in {shown}")
+            yield _wrong(f"{shown}: no such file", f"correct the path in {shown}")
             continue
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 split_options(f"{name}={value}", validate=True, warn=True)
             except (PyMongoError, ValueError, TypeError, OSError):
-                yield _wrong(f"{shown} has a value that pymongo refuses", f"the value of {shown}")
+                yield _wrong(
+                    f"{shown} has a value that pymongo refuses", f"correct the value of {shown}"
+                )
                 continue
         new = REPLACED.get(name.lower(), "see pymongo's documents")
         old = any(issubclass(each.category, DeprecationWarning) for each in caught)
@@ -142,7 +149,9 @@ def _written(pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
             meant = f"write {close[0]}, or remove" if close else "remove"
             yield _warning(f"pymongo ignores {shown}, an unknown option", f"{meant} {shown}")
         elif caught:
-            yield _warning(f"pymongo ignores {shown} for its value", f"the value of {shown}")
+            yield _warning(
+                f"pymongo ignores {shown} for its value", f"correct the value of {shown}"
+            )
 
 
 def _refused(uri: str, target: Target) -> Iterator[Finding]:
@@ -156,7 +165,7 @@ def _refused(uri: str, target: Target) -> Iterator[Finding]:
             MongoClient[dict[str, Any]](uri, connect=False).close()
     except (PyMongoError, ValueError, TypeError, OSError) as error:
         text = f"pymongo refuses these options together ({type(error).__name__})"
-        yield _wrong(text, f"options that exclude each other; {_ESCAPED}")
+        yield _wrong(text, f"leave out options that exclude each other; {_ESCAPED}")
 
 
 def _against_each_other(target: Target) -> Iterator[Finding]:
@@ -182,21 +191,22 @@ def _against_each_other(target: Target) -> Iterator[Finding]:
          "serverSelectionTimeoutMS is longer than timeoutMS, which ends first", ""),
         (ends < SHORTEST_SELECTION_MS, warning,
          f"serverSelectionTimeoutMS={selection} ends before most elections do",
-         "10,000 or more, and timeoutMS for how long an operation may take"),
+         "set 10,000 or more, and timeoutMS for how long an operation may take"),
         ((connect or 0) > ends, warning,
          "connectTimeoutMS is longer than serverSelectionTimeoutMS, which gives up first",
-         "a connectTimeoutMS below serverSelectionTimeoutMS"),
-        (connect == 0, warning, "connectTimeoutMS=0 waits for ever on a black hole", "5,000, say"),
+         "set a connectTimeoutMS below serverSelectionTimeoutMS"),
+        (connect == 0, warning,
+         "connectTimeoutMS=0 waits for ever on a black hole", "set 5,000, say"),
         ((heartbeat or 0) > ends, warning,
          "heartbeatFrequencyMS is longer than serverSelectionTimeoutMS",
-         "a shorter one: a failover may be noticed too late"),
+         "set a shorter one: a failover may be noticed too late"),
         (options.get("maxpoolsize") == "0", warning,
-         "maxPoolSize=0 sets no limit to connections", "100, the default"),
+         "maxPoolSize=0 sets no limit to connections", "set 100, the default"),
         (not target.flag("retrywrites", default=True), warning,
          "retryWrites=false: a lost reply of a write is an error", "leave it out"),
-        (options.get("w") == "0", warning, "w=0: failed writes go unnoticed", "w=majority"),
+        (options.get("w") == "0", warning, "w=0: failed writes go unnoticed", "set w=majority"),
         *((target.flag(name.lower()), warning,
-           f"{name}=true: anybody can pose as the server", "tlsCAFile instead")
+           f"{name}=true: anybody can pose as the server", "set tlsCAFile instead")
           for name in ("tlsInsecure", "tlsAllowInvalidCertificates", "tlsAllowInvalidHostnames")),
         ("authsource" in options and not target.has_user, note,
          "authSource without a user has no effect", ""),
