@@ -193,7 +193,7 @@ def test_opentelemetry_instrument_sends_spans_and_metrics(server: EmbeddedServer
         )
 
     assert done.returncode == 0, done.stderr
-    assert {("find shop.baskets", "find"), ("", "find shop.baskets")} <= set(collector.spans())
+    assert ("", "find shop.baskets") in collector.spans()
     assert "db.client.operation.duration" in collector.metrics
 
 

@@ -242,7 +242,7 @@ class Config:
         True, BOOLEAN, "Whether operations and commands are recorded as spans.", telemetry=True
     )
     command_spans: str = _option(
-        ALWAYS,
+        ON_RETRY,
         one_of(COMMAND_SPANS),
         "Which commands have spans of their own: all; those of operations that send more than one, "
         "or whose attempts fail; or none. What has none is shown on its operation's span.",

@@ -104,7 +104,7 @@ def test_a_loop_closed_over_an_open_client_and_a_running_operation_leaves_no_spa
         del client
         gc.collect()
         assert reader.get_metrics_data() is not None
-    assert spans.started == 8
+    assert spans.started == 6
     assert _complaints(caplog) == []
 
 

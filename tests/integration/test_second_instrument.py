@@ -29,7 +29,7 @@ from pymongo_resilience.testing import RecordingListener, set_active
 
 pytestmark = pytest.mark.oldest
 Again = Callable[..., Telemetry]
-FIRST = Config(timeout_ms=20_000)
+FIRST = Config(timeout_ms=20_000, command_spans="always")
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_with_replace_everything_goes_by_the_new_arguments(
     first.clear()
     hooked: list[Any] = []
     second = again(
-        Config(max_retries=4),
+        Config(max_retries=4, command_spans="always"),
         replace=True,
         request_hook=lambda _, event: hooked.append(event.command_name),
     )

@@ -20,7 +20,7 @@ from pymongo_resilience import Config, instrument, uninstrument
 def _hooked(exporter: InMemorySpanExporter, **hooks: Any) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    instrument(Config(metrics=False), tracer_provider=provider, **hooks)
+    instrument(Config(metrics=False, command_spans="always"), tracer_provider=provider, **hooks)
 
 
 @pytest.fixture

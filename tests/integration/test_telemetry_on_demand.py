@@ -36,7 +36,7 @@ def test_an_sdk_that_comes_late_gets_everything_from_then_on(
     answer, _ = run("late_sdk", server.uri, database, half)
     name = f"find {database}.coll"
     assert answer == {
-        "spans": [["find", name], [name, None]] * 2,
+        "spans": [[name, None]] * 2,
         "durations": {str(server.address[1]): 2},
         "idle": {"idle": 1, "used": 0},
     }

@@ -137,13 +137,15 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def instrument(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instrument]:
-    """``instrument(**options of Config)``, taken off again after the test."""
+    """``instrument(**options of Config)``, taken off again after the test. Each command has a span,
+    unless the test says otherwise."""
 
     def start(
         *,
         strategy: Any = None,
         policies: Any = None,
         config_strategy: str = "fast_fail",
+        command_spans: str = "always",
         retry_token_capacity: float = budget.CAPACITY,
         **options: Any,
     ) -> Telemetry:
@@ -156,7 +158,7 @@ def instrument(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instrument]:
         tracer_provider = TracerProvider(shutdown_on_exit=False)
         tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
         pymongo_resilience.instrument(
-            Config(strategy=config_strategy, **options),
+            Config(strategy=config_strategy, command_spans=command_spans, **options),
             strategy=strategy,
             policies=policies,
             listeners=[decisions],

@@ -52,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "disabled_recovery": (),
     "dead_peer_s": 5,
     "traces": True,
-    "command_spans": "always",
+    "command_spans": "on_retry",
     "slow_ms": None,
     "command_comment": False,
     "metrics": True,

@@ -92,7 +92,7 @@ def test_commands_in_any_order(events: list[tuple[bool, Any]]) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    spans = CommandSpans(provider.get_tracer("test"))
+    spans = CommandSpans(provider.get_tracer("test"), mode="always")
     listener = listeners.Commands(spans, EnabledFlag(on=True))
     call = calls.Call(None, "find", ("shop", "orders"))
     begun = 0

@@ -15,7 +15,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.options.config import ALWAYS, NEVER
+from pymongo_resilience.options.config import ALWAYS, NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
 from pymongo_resilience_instrumentation.telemetry import semconv
@@ -77,7 +77,7 @@ class SentCommand:
 class CommandSpans:
     """Starts and ends the spans. Thread- and task-safe: what is in flight is kept on its call."""
 
-    def __init__(self, tracer: Tracer, hooks: SpanHooks = NO_HOOKS, mode: str = ALWAYS) -> None:
+    def __init__(self, tracer: Tracer, hooks: SpanHooks = NO_HOOKS, mode: str = ON_RETRY) -> None:
         """``mode``: of the option ``command_spans``."""
         self._tracer = tracer
         self._hooks = hooks
