@@ -141,8 +141,6 @@ class Call:
     application: it bounds commands, and ends no cursor, change stream or stream of GridFS."""
     withholds = False
     """A command with credentials was sent: no text of an error may leave."""
-    likely_cause: str | None = None
-    """The last sentence for the error of a failed selection whose text explains each server."""
     batch_of: type | None = None
     """Of a later batch, the class of its cursor."""
     only_reads = False

@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.recovery import (
     woken_monitors,
 )
 from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass, stopped_bulks
-from pymongo_resilience_instrumentation.selection import fast_fail, selection_errors
+from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
 from pymongo_resilience_instrumentation.timeouts import (
@@ -210,15 +210,6 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
     yield driver.clients.topology_description(), driver.clients.LOOK, deprioritized.select
 
 
-def _of_failed_selections(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in driver.waits.topology_owners(driver.selection.ERROR_MESSAGE):
-        yield (
-            owner,
-            driver.selection.ERROR_MESSAGE,
-            selection_errors.error_message(runtime.enabled_flag),
-        )
-
-
 def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
     waiting = runtime.clients.waiting if runtime.shows_calls else None
     yield from bounded_waits.wrapped(runtime.enabled_flag, waiting)
@@ -278,14 +269,14 @@ Tables = tuple[Callable[[Any], "Iterator[Wrapped]"], ...]
 _FOR_TELEMETRY: Tables = (_of_the_public_api,)
 """Also where the installed pymongo lacks a name that the others need."""
 _FOR_DEADLINES: Tables = (
-    _of_cursors, _of_change_streams, _of_failed_selections, _of_waits, _of_cancellations,
+    _of_cursors, _of_change_streams, _of_waits, _of_cancellations,
     _of_sessions, _of_ended_sessions, _of_interruptions, _of_comments, woken_monitors.wrapped,
     lost_connections.wrapped, _of_time_limits, attempt_timeouts.wrapped,
 )  # fmt: skip
 """Whoever decides on retries."""
 _FOR_RETRIES: Tables = (
-    _of_the_loops, stopped_bulks.wrapped, _of_closed_clients, _of_cleanup, _of_closing, _of_fast_failures, _of_selection,
-    lost_primaries.wrapped,
+    _of_the_loops, stopped_bulks.wrapped, _of_closed_clients, _of_cleanup, _of_closing,
+    _of_fast_failures, _of_selection, lost_primaries.wrapped,
 )  # fmt: skip
 """Unless pymongo's own loop decides."""
 

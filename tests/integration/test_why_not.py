@@ -193,7 +193,10 @@ def test_a_timeout_says_it_too(side: Side, instrument: Instrument) -> None:
 
 
 def test_a_fault_of_ours_leaves_the_driver_s_words(
-    side: Side, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
+    side: Side,
+    instrument: Instrument,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = side.client(NOBODY, serverSelectionTimeoutMS=1000)
     plain = str(unselected(side, client["db"].coll.find_one)).partition(", Timeout")[0]
@@ -205,6 +208,7 @@ def test_a_fault_of_ours_leaves_the_driver_s_words(
     monkeypatch.setattr(server_verdicts, "explain", broken)
     error = unselected(side, client["db"].coll.find_one)
     assert str(error).startswith(f"{plain}, Timeout: ")
+    assert any("while a failed selection was explained" in each for each in caplog.messages)
 
 
 def test_explain_selection_answers_for_every_server(

@@ -12,7 +12,7 @@ from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
 from .interruptions import HANDLED, SENDERS, SENDING
 from .retry_loop import EXECUTE_BATCH, LOOKING_UP, LOOP
-from .selection import ERROR_MESSAGE, PREFERENCES, SELECT, STALENESS
+from .selection import PREFERENCES, SELECT, STALENESS
 from .servers.connections import FAILED, HELLO
 from .servers.monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .servers.pools import IDLE, IN_USE, PLACES
@@ -98,7 +98,7 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
             (
                 "_condition", "_description", "_opened", "_seed_addresses", "_servers",
                 "_settings", "get_server_by_address", CHANGE,
-                f"{ERROR_MESSAGE}(self, selector)", f"{HANDLED}(self, address, err_ctx)",
+                f"{HANDLED}(self, address, err_ctx)",
                 f"{SELECTION_TIMEOUT}(self)", *OF_A_TOPOLOGY,
             ),
         ),

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 PRIMARY = Primary().mode
 SELECTOR = "server_selector"
 """The option of a client: a callable that leaves servers out."""
-ERROR_MESSAGE = "_error_message"
 STALENESS = "pymongo.max_staleness_selectors"
 PREFERENCES = "pymongo.read_preferences"
 
@@ -86,6 +85,11 @@ address: Callable[[Any], Address] = attrgetter("description.address")
 def note_server(loop: Any, server: Any) -> None:
     """Where the attempt ends before the loop has noted by itself which server it was meant for."""
     loop._server = server
+
+
+def selecting(loop: Any) -> tuple[Any, Any]:
+    """The topology that the loop selects from, and its selector; one that is bound has none."""
+    return loop._client._topology, None if loop._address is not None else loop._server_selector
 
 
 def is_bound(loop: Any) -> bool:

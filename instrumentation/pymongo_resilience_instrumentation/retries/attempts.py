@@ -23,7 +23,7 @@ from pymongo.errors import (
 from pymongo_resilience.breakers.health import Evidence, evidence
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.operation_deadline import Deadline
@@ -37,7 +37,7 @@ from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
-from pymongo_resilience_instrumentation.selection.selection_errors import name_servers_once
+from pymongo_resilience_instrumentation.selection.selection_errors import explain
 from pymongo_resilience_instrumentation.timeouts import (
     attempt_timeouts,
     cursor_timeouts,
@@ -331,8 +331,9 @@ class Attempts(driver.retry_loop.DriverLoop):
                 return replace(before, carried_txn_number=False, session_ends=self.session_ends)
             error = AutoReconnect(str(error))
         unselected = isinstance(error, ServerSelectionTimeoutError) and not self.reached_connection
-        if unselected and self.call.likely_cause is not None:
-            name_servers_once(error, self.call.likely_cause)
+        if unselected and terminal_cause(error) is None:
+            with shielded("while a failed selection was explained"):
+                explain(error, self)
         if terminal_cause(error) is not None:
             driver.waits.forget_transient(error)
         failure = classify.failure_of(

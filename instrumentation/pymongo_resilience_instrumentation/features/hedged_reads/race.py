@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FACTS = (
     "selected", "server", "driver_connection_id", "reasons", "runs", "backoff", "declined_by",
-    "final_error", "waits", "withholds", "likely_cause", "only_command", "has_command_spans",
+    "final_error", "waits", "withholds", "only_command", "has_command_spans",
 )  # fmt: skip
 """What the call learns from the try that ends it."""
 FIRST, HEDGE = "first", "hedge"
