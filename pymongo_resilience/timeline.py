@@ -88,15 +88,12 @@ def phases(runs: Iterable[Run], policy: float) -> tuple[Phase, ...]:
     return tuple(each for each in found if each.milliseconds > 0)
 
 
-def log(
-    operation: str, namespace: str, outcome: str, timeline: Sequence[Phase], *, level: int
-) -> None:
+def log(operation: str, namespace: str, outcome: str, timeline: Sequence[Phase]) -> None:
     """One line of ``pymongo_resilience.slow``. The fields are a dict in the record's attribute
     ``pymongo_resilience``: ``event`` (``"operation.slow"``), ``operation``, ``namespace``,
     ``outcome``, ``milliseconds`` and ``timeline``."""
     whole = sum(each.milliseconds for each in timeline)
-    slow_logger.log(
-        level,
+    slow_logger.warning(
         "%s %s took %.1f ms (%s): %s",
         operation,
         namespace,

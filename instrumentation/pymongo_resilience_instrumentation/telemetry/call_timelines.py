@@ -6,7 +6,6 @@ where they have to be, and when a rule saw an attempt fail.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import timeline
@@ -59,9 +58,7 @@ def show(call: Call, error: BaseException | None, seconds: float, slow: float | 
         error.timeline = found
     if call.span is not None and call.span.is_recording():
         call.span.add_event(semconv.EVENT_TIMELINE, _attributes(found))
-    level = logging.WARNING if is_slow else logging.INFO
-    outcome = outcome_of(call, error)
-    timeline.log(call.operation, call.namespace, outcome, found, level=level)
+    timeline.log(call.operation, call.namespace, outcome_of(call, error), found)
 
 
 def _attributes(found: Sequence[Phase]) -> dict[str, Any]:
