@@ -97,9 +97,14 @@ class World:
         with self.meets(self.behind(certificate)) as trouble:
             yield trouble
 
-    def behind(self, certificate: trustme.LeafCert) -> fake_servers.Behaviour:
+    def behind(
+        self, certificate: trustme.LeafCert, *, requires_one: bool = False
+    ) -> fake_servers.Behaviour:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificate.configure_cert(context)
+        if requires_one:
+            self.authority.configure_trust(context)
+            context.verify_mode = ssl.CERT_REQUIRED
         return with_tls(self.server, context)
 
 
@@ -138,6 +143,10 @@ HOPELESS: dict[str, tuple[Made, str, RetryReason, str, int]] = {
                      not_after=TOMORROW - dt.timedelta(days=2))
         ),
         "certificate", RetryReason.TLS_ERROR, "has expired", 2,
+    ),
+    "no client certificate": (
+        lambda world: world.meets(world.behind(known_to(world), requires_one=True)),
+        "client_certificate", RetryReason.TLS_ERROR, "tlsCertificateKeyFile", 2,
     ),
     "no TLS": (
         lambda world: world.meets(fake_servers.answers_in_plain_text),

@@ -33,6 +33,7 @@ class Cause(enum.Enum):
     """The value is that of an error's attribute ``terminal_cause``."""
 
     CERTIFICATE = "certificate"
+    CLIENT_CERTIFICATE = "client_certificate"
     PLAIN_PORT = "plain_port"
     SET_NAME = "set_name"
     PASSWORD = "password"  # noqa: S105 - the name of a cause, no password
@@ -52,6 +53,11 @@ TABLE: Mapping[Cause, Row] = {
         "the TLS certificate is not trusted, or not for this host",
         "the authority in tlsCAFile, whether the certificate has expired, and that it names the "
         "host as the URI does",
+        RetryReason.TLS_ERROR,
+    ),
+    Cause.CLIENT_CERTIFICATE: Row(
+        "the server refuses the client's TLS certificate, or requires one",
+        "tlsCertificateKeyFile, and that the server's CA file has its authority",
         RetryReason.TLS_ERROR,
     ),
     Cause.PLAIN_PORT: Row(
@@ -77,11 +83,17 @@ TEXTS: Mapping[Cause, str] = {
     # Of the standard library, with the reason after it, and of PyOpenSSL, which has other words for
     # a wrong host. What is not valid yet will be.
     Cause.CERTIFICATE: r"certificate verify failed(?!.*not yet valid)|VerificationError\(errors=",
+    # Alerts of the server's, which has read the client's certificate, or found none.
+    Cause.CLIENT_CERTIFICATE: r"alert (certificate (required|expired|revoked|unknown)"
+    r"|bad certificate|unknown ca)",
     Cause.PLAIN_PORT: r"wrong version number",
     # A server that is down, or has not read its configuration yet, has the name None.
     Cause.SET_NAME: r"this node belongs to a set named '(?!None')",
 }
 """Patterns for what a server's error says; of a refused password it is the code that counts."""
+
+
+OF_TLS = (Cause.CERTIFICATE, Cause.CLIENT_CERTIFICATE, Cause.PLAIN_PORT)
 
 
 def cause_of(error: Exception | None) -> Cause | None:
@@ -92,7 +104,7 @@ def cause_of(error: Exception | None) -> Cause | None:
         # What a server says may have any text in it.
         return None
     of_the_set = isinstance(error, ConfigurationError)
-    possible = (Cause.SET_NAME,) if of_the_set else (Cause.CERTIFICATE, Cause.PLAIN_PORT)
+    possible = (Cause.SET_NAME,) if of_the_set else OF_TLS
     text = str(error)
     return next((cause for cause in possible if re.search(TEXTS[cause], text)), None)
 

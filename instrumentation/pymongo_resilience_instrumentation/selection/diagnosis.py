@@ -82,10 +82,7 @@ ROWS: Mapping[Symptom, Row] = {
         "the server's TLS certificate is not valid yet", "the clock of this machine"
     ),
     Symptom.CERTIFICATE: _terminal(terminal_causes.Cause.CERTIFICATE),
-    Symptom.CLIENT_CERTIFICATE: Row(
-        "the server refuses the client's TLS certificate, or requires one",
-        "tlsCertificateKeyFile, and that the server's CA file has its authority",
-    ),
+    Symptom.CLIENT_CERTIFICATE: _terminal(terminal_causes.Cause.CLIENT_CERTIFICATE),
     Symptom.TLS_VERSION: Row(
         "client and server have no TLS version or cipher in common",
         "the TLS versions that the server disables, and the OpenSSL of this Python",
