@@ -26,9 +26,14 @@ from support.clients import wait_until
 from pymongo_resilience.options.config import SERVER_VARIABLE
 from pymongo_resilience.testbed import (
     CutAfter,
+    Election,
     EmbeddedServer,
+    RealReplicaSet,
     ReplicaSet,
+    Restart,
+    RollingRestart,
     ShardedCluster,
+    SilentPrimary,
     Standalone,
     TestbedError,
 )
@@ -93,6 +98,38 @@ def test_its_first_user_is_the_only_one(kind: Any, mongod: str) -> None:
         host, port = server.address
         with MongoClient[Any](host, port) as client, pytest.raises(OperationFailure, match="auth"):
             client.shop.orders.find_one()
+
+
+FAULTS_OF_PROCESSES = {
+    "step down": (Election(gap=0.1), "all", True),
+    "kill": (Restart(downtime=0.1, gap=0.1), "primary", False),
+    "stop": (SilentPrimary(0.3), "all", True),
+    "maintenance": (RollingRestart(downtime=0.1, pause=0.1), 0, False),
+}
+
+
+@pytest.mark.thorough("starts nine processes")
+def test_a_set_of_processes_is_struck_and_comes_back(mongod: str, tmp_path: Path) -> None:
+    """As far as members show it that do not replicate; tests/chaos/test_ledger.py has real ones."""
+    with RealReplicaSet(mongod) as members:
+        assert members.server_description.endswith(", 3 members")
+        direct = f"{members.uri.partition(',')[0]}/?directConnection=true"
+        with MongoClient[Any](direct) as client:
+            for fault, on, stays in FAULTS_OF_PROCESSES.values():
+                started = client.admin.command("hello")["topologyVersion"]["processId"]
+                client.shop.orders.insert_one({})
+                members.inject(fault, on).result(60)
+                client.admin.command("ping")
+                again = client.admin.command("hello")["topologyVersion"]["processId"]
+                assert (again == started) is stays
+            members.clear(strict=True)
+    assert not left_behind(tmp_path)
+
+
+def test_a_real_set_needs_a_mongod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SERVER_VARIABLE, raising=False)
+    with pytest.raises(TestbedError, match="needs a mongod"):
+        RealReplicaSet()
 
 
 def test_it_gets_what_was_sent(mongod: str) -> None:

@@ -62,6 +62,8 @@ def stand_in(server: SecantusDBServer, *, locks: bool) -> None:
         "buildInfo": info,
         "createUser": first_user,
         "replSetInitiate": lambda *_: OK,
+        "replSetGetStatus": lambda *_: OK | {"members": [{"stateStr": "SECONDARY"}] * 3},
+        "replSetStepDown": lambda *_: OK,
         "addShard": lambda *_: OK,
     }
 
