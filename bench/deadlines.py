@@ -16,15 +16,16 @@ import asyncio
 import logging
 import os
 import random
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
 from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
 from pymongo_resilience_instrumentation.tools.testbed.traffic import Hang
 from rich.console import Console
@@ -32,6 +33,9 @@ from rich.table import Table
 
 from pymongo_resilience import Config, instrument, uninstrument
 from pymongo_resilience.testbed import EmbeddedServer, Fail, ReplicaSet
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from support.fake_servers import BlackHolePort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

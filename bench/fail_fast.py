@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import ssl
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +25,14 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 import trustme
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed import fake_servers
 from rich.console import Console
 from rich.table import Table
 
 from pymongo_resilience import Config, instrument, uninstrument
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from support import fake_servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

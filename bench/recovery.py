@@ -23,17 +23,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import pymongo
 import restart_hellos
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.severable_path import (
-    INSIDE,
-    SeverablePath,
-    can_sever,
-)
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +42,9 @@ from pymongo_resilience.testbed import (
     ReplicaSet,
     Restart,
 )
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from support.severable_path import INSIDE, SeverablePath, can_sever
 
 DEADLINE_S = 20
 CUTS, IN_FLIGHT, TASKS, RESTARTS = 20, 8, 200, 7

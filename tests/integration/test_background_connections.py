@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
 from support.clients import Side, wait_until
+from support.fake_servers import BlackHolePort
 from support.handshakes import HELLO, LOGIN, USER, Handshakes, find_server
 from support.pool_connections import Closed
 from support.telemetry import Instrument

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import trustme
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
-from pymongo_resilience_instrumentation.tools.testbed.severable_path import INSIDE, can_sever
 from support.child_programs import run
 from support.clients import Side, wait_until
+from support.fake_servers import Peer, with_tls
+from support.severable_path import INSIDE, can_sever
 from support.telemetry import Instrument
 
 import pymongo_resilience

@@ -25,10 +25,10 @@ from pymongo_resilience_instrumentation.tools.doctor.findings import Level
 from pymongo_resilience_instrumentation.tools.doctor.output import as_json, as_text, has_colours
 from pymongo_resilience_instrumentation.tools.doctor.probe import Probe
 from pymongo_resilience_instrumentation.tools.doctor.uri import read
-from pymongo_resilience_instrumentation.tools.testbed import fake_servers
-from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
 from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer
+from support import fake_servers
 from support.dns_server import resolving
+from support.fake_servers import Peer, with_tls
 from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World, world
 from support.wait_helpers import NOBODY
 

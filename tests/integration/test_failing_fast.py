@@ -21,9 +21,9 @@ from pymongo.errors import ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures import terminal_causes
 from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
-from pymongo_resilience_instrumentation.tools.testbed import fake_servers
-from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
+from support import fake_servers
 from support.clients import Side, wait_until
+from support.fake_servers import Peer, with_tls
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS
 

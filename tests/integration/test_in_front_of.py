@@ -13,8 +13,8 @@ import trustme
 from pymongo import MongoClient, uri_parser
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation.tools import cli
-from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
 from support.clients import wait_until
+from support.fake_servers import Peer, with_tls
 
 from pymongo_resilience.testbed import (
     BlackHole,

@@ -20,9 +20,9 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
-from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
 from support.busy_pools import the_only_connection_taken
 from support.clients import Side
+from support.fake_servers import BlackHolePort
 from support.handshakes import LOGIN, USER, Handshakes, find_server
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, PLENTY_MS, half_of, wait_for_server

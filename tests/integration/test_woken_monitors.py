@@ -22,10 +22,9 @@ import pytest
 import trustme
 from pymongo.monitoring import ServerHeartbeatListener
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
-from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
 from support.child_programs import run
 from support.clients import Side, wait_until
+from support.fake_servers import BlackHolePort, Peer, with_tls
 from support.free_ports import consecutive_free_ports
 from support.telemetry import Instrument
 

@@ -17,7 +17,7 @@ from typing import Any
 import pymongo
 import uvloop
 from common import Telemetry, say
-from pymongo_resilience_instrumentation.tools.testbed.severable_path import SeverablePath
+from support.severable_path import SeverablePath
 
 import pymongo_resilience
 from pymongo_resilience import Config

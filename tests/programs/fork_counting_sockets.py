@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from common import Child, Telemetry, client, say
+from support.open_sockets import inodes_to
 
 import pymongo_resilience
-
-sys.path.append(str(Path(__file__).parent.parent))
-from support.open_sockets import inodes_to
 
 MONITORS = 1
 """A client that polls looks at its one server over one connection."""

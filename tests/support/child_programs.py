@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
+SUPPORT = str(PROGRAMS.parent)
 HANGS_AFTER = 30
 """Seconds a program has; each takes one or two."""
 
@@ -35,7 +36,7 @@ def ended(command: list[str | Path], variables: dict[str, str]) -> tuple[int, st
     }
     with subprocess.Popen(
         command,
-        env=environment | {"PYTHONFAULTHANDLER": "1"} | variables,
+        env=environment | {"PYTHONFAULTHANDLER": "1", "PYTHONPATH": SUPPORT} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -19,9 +19,8 @@ import pymongo
 import pytest
 import trustme
 from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
-from pymongo_resilience_instrumentation.tools.testbed import fake_servers
-from pymongo_resilience_instrumentation.tools.testbed.black_hole_port import BlackHolePort
-from pymongo_resilience_instrumentation.tools.testbed.fake_servers import Peer, with_tls
+from support import fake_servers
+from support.fake_servers import BlackHolePort, Peer, with_tls
 from support.wait_helpers import NOBODY
 
 from pymongo_resilience.testbed import EmbeddedServer, Interception, ReplicaSet

@@ -6,16 +6,18 @@ Needs Linux, and a process that was started in a network namespace that it may c
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
-from .deployments.replica_set import ReplicaSet
-from .fake_servers import pass_on
-from .running import Running
-from .server import EmbeddedServer
+from pymongo_resilience_instrumentation.tools.testbed.running import Running
+from support.fake_servers import pass_on
+
+from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
 
 INSIDE = ("unshare", "-rn")
 """What a program is to be started with."""
@@ -28,7 +30,7 @@ def can_sever() -> bool:
     if sys.platform != "linux" or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
         return False
     trial = [*INSIDE, "ip", "link", "add", "path0", "type", "veth"]
-    return subprocess.run(trial, capture_output=True, check=False).returncode == 0  # noqa: S603 - all our own
+    return subprocess.run(trial, capture_output=True, check=False).returncode == 0
 
 
 class SeverablePath(Running):
@@ -54,7 +56,7 @@ class SeverablePath(Running):
             "ip link set path1 up",
         ):
             _do(line, *self._inside)
-        server = self._child(*self._inside, sys.executable, "-m", __name__)
+        server = self._child(*self._inside, sys.executable, "-c", _SERVE)
         self.uri = f"mongodb://{SERVER}:{_line(server)}/?directConnection=true"
 
     def stop(self) -> None:
@@ -79,8 +81,8 @@ class SeverablePath(Running):
         _do(f"ip route delete blackhole {CLIENT.format(self._client)}/32", *self._inside)
 
     def _child(self, *command: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(  # noqa: S603 - all our own
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT
         )
         self._children.append(child)
         if command[0] == "unshare":
@@ -88,6 +90,8 @@ class SeverablePath(Running):
         return child
 
 
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+_SERVE = "from support import severable_path; severable_path.main()"
 _HOLD = "import sys; print('here', flush=True); sys.stdin.read()"
 
 
@@ -96,7 +100,7 @@ def _line(child: subprocess.Popen[str]) -> str:
 
 
 def _do(line: str, *before: str) -> None:
-    subprocess.run([*before, *line.split()], check=True)  # noqa: S603 - all our own
+    subprocess.run([*before, *line.split()], check=True)
 
 
 def _accept(listening: socket.socket, behind: tuple[str, int]) -> None:
@@ -116,7 +120,3 @@ def main() -> None:
         sys.stdout.write(f"{listening.getsockname()[1]}\n")
         sys.stdout.flush()
         sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()
