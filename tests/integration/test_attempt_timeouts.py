@@ -9,7 +9,6 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import NetworkTimeout
-from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.timeouts import attempt_timeouts
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.telemetry import Instrument
@@ -22,7 +21,6 @@ PLENTY_MS = 20_000
 SLOW_MS = 3000
 SOON = 10.0
 ATTEMPT_MS = 300
-POOLS = (pymongo.synchronous.pool.Pool, pymongo.asynchronous.pool.Pool)
 
 
 @pytest.fixture(autouse=True)
@@ -238,24 +236,6 @@ def test_making_a_connection_ends_in_an_error_that_names_the_time(
     assert reasons(telemetry) == ["attempt_timeout"] * 2
     assert f"no answer within {ATTEMPT_MS} ms (" in str(raised.value)
     assert raised.value.has_error_label("SystemOverloadedError"), "as the driver's own"
-
-
-def test_unset_nothing_is_wrapped(
-    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
-) -> None:
-    def wrapped() -> list[Any]:
-        owners = [*driver.commands.receivers(), *((cls, "connect") for cls in POOLS)]
-        return [vars(owner)[name] for owner, name in owners]
-
-    instrument(timeout_ms=PLENTY_MS)
-    coll = side.do(side.client, proxy.uri)[database].coll
-    side.do(coll.find_one)
-    before = wrapped()
-    side.do(coll.find_one)
-    assert wrapped() == before
-    with override(attempt_timeout_ms=PLENTY_MS):
-        side.do(coll.find_one)
-    assert all(one is not other for one, other in zip(wrapped(), before, strict=True))
 
 
 @pytest.mark.parametrize("value", [0, -1])

@@ -4,26 +4,32 @@ awaited, as its command's ``maxTimeMS``, and for the connection that has to be m
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import NetworkTimeout
 
+from pymongo_resilience.internal_errors import raise_alone
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.connection_errors import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 
 from .bounded_waits import within_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.rules.failure import Failure
     from pymongo_resilience.rules.retried_operation import Operation
     from pymongo_resilience.rules.retry_rules import RetryRules
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.interception.methods import Function
+    from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 CONNECTING = 1.0
@@ -31,68 +37,54 @@ CONNECTING = 1.0
 round trips."""
 
 
-def wrapped(_: object) -> Iterator[Wrapped]:
-    """What to wrap, and with what."""
+def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
+    """What to wrap, and with what; ``max_time_ms`` limits the command itself."""
     for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, Connects()
-    for owner in driver.commands.connections_with(driver.commands.LIMITED):
-        yield owner, driver.commands.LIMITED, Limited()
     for module, name in driver.commands.receivers():
-        yield module, name, Received()
+        around = _async_reply if is_async(vars(module)[name]) else _reply
+        yield module, name, Method(partial(around, runtime.enabled_flag))
 
 
-class _Command(Entered):
-    __slots__ = ("command",)
+def _reply(flag: EnabledFlag, original: Function) -> Function:
+    """Around where a reply is awaited."""
+    found = calls.found
 
-    def __init__(self, connection: Any, command: Any) -> None:
-        super().__init__(connection)
-        self.command = command
-
-
-class Limited(Interceptor):
-    """Where a command gets its limit of time."""
-
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Command | None:
-        call = calls.found()
-        if call is None or call.attempt_timeout is None:
-            return None
-        return _Command(given[0], (*given, *kwargs.values())[-1])
-
-    def succeeded(self, entered: _Command, result: Any) -> Any:
-        call, command = calls.found(), entered.command
-        seconds = None if call is None else call.attempt_timeout
-        if call is not None:
-            # None is a getMore, which may wait for news.
-            call.reply_within = None if command is None else seconds
-        if command is not None and seconds is not None:
-            driver.commands.limit_attempt(entered.instance, command, seconds)
-        return result
-
-
-class _Reply(Entered):
-    __slots__ = ("seconds",)
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(None, driver.csot.within(seconds))
-        self.seconds = seconds
-
-
-class Received(Interceptor):
-    """Where a reply is awaited."""
-
-    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Reply | None:  # noqa: ARG002 - none
-        call = calls.found()
-        if call is None or call.reply_within is None:
-            return None
+    def receive(*given: Any, **kwargs: Any) -> Any:
+        call = found()
+        if call is None or call.reply_within is None or not flag.on:
+            return original(*given, **kwargs)
         seconds, call.reply_within = call.reply_within, None
-        return _Reply(seconds)
+        try:
+            with driver.csot.within(seconds):
+                return original(*given, **kwargs)
+        except TimeoutError as error:
+            raise_alone(_too_late(error, seconds))
 
-    def failed(self, reply: _Reply | None, error: BaseException, *_: Any) -> BaseException:
-        if reply is None or not isinstance(error, TimeoutError):
-            return error
-        left = driver.csot.remaining()
-        # Once the operation's own deadline is over, it is that one's.
-        return error if left is not None and left <= 0 else AttemptTimeoutError(reply.seconds)
+    return receive
+
+
+def _async_reply(flag: EnabledFlag, original: Function) -> Function:
+    found = calls.found
+
+    async def receive(*given: Any, **kwargs: Any) -> Any:
+        call = found()
+        if call is None or call.reply_within is None or not flag.on:
+            return await original(*given, **kwargs)
+        seconds, call.reply_within = call.reply_within, None
+        try:
+            with driver.csot.within(seconds):
+                return await original(*given, **kwargs)
+        except TimeoutError as error:
+            raise_alone(_too_late(error, seconds))
+
+    return receive
+
+
+def _too_late(error: TimeoutError, seconds: float) -> TimeoutError:
+    """Once the operation's own deadline is over, it is that one's."""
+    left = driver.csot.remaining()
+    return error if left is not None and left <= 0 else AttemptTimeoutError(seconds)
 
 
 class _Connecting(Entered):

@@ -14,39 +14,51 @@ from pymongo_resilience_instrumentation.interception.methods import Method
 
 if TYPE_CHECKING:
     from pymongo_resilience.enabled_flag import EnabledFlag
+    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
 
 
 def limit(enabled_flag: EnabledFlag) -> Method:
     """Less than a millisecond is refused; a timeout of 0 sets the older limits aside.
 
-    A cursor's first command has none by iteration.
+    A cursor's first command has none by iteration; an attempt may have a shorter one.
     """
     timeout_in_force, found = driver.csot.TIMEOUT.get, calls.found
 
     def around(original: Function) -> Function:
         def method(connection: Any, *given: Any, **kwargs: Any) -> Any:
-            timeout = timeout_in_force()
-            if timeout is None or not enabled_flag.on:
+            timeout, call = timeout_in_force(), found()
+            attempt = None if call is None else call.attempt_timeout
+            if (timeout is None and attempt is None) or not enabled_flag.on:
                 return original(connection, *given, **kwargs)
-            # None for a getMore, which gets no limit.
+            # None for a getMore, which gets no limit: it may wait for news.
             command = given[-1] if given else kwargs["cmd"]
             own = None if command is None else command.get(LIMIT)
             result = original(connection, *given, **kwargs)
-            call = found()
-            # What is in a document for command() is the application's affair.
-            document = call is not None and call.operation == "runCommand"
-            if not timeout:
-                if not document:
-                    driver.commands.lift_limits(connection, command)
-            elif command is None:
-                pass
-            elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
-                driver.commands.leave_limit_out(command, own if document else None)
-            elif command.get(LIMIT) == 0:
-                driver.commands.refuse_without_end(driver.csot.remaining() or 0.0)
+            if timeout is not None:
+                _adjust(connection, command, own, timeout, call)
+            if call is not None and attempt is not None:
+                call.reply_within = None if command is None else attempt
+                if call.reply_within is not None:
+                    driver.commands.limit_attempt(connection, command, call.reply_within)
             return result
 
         return method
 
     return Method(around)
+
+
+def _adjust(
+    connection: Any, command: Any, own: int | None, timeout: float, call: Call | None
+) -> None:
+    # What is in a document for command() is the application's affair.
+    document = call is not None and call.operation == "runCommand"
+    if not timeout:
+        if not document:
+            driver.commands.lift_limits(connection, command)
+    elif command is None:
+        return
+    elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
+        driver.commands.leave_limit_out(command, own if document else None)
+    elif command.get(LIMIT) == 0:
+        driver.commands.refuse_without_end(driver.csot.remaining() or 0.0)
