@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
     from pymongo_resilience_instrumentation.interception.methods import Function
-    from pymongo_resilience_instrumentation.runtime import Runtime
 
 
 CONNECTING = 1.0
@@ -37,7 +36,7 @@ CONNECTING = 1.0
 round trips."""
 
 
-def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
+def wrapped(runtime: Any) -> Iterator[Wrapped]:
     """What to wrap, and with what; ``max_time_ms`` limits the command itself."""
     for half in (driver.waits.SYNC_HALF, driver.waits.ASYNC_HALF):
         yield half.module("pool").Pool, driver.waits.HANDSHAKE, Connects()
