@@ -239,6 +239,14 @@ class Call:
         """That of enclosing blocks, over the object's, over the rules of its namespace."""
         return blocks.current().over(self.bound).over(rules.policy_of(*self.governed))
 
+    def wanted(self, rules: NamespaceRules, option: str) -> Any:
+        """The same of one option, without making a policy; None where none has it."""
+        for policy in (blocks.current(), self.bound, rules.policy_of(*self.governed)):
+            value = getattr(policy, option)
+            if value is not None:
+                return value
+        return None
+
     @property
     def database(self) -> str:
         return self.target[0]

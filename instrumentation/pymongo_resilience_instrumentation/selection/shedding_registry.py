@@ -12,7 +12,6 @@ from pymongo.errors import AutoReconnect
 
 from pymongo_resilience import errors
 from pymongo_resilience.option_types import NORMAL
-from pymongo_resilience.policies import blocks
 from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANSIENT_TRANSACTION
 from pymongo_resilience.rules.load_shedding import LoadShedder, LoadShedders
 from pymongo_resilience_instrumentation import driver
@@ -46,7 +45,7 @@ class ClientShedders(LoadShedders):
         if driver.selection.is_bound(loop):
             return
         address = address_text(driver.selection.address(server))
-        shedder, priority = self.of(address), _priority(call, self._rules)
+        shedder, priority = self.of(address), call.wanted(self._rules, "priority") or NORMAL
         if not shedder.admits(priority):
             in_transaction = driver.retry_loop.in_transaction(loop)
             raise _error(address, shedder, priority, in_transaction=in_transaction)
@@ -70,14 +69,6 @@ class SheddingRegistry:
     def reset_after_fork(self) -> None:
         for each in list(self._by_client.values()):
             each.reset_after_fork()
-
-
-def _priority(call: Call, rules: NamespaceRules) -> str:
-    """Of enclosing blocks, else of the object, else of its namespace."""
-    for policy in (blocks.current(), call.bound, rules.policy_of(*call.governed)):
-        if policy.priority is not None:
-            return policy.priority
-    return NORMAL
 
 
 def _error(

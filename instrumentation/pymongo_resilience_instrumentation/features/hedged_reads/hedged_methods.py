@@ -6,7 +6,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
@@ -44,14 +43,6 @@ def plug_in(runtime: Runtime, _put_on: Any) -> None:
         runtime.senders.setdefault(name, []).append(lambda public: HedgedMethod(public).send)
     batches = runtime.senders.setdefault(driver.cursors.RUN_OPERATION, [])
     batches.append(lambda batch: FirstBatch(batch).send)
-
-
-def _wanted(runtime: Runtime, call: Call) -> int | None:
-    """Of enclosing blocks, else of the object, else of its namespace."""
-    for policy in (blocks.current(), call.bound, runtime.rules.policy_of(*call.governed)):
-        if policy.hedge is not None:
-            return policy.hedge
-    return None
 
 
 def _send(
@@ -107,7 +98,7 @@ class HedgedMethod:
 
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         send = partial(original, *given, **kwargs)
-        wanted = _wanted(self.runtime, call)
+        wanted = call.wanted(self.runtime.rules, "hedge")
         if not wanted or not self._may_hedge(call, given, kwargs):
             return send()
         return _send(
@@ -175,7 +166,7 @@ class FirstBatch:
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         send = partial(original, *given, **kwargs)
         once = call.operation != "find" or call.resumption is not None
-        wanted = None if once else _wanted(self.runtime, call)
+        wanted = None if once else call.wanted(self.runtime.rules, "hedge")
         if not wanted:
             return send()
         _, operation, method = driver.cursors.run_operation_arguments(given, kwargs)

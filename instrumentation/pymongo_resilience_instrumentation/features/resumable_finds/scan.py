@@ -17,7 +17,6 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.failure import RetryReason
@@ -65,7 +64,7 @@ def begin(runtime: Runtime, call: Call, operation: Any, cursor: Any) -> None:
 
 
 def _first(runtime: Runtime, call: Call, query: Any, cursor: Any) -> Position | None:
-    if not _wanted(runtime, call) or driver.finds.reads_chunks(query):
+    if not call.wanted(runtime.rules, "resumable") or driver.finds.reads_chunks(query):
         return None
     find = rules.Find(**driver.finds.read(query))
     if not find.has_cursor:
@@ -86,13 +85,6 @@ def _first(runtime: Runtime, call: Call, query: Any, cursor: Any) -> Position | 
 def _refused(query: Any, problem: str) -> ConfigurationError:
     refused = f"find on {query.namespace()} with resumable=True was not sent"
     return ConfigurationError([f"{refused}: {problem} ({OTHERWISE})"])
-
-
-def _wanted(runtime: Runtime, call: Call) -> bool:
-    for policy in (blocks.current(), call.bound, runtime.rules.policy_of(*call.governed)):
-        if policy.resumable is not None:
-            return policy.resumable
-    return False
 
 
 class Position:
