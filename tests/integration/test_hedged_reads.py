@@ -86,11 +86,13 @@ def slow(times: int = 1, seconds: float = SLOW_S) -> Script:
 
 
 @pytest.fixture
-def coll(
-    side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument, request: Any
-) -> Any:
+def telemetry(instrument: Instrument) -> Telemetry:
+    return instrument(metrics="all")
+
+
+@pytest.fixture
+def coll(side: Side, replica_set: ReplicaSet, database: str, telemetry: Telemetry) -> Any:
     """Of a client that has read enough for a hedge or two."""
-    request.node.telemetry = instrument(metrics="all")
     return collection(side, replica_set, database)
 
 
@@ -117,11 +119,6 @@ def save_up(coll: Any, hedged: int = hedging.MOST_HEDGES) -> None:
     Policy(hedge=True)
     for _ in range(hedged * hedging.READS_PER_HEDGE):
         hedges(coll).budget.read()
-
-
-def telemetry_of(request: pytest.FixtureRequest) -> Telemetry:
-    telemetry: Telemetry = request.node.telemetry
-    return telemetry
 
 
 def hedged(telemetry: Telemetry) -> list[ReadHedged]:
@@ -155,7 +152,7 @@ def read(side: Side, coll: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("name", READS)
 def test_the_second_server_answers_where_the_first_is_slow(
-    side: Side, coll: Any, replica_set: ReplicaSet, name: str, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, name: str, telemetry: Telemetry
 ) -> None:
     expected = read(side, coll, name)
     replica_set.inject(slow())
@@ -163,7 +160,7 @@ def test_the_second_server_answers_where_the_first_is_slow(
     with override(hedge=HEDGE_MS):
         assert read(side, coll, name) == expected
     assert time.perf_counter() - began < SLOW_S
-    (event,) = hedged(telemetry_of(request))
+    (event,) = hedged(telemetry)
     assert event.winner == "hedge"
     assert event.second_server not in {None, event.server}
     settle(side, coll)
@@ -221,7 +218,7 @@ def idle_lsids(client: Any) -> set[bytes]:
     return {bytes(each.session_id["id"]) for each in client._topology._session_pool}
 
 
-@pytest.mark.parametrize("delays", [[Delay(SLOW_S)], [Delay(0.1), Delay(SLOW_S)]])
+@pytest.mark.parametrize("delays", [[Delay(SLOW_S)], [Delay(0.25), Delay(SLOW_S)]])
 @pytest.mark.parametrize("name", ["find", "find_raw_batches", "aggregate"])
 def test_a_cursor_goes_on_where_it_was_opened_and_the_other_is_killed(
     side: Side,
@@ -266,9 +263,8 @@ def test_no_connection_is_closed_though_its_answer_is_not_used(
 
 
 def test_the_spans_show_both_tries_and_which_one_won(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
-    telemetry = telemetry_of(request)
     telemetry.clear()
     replica_set.inject(slow())
     with override(hedge=HEDGE_MS):
@@ -349,22 +345,6 @@ def tailable(side: Side, coll: Any) -> None:
         side.do(coll.find(cursor_type=CursorType.TAILABLE).next)
 
 
-def exhaust(side: Side, coll: Any) -> None:
-    side.documents(coll.find(cursor_type=CursorType.EXHAUST, batch_size=2))
-
-
-def explained(side: Side, coll: Any) -> None:
-    side.do(coll.find().explain)
-
-
-def with_merge(side: Side, coll: Any) -> None:
-    side.do(coll.aggregate, [{"$merge": "copy"}])
-
-
-def with_out(side: Side, coll: Any) -> None:
-    side.do(coll.aggregate, [{"$out": "copy"}])
-
-
 def later_batch(side: Side, coll: Any) -> None:
     cursor = coll.find(batch_size=2)
     with override(hedge=False):
@@ -372,61 +352,54 @@ def later_batch(side: Side, coll: Any) -> None:
     side.do(cursor.to_list)
 
 
-def from_the_primary(side: Side, coll: Any) -> None:
-    side.do(coll.with_options(read_preference=ReadPreference.PRIMARY).find_one)
-
-
-def from_the_preferred_primary(side: Side, coll: Any) -> None:
-    side.do(coll.with_options(read_preference=ReadPreference.PRIMARY_PREFERRED).find_one)
-
-
-def found_in_the_primary(side: Side, coll: Any) -> None:
-    side.documents(coll.with_options(read_preference=ReadPreference.PRIMARY).find())
-
-
 def switched_off(side: Side, coll: Any) -> None:
     with override(hedge=False):
         side.do(coll.find_one)
 
 
-@pytest.mark.parametrize(
-    "unhedged",
-    [
-        in_a_session,
-        find_in_a_session,
-        aggregate_in_a_session,
-        tailable,
-        exhaust,
-        explained,
-        with_merge,
-        with_out,
-        later_batch,
-        from_the_primary,
-        found_in_the_primary,
-        from_the_preferred_primary,
-        switched_off,
-    ],
-)
+def reading(coll: Any, mode: Any) -> Any:
+    return coll.with_options(read_preference=mode)
+
+
+PREFERRED = "from the preferred primary"
+UNHEDGED: dict[str, Callable[[Side, Any], object]] = {
+    "in a session": in_a_session,
+    "find in a session": find_in_a_session,
+    "aggregate in a session": aggregate_in_a_session,
+    "tailable": tailable,
+    "exhaust": lambda side, coll: side.documents(
+        coll.find(cursor_type=CursorType.EXHAUST, batch_size=2)
+    ),
+    "explained": lambda side, coll: side.do(coll.find().explain),
+    "with $merge": lambda side, coll: side.do(coll.aggregate, [{"$merge": "copy"}]),
+    "with $out": lambda side, coll: side.do(coll.aggregate, [{"$out": "copy"}]),
+    "later batch": later_batch,
+    "from the primary": lambda side, coll: side.do(reading(coll, ReadPreference.PRIMARY).find_one),
+    "found in the primary": lambda side, coll: side.documents(
+        reading(coll, ReadPreference.PRIMARY).find()
+    ),
+    PREFERRED: lambda side, coll: side.do(reading(coll, ReadPreference.PRIMARY_PREFERRED).find_one),
+    "switched off": switched_off,
+}
+
+
+@pytest.mark.parametrize("name", UNHEDGED)
 def test_what_may_not_be_sent_twice_is_sent_once(
-    side: Side,
-    coll: Any,
-    replica_set: ReplicaSet,
-    request: pytest.FixtureRequest,
-    unhedged: Callable[[Side, Any], None],
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry, name: str
 ) -> None:
     script = slow(9, seconds=0.06)
     replica_set.inject(script)
     before = hedges(coll).budget.reads
     with override(hedge=5):
-        unhedged(side, coll)
+        UNHEDGED[name](side, coll)
     assert script.injected
-    assert hedged(telemetry_of(request)) == []
+    assert hedged(telemetry) == []
     assert hedges(coll).budget.sent == 0
-    assert hedges(coll).budget.reads == before or unhedged is from_the_preferred_primary
+    assert hedges(coll).budget.reads == before or name == PREFERRED
 
 
 def test_a_transaction_is_not_hedged(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     primary = coll.with_options(read_preference=ReadPreference.PRIMARY)
     session = side.do(coll.database.client.start_session)
@@ -436,22 +409,22 @@ def test_a_transaction_is_not_hedged(
         side.do(primary.find_one, session=session)
         side.do(session.abort_transaction)
         side.do(session.end_session)
-    assert hedged(telemetry_of(request)) == []
+    assert hedged(telemetry) == []
 
 
 def test_without_a_hedge_left_the_read_waits(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     while hedges(coll).budget.take(again=True):
         pass
     replica_set.inject(slow(seconds=0.06))
     with override(hedge=5):
         assert side.do(coll.find_one)["x"] == 1
-    assert hedged(telemetry_of(request)) == []
+    assert hedged(telemetry) == []
 
 
 def test_a_read_that_found_no_hedge_left_is_hedged_once_there_is_one(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     while hedges(coll).budget.take(again=True):
         pass
@@ -461,7 +434,7 @@ def test_a_read_that_found_no_hedge_left_is_hedged_once_there_is_one(
     with override(hedge=HEDGE_MS):
         assert side.do(coll.find_one)["x"] == 1
     timer.join()
-    (event,) = hedged(telemetry_of(request))
+    (event,) = hedged(telemetry)
     assert event.winner == "hedge"
     assert event.waited >= 0.1
     settle(side, coll)
@@ -471,7 +444,7 @@ def test_a_read_that_had_no_other_server_is_hedged_once_there_is_one(
     side: Side,
     coll: Any,
     replica_set: ReplicaSet,
-    request: pytest.FixtureRequest,
+    telemetry: Telemetry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = [False, True]
@@ -479,25 +452,25 @@ def test_a_read_that_had_no_other_server_is_hedged_once_there_is_one(
     replica_set.inject(slow())
     with override(hedge=HEDGE_MS):
         assert side.do(coll.find_one)["x"] == 1
-    (event,) = hedged(telemetry_of(request))
+    (event,) = hedged(telemetry)
     assert event.winner == "hedge"
     assert hedges(coll).budget.sent == 1
     settle(side, coll)
 
 
 def test_no_read_is_hedged_after_a_rejection_for_overload(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     replica_set.inject(Overload("find"))
     side.do(coll.find_one)
     replica_set.inject(slow(seconds=0.06))
     with override(hedge=5):
         side.do(coll.find_one)
-    assert hedged(telemetry_of(request)) == []
+    assert hedged(telemetry) == []
 
 
 def test_the_percentile_is_that_of_the_reads_before(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     with override(hedge=True):
         for _ in range(hedging.LEAST_READS):
@@ -509,7 +482,7 @@ def test_the_percentile_is_that_of_the_reads_before(
             hedges(coll).observe(coll.full_name, 0.03)
         replica_set.inject(slow())
         side.do(coll.find_one)
-    (event,) = hedged(telemetry_of(request))
+    (event,) = hedged(telemetry)
     assert event.waited >= 0.03
     assert event.winner == "hedge"
     settle(side, coll)
@@ -567,9 +540,8 @@ def test_a_server_whose_breaker_is_open_is_no_place_for_a_hedge(
 
 
 def test_a_hedge_that_fails_is_no_failure_of_the_read(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
-    telemetry = telemetry_of(request)
     replica_set.inject(Script(Delay(0.15), Answer({"ok": 0.0, "code": 2, "errmsg": "no"})))
     with override(hedge=HEDGE_MS):
         assert side.do(coll.find_one)["x"] == 1
@@ -615,11 +587,7 @@ def test_a_first_try_that_fails_is_repeated_beside_a_hedge_that_hangs(
 
 @pytest.mark.parametrize("timeout_ms", [None, 20_000], ids=["bare", "timeout"])
 def test_an_error_of_the_first_try_does_not_wait_for_a_hedge_that_hangs(
-    timeout_ms: int | None,
-    side: Side,
-    coll: Any,
-    replica_set: ReplicaSet,
-    request: pytest.FixtureRequest,
+    timeout_ms: int | None, side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     replica_set.inject(Script(Delay(0.15), Delay(3)))
     began = time.perf_counter()
@@ -629,13 +597,13 @@ def test_an_error_of_the_first_try_does_not_wait_for_a_hedge_that_hangs(
     ):
         side.do(coll.find_one, {"x": {"$no": 1}})
     assert time.perf_counter() - began < 2
-    assert [each.winner for each in hedged(telemetry_of(request))] == [None]
+    assert [each.winner for each in hedged(telemetry)] == [None]
     settle(side, coll)
 
 
 @pytest.mark.parametrize("name", ["find_one", "find", "aggregate"])
 def test_a_hedged_read_that_fails_leaves_no_circle(
-    name: str, side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    name: str, side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     def bad() -> Any:
         if name == "find":
@@ -660,7 +628,7 @@ def test_a_hedged_read_that_fails_leaves_no_circle(
                 replica_set.inject(slow(1, seconds=0.2))
             fail()
             settle(side, coll)
-            telemetry_of(request).clear()  # its events have the error
+            telemetry.clear()  # its events have the error
             left = [each for each in gc.get_objects() if isinstance(each, (Race, Try))]
             assert not left
     finally:
@@ -668,9 +636,8 @@ def test_a_hedged_read_that_fails_leaves_no_circle(
 
 
 def test_where_both_fail_the_first_is_repeated_by_the_rules(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
-    telemetry = telemetry_of(request)
     replica_set.inject(Script(Delay(2), Cut()))
     with override(hedge=HEDGE_MS, attempt_timeout_ms=150):
         assert side.do(coll.find_one)["x"] == 1
@@ -686,7 +653,7 @@ def test_where_both_fail_the_first_is_repeated_by_the_rules(
 
 
 def test_where_both_fail_for_good_the_error_is_that_of_the_first(
-    side: Side, coll: Any, replica_set: ReplicaSet, request: pytest.FixtureRequest
+    side: Side, coll: Any, replica_set: ReplicaSet, telemetry: Telemetry
 ) -> None:
     """The server refuses the filter, the first time late."""
     refused = Answer({"ok": 0.0, "code": 9, "errmsg": "no"})
@@ -694,7 +661,7 @@ def test_where_both_fail_for_good_the_error_is_that_of_the_first(
     with override(hedge=HEDGE_MS), pytest.raises(OperationFailure) as caught:
         side.do(coll.find_one, {"x": {"$no": 1}})
     assert caught.value.code == 2
-    assert [each.winner for each in hedged(telemetry_of(request))] == [None]
+    assert [each.winner for each in hedged(telemetry)] == [None]
     settle(side, coll)
 
 
@@ -781,10 +748,7 @@ def test_the_deadline_holds_for_both_tries(side: Side, coll: Any, replica_set: R
 
 
 def test_where_all_threads_are_busy_reads_are_made_without_a_hedge(
-    replica_set: ReplicaSet,
-    database: str,
-    instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
+    replica_set: ReplicaSet, database: str, instrument: Instrument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     telemetry = instrument()
     side = Side("sync", None)
@@ -874,7 +838,7 @@ def test_where_no_other_server_is_eligible_any_more_the_hedge_is_not_sent(
     side: Side,
     coll: Any,
     replica_set: ReplicaSet,
-    request: pytest.FixtureRequest,
+    telemetry: Telemetry,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There was one when it began; the tags leave but the first."""
@@ -885,7 +849,7 @@ def test_where_no_other_server_is_eligible_any_more_the_hedge_is_not_sent(
     with override(hedge=HEDGE_MS):
         assert side.do(only.find_one)["x"] == 1
     assert script.injected == 1
-    (event,) = hedged(telemetry_of(request))
+    (event,) = hedged(telemetry)
     assert (event.winner, event.second_server) == ("first", None)
     settle(side, coll)
 
@@ -894,7 +858,7 @@ def test_a_fault_of_ours_only_means_that_nothing_is_hedged(
     side: Side,
     coll: Any,
     replica_set: ReplicaSet,
-    request: pytest.FixtureRequest,
+    telemetry: Telemetry,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -905,7 +869,7 @@ def test_a_fault_of_ours_only_means_that_nothing_is_hedged(
     replica_set.inject(slow(seconds=0.06))
     with override(hedge=5):
         assert side.do(coll.find_one)["x"] == 1
-    assert hedged(telemetry_of(request)) == []
+    assert hedged(telemetry) == []
     assert "internal error in pymongo-resilience before a read was hedged" in caplog.text
 
 
