@@ -915,7 +915,7 @@ def test_gridfs_reads_in_a_block(side: Side, client: Any, database: str) -> None
 @pytest.mark.parametrize("what", ["driver.finds.batch_of", "driver.finds.last_id"])
 def test_a_fault_of_ours_leaves_the_find_as_it_was(
     what: str, side: Side, proxy: ReplicaSet, coll: Any, order: list[bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     cursor, found = opened(side, coll)
 
@@ -928,6 +928,7 @@ def test_a_fault_of_ours_leaves_the_find_as_it_was(
     proxy.inject(CutBefore("getMore"))
     with pytest.raises(AutoReconnect):
         side.documents(cursor)
+    assert "internal error in pymongo-resilience" in caplog.text
 
 
 def test_writers_meanwhile(
