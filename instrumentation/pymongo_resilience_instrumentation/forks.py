@@ -11,7 +11,7 @@ counted as used for ever. So in the child
   neither that span above it nor that deadline, even where the fork happened inside of the call (in
   a generator that ``insert_many`` reads from, say);
 - so is a command in flight without a call, as a ``close()`` sends it with the strategy ``driver``;
-- what the parent's finalizers left for later is the parent's to do;
+- what the parent's finalizers, and its open transactions, left for later is the parent's to do;
 - no attempt is counted as in progress on a server: those are the parent's;
 - retry budgets are full again and circuit breakers closed, with locks of their own. A permit that
   the parent's call holds does not count.
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from pymongo_resilience.internal_errors import shielded
 
 from . import calls, deferred
+from .clients import by_client
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -61,6 +62,7 @@ def _in_child() -> None:
         runtime.hedges,
     )
     steps = [deferred.forget_deferred, calls.detach_in_child, calls.clear_inherited]
+    steps += [by_client.reset_after_fork]
     steps.append(runtime.in_flight.clear)
     steps += [part.reset_after_fork for part in parts if part is not None]
     for step in steps:

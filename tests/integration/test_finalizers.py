@@ -30,7 +30,6 @@ from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from pymongo_resilience_instrumentation.transactions import unfinished_sessions
 from support.child_programs import ended, run
 from support.clients import POLLING, Side, wait_until
 from support.cursor_cleanup import until
@@ -306,7 +305,6 @@ def test_a_coroutine_collected_at_any_of_its_awaits_calls_nobody(
                 await client.admin.command("ping")  # what could not be awaited begins with it
                 if name in TRANSACTIONS:  # another thread may have taken it up
                     await until(lambda: not transactions.open)
-                await asyncio.gather(*unfinished_sessions._ending)
                 await client.close()
         if name in TRANSACTIONS:
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context
@@ -12,7 +11,7 @@ from pymongo.errors import InvalidOperation, PyMongoError
 from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.clients.by_client import keep, taken
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
@@ -20,27 +19,12 @@ from pymongo_resilience_instrumentation.interception.interceptor import Entered,
 from .cleanup_commands import KILL_CURSORS, CleanupCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 MOST_REPETITIONS = 5
 """How often one cursor is killed again, a run of the task later."""
-
-_left: dict[int, deque[Callable[[], Any]]] = {}
-
-
-def leave(client: object, work: Callable[[], Any]) -> None:
-    """Have the next run of the client's task call it; an async client's awaits what it returns."""
-    keep(_left, client, deque()).append(work)
-
-
-def _taken(client: object) -> Iterator[Callable[[], Any]]:
-    left = _left.get(id(client))
-    for _ in range(len(left or ())):  # what they leave in turn has the next run
-        yield left.popleft()  # type: ignore[union-attr]  # it is there, and this task's alone
 
 
 class BackgroundCall(CleanupCall):
@@ -59,13 +43,13 @@ class BackgroundRun(Interceptor):
         self.send = self._send_async if asynchronous else self._send
 
     def _send(self, call: BackgroundCall, original: Function, *given: Any) -> Any:
-        for work in _taken(call.client):
+        for work in taken(call.client):
             with shielded("in the background task"):
                 work()
         return original(*given)
 
     async def _send_async(self, call: BackgroundCall, original: Function, *given: Any) -> Any:
-        for work in _taken(call.client):
+        for work in taken(call.client):
             with shielded("in the background task"):
                 await work()
         return await original(*given)

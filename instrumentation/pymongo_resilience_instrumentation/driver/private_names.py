@@ -34,7 +34,7 @@ _LOOP_NAMES = (
 _CSOT_VARIABLES = ("TIMEOUT", "DEADLINE", "RTT")
 _TRANSACTION_NAMES = (
     "set_starting", "starting", "has_completed_command", "attempt", "pinned_address", "sharded",
-    STATE,
+    "recovery_token", STATE,
 )  # fmt: skip
 
 
@@ -66,20 +66,33 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
         (loop, _LOOP_NAMES),
         # The client must look the loop up in its module, each time.
         (client, (LOOP,), LOOKING_UP),
-        (f"{package}.bulk:_{prefix}Bulk", ("current_run", "retrying", "started_retryable_write")),
-        (session, ("_implicit", "_start_retryable_write", "_transaction", "_unpin", END_SESSION)),
+        (
+            f"{package}.bulk:_{prefix}Bulk",
+            (
+                "current_run", "retrying", "started_retryable_write",
+                f"{EXECUTE_BATCH}(self, bwc, cmd, ops, client)",
+            ),
+        ),
+        (
+            session,
+            (
+                "_implicit", "_server_session", "_start_retryable_write", "_transaction", "_unpin",
+                END_SESSION,
+            ),
+        ),
         (sessions, (f"{WITHIN_TIME_LIMIT}(start_time, backoff)", "_SESSION")),
         (transaction, _TRANSACTION_NAMES),
         (
             client,
             (
+                "_checkout(self, server, session)",
+                "_select_server(self, server_selector, session, operation, address)",
                 "_clients", "_closed", "_close_cursor_soon", "_ensure_session", "_topology",
                 f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
                 f"{END_SESSIONS}(self, session_ids)", CONNECTION_FOR_SESSIONS,
                 *(f"{name}(self, cursor_ids, address)" for name in KILLS),
             ),
         ),
-        (f"{package}.bulk:_{prefix}Bulk", (EXECUTE_BATCH,)),
         (client, ("_kill_cursors_executor",), "_init_background"),
         (
             f"{cursors}:{prefix}Cursor",

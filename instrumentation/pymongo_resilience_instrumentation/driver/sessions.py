@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pymongo.errors import PyMongoError
+from pymongo.server_selectors import writable_server_selector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +62,44 @@ def session_timeout(known_to: Any) -> float:
     """
     minutes = known_to.logical_session_timeout_minutes
     return 60.0 * (minutes if isinstance(minutes, int) else DEFAULT_MINUTES)
+
+
+class OpenTransaction(NamedTuple):
+    """What names a transaction to its server, whatever becomes of its session."""
+
+    command: dict[str, Any]
+    """That aborts it."""
+    address: Any
+    """Of the router that it was begun through; None on a replica set."""
+
+
+def open_transaction(session: Any, *, aborted: bool = False) -> OpenTransaction | None:
+    """That of the session; None where it has none, or has ended. ``aborted``: by the driver, which
+    does not know whether its server has heard of that."""
+    transaction, server = session._transaction, session._server_session
+    if server is None or not (session.in_transaction or aborted):
+        return None
+    command = {"abortTransaction": 1, "lsid": session.session_id}
+    command |= {"txnNumber": server.transaction_id, "autocommit": False}
+    if transaction.recovery_token:
+        command["recoveryToken"] = transaction.recovery_token
+    return OpenTransaction(command, transaction.pinned_address)
+
+
+def abort(client: Any, opened: OpenTransaction) -> None:
+    server = client._select_server(
+        writable_server_selector, None, "abortTransaction", opened.address
+    )
+    with client._checkout(server, None) as connection:
+        connection.command("admin", opened.command.copy(), client=client)
+
+
+async def abort_async(client: Any, opened: OpenTransaction) -> None:
+    server = await client._select_server(
+        writable_server_selector, None, "abortTransaction", opened.address
+    )
+    async with client._checkout(server, None) as connection:
+        await connection.command("admin", opened.command.copy(), client=client)
 
 
 def bound_session(asynchronous: bool) -> Any:

@@ -32,11 +32,13 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.rule_texts import why_not_repeated
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.clients import open_transactions
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.origins import state_origin
 from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
+from pymongo_resilience_instrumentation.operations.write_operations import ABORT
 from pymongo_resilience_instrumentation.selection.selection_errors import explain
 from pymongo_resilience_instrumentation.timeouts import (
     attempt_timeouts,
@@ -407,6 +409,12 @@ class Attempts(driver.retry_loop.DriverLoop):
     def final_error(self, failure: Failure, rule: Rule, operation: Operation) -> Exception:
         if failure.stage is Stage.NOT_SENT and self.runtime.closings.closed(self.call.client):
             return _closed(failure.error)
+        name = driver.retry_loop.operation_name(self)
+        if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
+            session = driver.retry_loop.session(self)
+            open_transactions.leave_open(
+                self.call.client, driver.sessions.open_transaction(session)
+            )
         raised = self._chosen(failure)
         error = raised.error
         if self.call.whole is not None:

@@ -6,10 +6,10 @@ end, so does the session; an open transaction is aborted then.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo import AsyncMongoClient
@@ -20,6 +20,8 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules.transaction_rules import Repeat
 from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation.clients.open_transactions import leave_open
+from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import (
     TransactionDeadline,
@@ -27,7 +29,6 @@ from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import (
 )
 
 from .repetition import Repetition
-from .unfinished_sessions import end_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,10 +62,14 @@ def repeat(repetition: Repetition, session: Any, body: Callable[[Any], Any]) -> 
                     raise repetition.final(error)  # noqa: B904 - mostly the error itself
             if repetition.delay > 0:
                 repetition.clock.sleep(repetition.delay)
-        session.end_session()
         return result
     finally:
-        end_unfinished(session, None)
+        opened = driver.sessions.open_transaction(session)
+        try:
+            session.end_session()
+        except BaseException:
+            leave_open(repetition.client, opened)
+            raise
 
 
 async def repeat_async(
@@ -94,14 +99,24 @@ async def repeat_async(
                     raise repetition.final(error)  # noqa: B904 - as above
             if repetition.delay > 0:
                 await repetition.clock.sleep_async(repetition.delay)
-        await session.end_session()
+        await _end(session)
         return result  # noqa: TRY300 - the end of the session may be interrupted as well
     except BaseException as error:
-        if not closes_a_coroutine(error) and not session.has_ended:
-            await session.end_session()
+        if closes_a_coroutine(error):
+            opened = driver.sessions.open_transaction(session)
+            defer(partial(leave_open, repetition.client, opened))
+        else:
+            await _end(session)
         raise
-    finally:
-        end_unfinished(session, asyncio.get_running_loop())
+
+
+async def _end(session: Any) -> None:
+    opened = driver.sessions.open_transaction(session)
+    try:
+        await session.end_session()
+    except BaseException:
+        leave_open(session.client, opened)
+        raise
 
 
 class RetryTransaction:

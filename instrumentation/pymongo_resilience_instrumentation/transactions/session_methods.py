@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
@@ -11,6 +12,8 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
+from pymongo_resilience_instrumentation.clients.open_transactions import leave_open
+from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
@@ -92,6 +95,19 @@ class EndTransaction(CallInterceptor):
         runtime.enter(call, whole_timeout=self._whole_timeout)
         runtime.start_span(call, call.ends)
         return call
+
+    def failed(
+        self,
+        call: Call | None,
+        error: BaseException,
+        given: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> BaseException | None:
+        if call is not None and self._operation == ABORT and not isinstance(error, Exception):
+            with shielded("after an interrupted abort"):
+                opened = driver.sessions.open_transaction(given[0], aborted=True)
+                defer(partial(leave_open, given[0].client, opened))
+        return super().failed(call, error, given, kwargs)
 
 
 class _Transaction(Interceptor):

@@ -1,0 +1,126 @@
+"""Transactions whose abort was not answered: the client's background task aborts them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pymongo
+import pytest
+from support.clients import SentCommands, Side, wait_until
+from support.interruption import Held
+from support.telemetry import Instrument
+
+from pymongo_resilience import override, retry_transaction
+from pymongo_resilience.testbed import CutBefore, ReplicaSet
+
+pytestmark = pytest.mark.oldest
+INC = {"$inc": {"n": 1}}
+SHORT = 1_000
+"""Milliseconds: aborts are repeated as long."""
+
+
+class Own(Exception):  # noqa: N818 - no error
+    """The application's."""
+
+
+def _with_transaction(side: Side, coll: Any) -> Any:
+    session = coll.database.client.start_session()
+
+    def body(session: Any) -> None:
+        coll.update_one({"_id": 1}, INC, session=session)
+        raise Own
+
+    async def async_body(session: Any) -> None:
+        await coll.update_one({"_id": 1}, INC, session=session)
+        raise Own
+
+    try:
+        side.do(session.with_transaction, body if side.runner is None else async_body)
+    finally:
+        side.do(session.end_session)
+
+
+def _retry_transaction(side: Side, coll: Any) -> Any:
+    def body(session: Any) -> None:
+        coll.update_one({"_id": 1}, INC, session=session)
+        raise Own
+
+    async def async_body(session: Any) -> None:
+        await coll.update_one({"_id": 1}, INC, session=session)
+        raise Own
+
+    decorate = retry_transaction(coll.database.client)
+    side.do(decorate(body if side.runner is None else async_body))
+
+
+def _atomic(side: Side, coll: Any) -> Any:
+    with override(atomic=True):
+        side.do(coll.update_many, {}, [{"$set": {"_id": {"$add": ["$_id", 1]}}}])
+
+
+RUNS = {"with_transaction": _with_transaction, "retry": _retry_transaction, "atomic": _atomic}
+
+
+@pytest.mark.parametrize("timeout_ms", [None, SHORT])
+@pytest.mark.parametrize("name", RUNS)
+def test_what_could_not_be_aborted_is_aborted_in_the_background(
+    name: str, timeout_ms: int | None, side: Side, proxy: ReplicaSet, database: str, control: Any,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(timeout_ms=timeout_ms)
+    control[database].coll.insert_many([{"_id": 1, "n": 0}, {"_id": 2, "n": 0}])
+    client = side.client(proxy.uri, event_listeners=[sent])
+    side.do(client.admin.command, "ping")
+    proxy.inject(CutBefore("abortTransaction", times=1_000))
+    with pytest.raises((Own, pymongo.errors.OperationFailure)):
+        RUNS[name](side, client[database].coll)
+    proxy.clear()
+    write = control[database].coll.update_many
+    with pymongo.timeout(10):
+        # While the async client's task runs.
+        call = (write,) if side.runner is None else (asyncio.to_thread, write)
+        assert side.do(*call, {}, INC).modified_count == 2
+    assert control[database].coll.distinct("n") == [1]
+    numbers = {each["txnNumber"] for each in sent.named("abortTransaction")}
+    assert numbers == {each["txnNumber"] for each in sent.named("update")}
+
+
+def test_a_cancelled_abort_is_sent_in_the_background(
+    proxy: ReplicaSet, database: str, control: Any, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+
+    async def main() -> None:
+        async with pymongo.AsyncMongoClient(proxy.uri) as client:
+            session, held = client.start_session(), Held("abortTransaction")
+            await session.start_transaction()
+            await client[database].coll.update_one({"_id": 1}, INC, session=session)
+            proxy.inject(held)
+            task = asyncio.ensure_future(session.abort_transaction())
+            await asyncio.to_thread(wait_until, held.has_it)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            proxy.clear()
+            write = control[database].coll.update_one
+            with pymongo.timeout(10):
+                await asyncio.to_thread(write, {"_id": 1}, INC)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert control[database].coll.distinct("n") == [1]
+
+
+def test_what_the_server_has_ended_is_left_alone(
+    side: Side, proxy: ReplicaSet, database: str, control: Any, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    """An answered abort is the last one, whatever the answer."""
+    instrument()
+    control[database].coll.insert_one({"_id": 1, "n": 0})
+    client = side.client(proxy.uri, event_listeners=[sent])
+    with pytest.raises(Own):
+        _with_transaction(side, client[database].coll)
+    side.do(client.close)  # its background task runs once more
+    assert len(sent.named("abortTransaction")) == 1
