@@ -37,7 +37,7 @@ from pymongo_resilience_instrumentation.recovery import (
 from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass, stopped_bulks
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.telemetry import interrupted_commands, transaction_spans
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts import (
     attempt_timeouts,
     bounded_waits,
@@ -229,15 +229,6 @@ def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
             yield owner, driver.commands.PASSED, command_comments.comment(runtime.enabled_flag)
 
 
-def _of_interruptions(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner, _ in driver.topologies.topologies():
-        yield (
-            owner,
-            driver.interruptions.HANDLED,
-            interrupted_commands.connection_error(runtime.enabled_flag),
-        )
-
-
 def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
     for owner, asynchronous in driver.sessions.session_classes():
         for name, wrapper in session_methods.of_a_session(runtime, asynchronous):
@@ -270,7 +261,7 @@ _FOR_TELEMETRY: Tables = (_of_the_public_api,)
 """Also where the installed pymongo lacks a name that the others need."""
 _FOR_DEADLINES: Tables = (
     _of_cursors, _of_change_streams, _of_waits, _of_cancellations,
-    _of_sessions, _of_ended_sessions, _of_interruptions, _of_comments, woken_monitors.wrapped,
+    _of_sessions, _of_ended_sessions, _of_comments, woken_monitors.wrapped,
     lost_connections.wrapped, _of_time_limits, attempt_timeouts.wrapped,
 )  # fmt: skip
 """Whoever decides on retries."""

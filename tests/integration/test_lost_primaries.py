@@ -269,9 +269,9 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
 
 
 def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
-    originals = [vars(cls)[driver.topologies.CHANGE] for cls, _ in driver.topologies.topologies()]
+    originals = [vars(cls)[driver.monitors.CHANGE] for cls, _ in driver.monitors.topologies()]
     instrument(disabled_recovery=("interruptions",))
-    now = [vars(cls)[driver.topologies.CHANGE] for cls, _ in driver.topologies.topologies()]
+    now = [vars(cls)[driver.monitors.CHANGE] for cls, _ in driver.monitors.topologies()]
     assert now == originals
 
 
@@ -282,5 +282,5 @@ def test_a_client_that_is_closed_meanwhile_ends_it(
     client = connected(side, replica_set)
     topology, address = client._topology, primary_of(side, client)
     side.do(client.close)
-    assert driver.topologies.pool_at(topology, address) is None
-    assert driver.topologies.last_reply_at(topology, ("nowhere", 1)) == float("-inf")
+    assert driver.monitors.pool_at(topology, address) is None
+    assert driver.monitors.last_reply_at(topology, ("nowhere", 1)) == float("-inf")

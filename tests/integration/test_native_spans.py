@@ -114,13 +114,3 @@ def test_no_class_of_the_librarys_insides_is_in_any_span(
     ]
     assert len(types) == 2
     assert not [each for each in types if "pymongo_resilience_instrumentation" in each]
-
-
-@pytest.mark.parametrize("takes", ["exc", "is_server_side_error"])
-def test_an_interrupted_command_is_reported_by_either_signature(takes: str) -> None:
-    def with_error(self: Any, failure: Any, command_name: str, exc: BaseException) -> None: ...
-
-    def without(self: Any, failure: Any, command_name: str, is_server_side_error: bool) -> None: ...
-
-    cls = type("Telemetry", (), {"failed": with_error if takes == "exc" else without})
-    assert driver.interruptions._takes_the_error(cls) is (takes == "exc")

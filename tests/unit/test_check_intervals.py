@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, strategies as st
-from pymongo_resilience_instrumentation.recovery.check_intervals import CheckIntervals
+from pymongo_resilience_instrumentation.recovery.woken_monitors import CheckIntervals
 
 LEAST = 0.5
 """Seconds: the specification's minHeartbeatFrequencyMS."""

@@ -19,7 +19,7 @@ MODULES = sorted(
 )
 UNDOCUMENTED = {
     driver.clients.LOOK, driver.commands.LIMITED, driver.commands.PASSED,
-    driver.interruptions.HANDLED, driver.waits.SELECTION_TIMEOUT,
+    driver.waits.SELECTION_TIMEOUT,
 }  # fmt: skip
 PARTS = [*driver.private_names.parts(), *driver.private_names.parts_of_gridfs()]
 PRIVATE = UNDOCUMENTED | {

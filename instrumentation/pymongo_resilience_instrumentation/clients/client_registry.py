@@ -126,14 +126,17 @@ class ClientState:
         """Each pool, and how many it has by state."""
         client = self._client()
         for address, server in self.servers().items() if client is not None else ():
-            yield server.pool, server.pool.states(*driver.pools.connections(client, address))
+            yield (
+                server.pool,
+                server.pool.states(*driver.connections.connection_counts(client, address)),
+            )
 
     def waiting(self) -> Iterator[tuple[Pool, int]]:
         """Each pool, and how many calls wait for one of its connections."""
         client = self._client()
         waiting = Counter(id(place()) for place in list(self._clients.waiting.values()))
         for address, server in self.servers().items() if client is not None else ():
-            places = driver.pools.places_to_wait(client, address)
+            places = driver.connections.places_to_wait(client, address)
             yield server.pool, sum(waiting[id(each)] for each in places)
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 from . import (
     clients,
     commands,
+    connections,
     csot,
     cursors,
     finds,
-    interruptions,
+    monitors,
     private_names,
     repetition,
     retry_loop,
@@ -24,4 +25,3 @@ from . import (
     sessions,
     waits,
 )
-from .servers import checks, connections, monitors, pools, topologies

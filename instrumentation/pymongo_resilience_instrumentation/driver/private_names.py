@@ -8,15 +8,12 @@ from pymongo_resilience_instrumentation.self_check import Part, State
 
 from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
 from .commands import CONNECTIONS, LIMITED, PASSED
+from .connections import FAILED, HELLO, IDLE, IN_USE, PLACES
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
 from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
-from .interruptions import HANDLED, SENDERS, SENDING
+from .monitors import CHANGE, CONNECTORS, OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .retry_loop import EXECUTE_BATCH, LOOKING_UP, LOOP
 from .selection import PREFERENCES, SELECT, STALENESS
-from .servers.connections import FAILED, HELLO
-from .servers.monitors import OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
-from .servers.pools import IDLE, IN_USE, PLACES
-from .servers.topologies import CHANGE
 from .sessions import END_SESSION, STATE, WITHIN_TIME_LIMIT
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
 
@@ -111,16 +108,13 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
             (
                 "_condition", "_description", "_opened", "_seed_addresses", "_servers",
                 "_settings", "get_server_by_address", CHANGE,
-                f"{HANDLED}(self, address, err_ctx)",
                 f"{SELECTION_TIMEOUT}(self)", *OF_A_TOPOLOGY,
             ),
         ),
         (topologies, (f"{half.wait}(condition, timeout)",)),
-        (f"{topologies}:_ErrorContext", ("error",)),
         (server, ("_monitor",)),
         (monitor, ("cancel_check", *OF_A_MONITOR)),
-        (f"{monitor}Base", ("_executor",)),
-        (executor, ("_stopped", "_task" if prefix else "_thread", *OF_AN_EXECUTOR)),
+        (executor, OF_AN_EXECUTOR),
         (f"pymongo.network_layer:{prefix}NetworkingInterface", ("conn",)),
         (pools, (f"{half.wait}(condition, timeout)", f"{half.connect}(address, options)")),
         (pool, ("operation_count", HANDSHAKE, IDLE, IN_USE, *PLACES)),
@@ -148,9 +142,8 @@ def _of_both() -> Iterator[tuple[Any, ...]]:
     yield "pymongo.errors", ("_OperationCancelled",)
     yield "pymongo.errors:OperationFailure", ("_OperationFailure__details",)
     yield "pymongo.errors:PyMongoError", ("_remove_error_label",)
-    for module in SENDERS:
-        yield f"{module}:{SENDING}", ("telemetry", "command_name")
-    yield "pymongo._telemetry:_CommandTelemetry", ("failed", "_start", "_duration_s")
+    for module, name in CONNECTORS:
+        yield module, (f"{name}(address, options)",)
     selecting = "(self, selector, address, custom_selector, deprioritized_servers)"
     yield topology, (f"{LOOK}{selecting}", "known_servers")
     yield STALENESS, ("select",)

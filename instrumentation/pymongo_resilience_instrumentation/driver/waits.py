@@ -6,7 +6,7 @@ import importlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .servers.topologies import topologies
+from .monitors import topologies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

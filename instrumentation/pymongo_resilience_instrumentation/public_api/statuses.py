@@ -41,12 +41,12 @@ def status(client: Any, runtime: Runtime | None) -> ClientStatus:
         if counts is not None:
             return counts.by_address.get(address, 0)
         try:
-            return driver.pools.operations_in_progress(client, at)
+            return driver.connections.operations_in_progress(client, at)
         except AttributeError:  # a pymongo that lacks a name: the self-check has said so
             return None
 
     def lost_connections(at: Any) -> dict[str, int]:
-        pool = driver.pools.pool_of(client, at)
+        pool = driver.connections.pool_of(client, at)
         return {} if pool is None else driver.connections.lost(pool)
 
     if driver.clients.records_spans(client):

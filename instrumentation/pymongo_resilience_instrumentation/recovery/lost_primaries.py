@@ -44,8 +44,8 @@ BUILT_IN = tuple(type(each) for each in NAMED.values())
 def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     """What to wrap of topologies and connections, and with what."""
     if INTERRUPTIONS not in runtime.config.disabled_recovery:
-        for owner, asynchronous in driver.topologies.topologies():
-            yield owner, driver.topologies.CHANGE, Change(runtime, asynchronous)
+        for owner, asynchronous in driver.monitors.topologies():
+            yield owner, driver.monitors.CHANGE, Change(runtime, asynchronous)
     for owner in driver.commands.connections_with(driver.connections.HELLO):
         yield owner, driver.connections.HELLO, Handshake(runtime)
 
@@ -62,7 +62,7 @@ class Change(Interceptor):
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
         with suppress(Exception):  # under the driver's lock nothing is logged
-            address = driver.topologies.replaced_primary(entered.instance)
+            address = driver.monitors.replaced_primary(entered.instance)
             if address is not None:
                 self._watch(FormerPrimary(self._runtime, entered.instance, address))
         return result
@@ -103,14 +103,14 @@ class FormerPrimary:
         Returns the seconds to the next look; None where there is nothing left to do.
         """
         with shielded("after an election"):
-            pool = driver.topologies.pool_at(self._topology, self._address)
+            pool = driver.monitors.pool_at(self._topology, self._address)
             if pool is None or not self._runtime.enabled_flag.on:
                 return None
             if self._asked_at is None:
                 self._asked_at = time.monotonic()
-                driver.topologies.check(self._topology, self._address)
+                driver.monitors.request_check(self._topology, self._address)
                 return GRACE
-            if driver.topologies.last_reply_at(self._topology, self._address) >= self._asked_at:
+            if driver.monitors.last_reply_at(self._topology, self._address) >= self._asked_at:
                 return None
             self._interrupt(pool)
             self._looks += 1

@@ -1,7 +1,9 @@
-"""Monitors that are woken: after a network error, and when an operation waits for their server."""
+"""Monitors that check a lost server sooner: woken after a network error and when an operation waits
+for their server, and checking at shorter intervals while it is lost."""
 
 from __future__ import annotations
 
+import random
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -12,8 +14,6 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
 
-from .check_intervals import CheckIntervals
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -22,21 +22,84 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
+FIRST = 0.01
+"""Seconds to the second check of a server that could be reached until now."""
+REFUSED = 0.03
+"""Seconds at least to where the interval stops doubling while connections are refused: nothing
+listens there, so a check costs a packet each way and no server a hello."""
+REFUSED_PART = 0.04
+"""Of the time that connections have been refused for: how late the server is found at most."""
+LONGEST = 1.0
+"""Seconds; the driver's own interval is shorter."""
+MOST_HELLOS = 10
+"""Of an outage that may be sent at shorter intervals than the specification's."""
+
+
 _INTERVALS = "_pymongo_resilience_intervals"
 
 
 def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     """What to wrap of monitors, and with what."""
     without = runtime.config.disabled_recovery
+    woken = WOKEN_CHECKS not in without and driver.connections.CAN_WAKE
+    quick = QUICK_CHECKS not in without
+    for module, name in driver.monitors.connectors():
+        yield module, name, Connect()
     for cls, asynchronous in driver.monitors.monitor_classes():
-        if WOKEN_CHECKS not in without and driver.connections.CAN_WAKE:
-            yield cls, driver.monitors.READ, Read()
+        yield cls, driver.monitors.READ, Read()
+        yield cls, driver.monitors.CHECK, (CheckAsync if asynchronous else Check)(quick)
+        if woken:
             yield cls, driver.monitors.CANCEL, _after(runtime.enabled_flag, driver.monitors.wake)
-        if QUICK_CHECKS not in without:
-            yield cls, driver.monitors.CHECK, CheckAsync() if asynchronous else Check()
+        if quick:
             base = next(each for each in cls.__mro__ if driver.monitors.REQUEST in vars(each))
             sooner = _after(runtime.enabled_flag, driver.monitors.end_sleep)
             yield base, driver.monitors.REQUEST, sooner
+
+
+class CheckIntervals:
+    """Of one server's monitor, which alone uses it.
+
+    Source: Server Discovery and Monitoring, "minHeartbeatFrequencyMS", which has 500 ms for all.
+    """
+
+    def __init__(self) -> None:
+        self._reached = False
+        self._failed_at: float | None = None
+        self._interval = FIRST
+        self._hellos = 0
+
+    def note(self, now: float, *, known: bool, refused: bool) -> None:
+        """After each check. ``now`` in seconds; ``refused``: the address refused the connection."""
+        if known:
+            self._reached, self._failed_at, self._interval = True, None, FIRST
+            self._hellos = 0
+            return
+        self._hellos += not refused
+        if self._failed_at is None:
+            self._failed_at = now
+        else:
+            doubled = min(self._interval * 2, LONGEST)
+            limit = max(REFUSED, (now - self._failed_at) * REFUSED_PART)
+            self._interval = min(doubled, limit) if refused else doubled
+
+    def seconds(self, most: float) -> float:
+        """To the next check; ``most`` is the specification's, which holds for a server that was
+        never reached."""
+        if not self._reached or self._interval >= most or self._hellos >= MOST_HELLOS:
+            return most
+        # Not all clients of a server at once.
+        return min(self._interval * random.uniform(0.75, 1.25), most)  # noqa: S311 - no secret
+
+
+class Connect(Interceptor):
+    """A socket is opened."""
+
+    def enter(self, _given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
+        return Entered(None)
+
+    def succeeded(self, _entered: Entered, result: Any) -> Any:
+        driver.monitors.note_connected()
+        return result
 
 
 class Read(Interceptor):
@@ -62,23 +125,30 @@ def _after(enabled_flag: EnabledFlag, step: Callable[[Any], None]) -> Method:
 
 
 class Check(Interceptor):
+    """One check, and the wait for the next one."""
+
+    def __init__(self, quick: bool) -> None:
+        self._quick = quick
+
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         return Entered(given[0])
 
-    def succeeded(self, entered: Entered, result: Any) -> Any:
+    def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
+        with driver.monitors.checking(entered.instance):
+            result = original(*given, **kwargs)
         with shielded("between two checks of a server"):
-            driver.monitors.pause(entered.instance, _interval(entered.instance))
+            if self._quick:
+                driver.monitors.pause(entered.instance, _interval(entered.instance))
         return result
 
 
 class CheckAsync(Check):
     async def send(self, entered: Entered, original: Function, *given: Any, **kwargs: Any) -> Any:
-        result = await original(*given, **kwargs)
+        with driver.monitors.checking(entered.instance):
+            result = await original(*given, **kwargs)
         with shielded("between two checks of a server"):
-            await driver.monitors.pause_async(entered.instance, _interval(entered.instance))
-        return result
-
-    def succeeded(self, entered: Entered, result: Any) -> Any:  # noqa: ARG002 - as above
+            if self._quick:
+                await driver.monitors.pause_async(entered.instance, _interval(entered.instance))
         return result
 
 

@@ -87,15 +87,15 @@ def symptom(described: Any, of: Any) -> Symptom | None:
 
 
 def _check(topology: object, address: Address) -> str | None:
-    check = driver.checks.check_in_progress(topology, address)
+    check = driver.monitors.check_in_progress(topology, address)
     if check is None:
         return None
-    seconds = f"for {check.seconds:.1f} s".replace(".0 s", " s")
-    if check.connecting:
-        return f"no answer to a connection attempt {seconds} (firewall, wrong address?)"
-    if check.handshaking:
+    seconds = f"for {driver.csot.now() - check.since:.1f} s".replace(".0 s", " s")
+    if check.connection is not None:
+        return f"no answer to hello {seconds}"
+    if check.connected:
         return f"TLS handshake unanswered {seconds}"
-    return f"no answer to hello {seconds}"
+    return f"no answer to a connection attempt {seconds} (firewall, wrong address?)"
 
 
 def read_preference(preference: Any) -> ReadPreference:

@@ -135,7 +135,7 @@ class RefusedLogins(Interceptor):
         self._refused: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def refusals(self, client: object, address: Address) -> int:
-        pool = driver.pools.pool_of(client, address)
+        pool = driver.connections.pool_of(client, address)
         return 0 if pool is None else self._refused.get(pool, 0)
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
@@ -249,7 +249,7 @@ def _verdict(
 
 
 def _seeds(client: object) -> list[Address]:
-    return driver.waits.seeds(driver.checks.topology_of(client))
+    return driver.waits.seeds(driver.monitors.topology_of(client))
 
 
 def found_on(topology: Any) -> dict[Address, Exception | str | None]:

@@ -55,7 +55,7 @@ def explain_selection(
         open_breakers=_open_breakers(breakers),
         local_threshold=client.options.local_threshold_ms / 1000,
     )
-    return explain(conversions.topology(described, driver.checks.topology_of(client)), criteria)
+    return explain(conversions.topology(described, driver.monitors.topology_of(client)), criteria)
 
 
 def _open_breakers(breakers: Mapping[Address, Snapshot]) -> dict[str, float]:

@@ -162,7 +162,7 @@ class Login:
             self.findings.append(diagnosed("login", _CODES[code]))
             return
         if isinstance(error, ServerSelectionTimeoutError):
-            found = diagnosis(driver.checks.topology_of(client), ReadPreference.PRIMARY)
+            found = diagnosis(driver.monitors.topology_of(client), ReadPreference.PRIMARY)
             if found is not None and found.symptom not in _OTHERWISE:
                 servers = f": {', '.join(found.servers)}"
                 self.findings.append(diagnosed("login", found.symptom, servers))

@@ -1,4 +1,4 @@
-"""Where pymongo's monitors wait: for the reply to a check, and for the time of the next one."""
+"""pymongo's monitors: the check in progress, the wait for the next one, what they have learned."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import os
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,30 +20,49 @@ from .connections import shut_down
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
+
+    from pymongo_resilience_instrumentation.addresses import Address
 
 Interval = Callable[[float], float]
 """Seconds between two checks where one is asked for, given the driver's own."""
 CHECK, READ, CANCEL, REQUEST = "_run", "_check_with_socket", "cancel_check", "request_check"
 """A monitor's methods: one check, the part that needs its connection, what ends it, and what has
 the next one made soon."""
+CHANGE = "_process_change"
+"""A topology's method: called under its lock with every new description of a server."""
+_PRIMARY = "_pymongo_resilience_primary"
 OF_A_MONITOR = (CHECK, READ, CANCEL, REQUEST, "_executor", "_server_description", "_topology")
 OF_AN_EXECUTOR = (
     "_event", "_interval", "_min_interval", "_skip_sleep", "_stopped", "skip_sleep",
 )  # fmt: skip
 OF_A_TOPOLOGY = ("_description",)
-_READING, _WAKE_UP = "_pymongo_resilience_reading", "_pymongo_resilience_wake_up"
+CONNECTORS = (
+    ("pymongo.pool_shared", "_create_connection"),
+    ("pymongo.pool_shared", "_async_create_connection"),
+)
+"""What opens a socket, before a TLS handshake."""
+_CHECK, _WAKE_UP = "_pymongo_resilience_check", "_pymongo_resilience_wake_up"
 _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 
 
-class _Reading:
-    """A check that may be waiting for its reply."""
+class Check:
+    """A check in progress. Written by its monitor alone."""
 
-    __slots__ = ("connection", "process", "woken")
+    __slots__ = ("connected", "connection", "process", "since", "woken")
 
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
+    def __init__(self) -> None:
+        self.since = now()
+        self.connected = False
+        """The server has accepted a connection."""
+        self.connection: Any = None
+        """The one on which the reply to hello is awaited, since then."""
         self.process = os.getpid()
         self.woken = False
+
+
+_checking: ContextVar[Check | None] = ContextVar("pymongo_resilience_check", default=None)
+"""The check that the caller's thread or task makes."""
 
 
 class LastCheck(NamedTuple):
@@ -59,6 +79,12 @@ def monitor_classes() -> Iterator[tuple[type, bool]]:
         yield importlib.import_module(f"pymongo.{half}.monitor").Monitor, half == "asynchronous"
 
 
+def connectors() -> Iterator[tuple[ModuleType, str]]:
+    """Where the driver looks up what opens a socket."""
+    for module, name in CONNECTORS:
+        yield importlib.import_module(module), name
+
+
 def was_cancelled(error: BaseException) -> bool:
     return isinstance(error, _OperationCancelled)
 
@@ -69,20 +95,45 @@ def read_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
 
 
 @contextmanager
+def checking(monitor: Any) -> Iterator[None]:
+    """Around one check."""
+    made = vars(monitor)[_CHECK] = Check()
+    token = _checking.set(made)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+        vars(monitor).pop(_CHECK, None)
+
+
+def note_connected() -> None:
+    """The caller has opened a socket."""
+    check = _checking.get()
+    if check is not None:
+        check.connected = True
+
+
+@contextmanager
 def reading(monitor: Any, connection: Any) -> Iterator[None]:
     """Around the part of a check that waits for its reply. A check that was woken was cancelled,
     whatever the driver makes of how it ended."""
-    found = vars(monitor)[_READING] = _Reading(connection)
+    check = vars(monitor).setdefault(_CHECK, Check())
+    check.since, check.connection = now(), connection
     try:
         yield
     except ReferenceError:  # the client was collected
         raise
     except Exception:
-        if found.woken:
+        if check.woken:
             raise _OperationCancelled("operation cancelled") from None
         raise
     finally:
-        vars(monitor).pop(_READING, None)
+        vars(monitor).pop(_CHECK, None)
+
+
+def check_in_progress(topology: Any, address: Address) -> Check | None:
+    server = topology._servers.get(address)
+    return None if server is None else vars(server._monitor).get(_CHECK)
 
 
 def wake(monitor: Any) -> None:
@@ -90,11 +141,11 @@ def wake(monitor: Any) -> None:
 
     May be called from a weak reference's callback: it takes no locks.
     """
-    reading = vars(monitor).get(_READING)
+    check = vars(monitor).get(_CHECK)
     # A socket that was inherited by a fork is still the parent's.
-    if reading is not None and reading.process == os.getpid():
-        reading.woken = True
-        shut_down(reading.connection)
+    if check is not None and check.connection is not None and check.process == os.getpid():
+        check.woken = True
+        shut_down(check.connection)
     end_sleep(monitor)
 
 
@@ -175,3 +226,50 @@ def _left(executor: Any, ended: float, interval: Interval) -> float:
     least: float = executor._min_interval
     due = ended + (interval(least) if executor._event else executor._interval)
     return min(due - now(), least)
+
+
+def topology_of(client: Any) -> Any:
+    """None before the client has begun to look for servers."""
+    return client._topology
+
+
+def topologies() -> Iterator[tuple[type, bool]]:
+    """Its classes, and whether they are of asyncio."""
+    for half in ("synchronous", "asynchronous"):
+        yield importlib.import_module(f"pymongo.{half}.topology").Topology, half == "asynchronous"
+
+
+def replaced_primary(topology: Any) -> Address | None:
+    """After a change: the address of the last primary, where another member is it now. Each is
+    reported once."""
+    described = topology._description.server_descriptions()
+    before: Address | None = getattr(topology, _PRIMARY, None)
+    now = next((at for at, each in described.items() if each.server_type_name == "RSPrimary"), None)
+    if now is None or now == before:
+        return None
+    setattr(topology, _PRIMARY, now)
+    return before
+
+
+def pool_at(topology: Any, address: Address) -> Any:
+    """None where the client does not know the server any more, or is closed."""
+    server = topology._servers.get(address) if topology._opened else None
+    return None if server is None else server.pool
+
+
+def last_reply_at(topology: Any, address: Address) -> float:
+    """On the driver's clock: when the server answered a check. Minus infinity where the last one
+    failed."""
+    server = topology._servers.get(address)
+    if server is None:
+        return float("-inf")
+    found = server._monitor._server_description
+    return float(found.last_update_time) if found.is_server_type_known else float("-inf")
+
+
+def request_check(topology: Any, address: Address) -> None:
+    """Have the server checked anew."""
+    server = topology._servers.get(address)
+    if server is not None:
+        server._monitor.cancel_check()
+        server._monitor.request_check()

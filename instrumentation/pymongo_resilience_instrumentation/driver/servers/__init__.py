@@ -1,1 +1,0 @@
-"""How pymongo reaches servers: topologies, monitors and their checks, pools, connections."""
