@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.driver.servers import connections
+from pymongo_resilience_instrumentation.driver import connections
 
 NAMES = {"TCP_KEEPALIVE": 0x10, "TCP_KEEPINTVL": 0x101, "TCP_KEEPCNT": 0x102}
 """What Python names on macOS, with the numbers of its <netinet/tcp.h>."""
