@@ -20,7 +20,7 @@ pytestmark = pytest.mark.oldest
 
 MONITOR_SEES = {
     # Without a second look.
-    "TLS to plain": Symptom.SILENT,
+    "TLS to plain": Symptom.NO_TLS_ANSWER,
     "plain to TLS": Symptom.HANGS_UP,
 }
 NEVER = {"wrong password", "missing rights", "no user"}

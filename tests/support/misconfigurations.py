@@ -172,7 +172,7 @@ MISCONFIGURATIONS: dict[str, tuple[Symptom, Planted]] = {
         _certificate(lambda world: world.authority.issue_cert("127.0.0.1"), tls=False),
     ),
     "silent": (Symptom.SILENT, _behind(fake_servers.is_silent, tls=False)),
-    "silent at TLS": (Symptom.SILENT, _behind(fake_servers.is_silent, tls=True)),
+    "silent at TLS": (Symptom.NO_TLS_ANSWER, _behind(fake_servers.is_silent, tls=True)),
     "hangs up": (Symptom.HANGS_UP, _behind(fake_servers.hangs_up, tls=False)),
     "plain text to TLS": (
         Symptom.PLAIN_PORT, _behind(fake_servers.answers_in_plain_text, tls=True),

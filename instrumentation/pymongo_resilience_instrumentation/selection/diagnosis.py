@@ -40,6 +40,7 @@ class Symptom(enum.Enum):
     UNKNOWN_HOST = "unknown_host"
     REFUSED = "refused"
     BLACK_HOLE = "black_hole"
+    NO_TLS_ANSWER = "no_tls_answer"
     SILENT = "silent"
     HANGS_UP = "hangs_up"
     OTHER = "other"
@@ -124,6 +125,11 @@ ROWS: Mapping[Symptom, Row] = {
         "no answer to a connection attempt",
         "firewalls, security groups and IP access lists, routes or VPN, and the address",
     ),
+    Symptom.NO_TLS_ANSWER: Row(
+        "the server accepts connections and never answers the TLS handshake",
+        "whether that port uses TLS at all, whether the process hangs (disk, memory), and proxies "
+        "or load balancers in between",
+    ),
     Symptom.SILENT: Row(
         "the server accepts connections and never responds",
         "whether the process hangs (disk, memory), and proxies or load balancers in between",
@@ -165,7 +171,8 @@ _TEXTS = {
     ),
     Symptom.REFUSED: ("refused",),
     Symptom.BLACK_HOLE: ("no answer to a connection", "unreachable", "no route to host"),
-    Symptom.SILENT: ("timed out", "unanswered", "no answer to hello"),
+    Symptom.NO_TLS_ANSWER: ("handshake.*(unanswered|timed out)",),
+    Symptom.SILENT: ("timed out", "no answer to hello"),
     Symptom.HANGS_UP: ("reset by peer", "broken pipe", "eof", "connection closed", "aborted"),
 }  # fmt: skip
 """What an error without values says (``descriptions.error_text``), or a check in progress."""

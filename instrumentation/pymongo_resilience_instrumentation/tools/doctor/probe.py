@@ -179,7 +179,7 @@ class Prober:
     def _look_again(self, probe: Probe) -> None:
         """With or without TLS, or without its checks: why the first try failed."""
         match probe.symptom:
-            case Symptom.HANGS_UP | Symptom.SILENT if self._target.tls and probe.stage == "tls":
+            case Symptom.HANGS_UP | Symptom.NO_TLS_ANSWER if probe.stage == "tls":
                 with closing(self._anew(probe)) as plain:
                     say_hello(plain)
                 probe.symptom = Symptom.PLAIN_PORT
@@ -248,7 +248,12 @@ def _symptom(error: Exception, stage: str) -> Symptom:
 
 def unanswered(stage: str) -> Symptom:
     """Of a server that has not finished a step in time."""
-    return {"dns": Symptom.UNKNOWN_HOST, "tcp": Symptom.BLACK_HOLE}.get(stage, Symptom.SILENT)
+    found = {
+        "dns": Symptom.UNKNOWN_HOST,
+        "tcp": Symptom.BLACK_HOLE,
+        "tls": Symptom.NO_TLS_ANSWER,
+    }
+    return found.get(stage, Symptom.SILENT)
 
 
 def _ms(began: float) -> float:
