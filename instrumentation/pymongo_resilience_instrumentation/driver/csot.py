@@ -84,8 +84,7 @@ class _Ours(float):
 class InForce(AbstractContextManager[None]):
     """Puts a length and an end in force, in the context of one thread or task.
 
-    Wherever an exception of a signal handler strikes, all is as it was before: half-way in, it is
-    put back at once; half-way out, ``__exit__`` may be called once more, and may be in any case.
+    Whatever strikes half-way in, all is put back at once. ``__exit__`` may be called once more.
     """
 
     __slots__ = ("_before", "_ends", "_rtt", "_seconds", "_token")

@@ -35,7 +35,9 @@ def limit(enabled_flag: EnabledFlag) -> Method:
             command = given[-1] if given else kwargs["cmd"]
             own = None if command is None else command.get(LIMIT)
             result = original(connection, *given, **kwargs)
-            if timeout is not None:
+            # Most commands are of no cursor, and have time.
+            plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
+            if timeout is not None and not plain:
                 _adjust(connection, command, own, timeout, call)
             if call is not None and attempt is not None:
                 call.reply_within = None if command is None else attempt
