@@ -17,12 +17,17 @@ from pymongo import MongoClient
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.demo.contenders import Side
 from pymongo_resilience_instrumentation.tools.demo.fault_script import TIMELINE
-from pymongo_resilience_instrumentation.tools.demo.ledger import Balance, Ledger
 from pymongo_resilience_instrumentation.tools.demo.live_view import shown
-from pymongo_resilience_instrumentation.tools.demo.messages import FinalMessage, Outcome
+from pymongo_resilience_instrumentation.tools.demo.outcomes import FinalMessage, Outcome, Tally
 from pymongo_resilience_instrumentation.tools.demo.result import Result
-from pymongo_resilience_instrumentation.tools.demo.tally import Tally
-from pymongo_resilience_instrumentation.tools.demo.workload import Kind, Step, perform, prepare
+from pymongo_resilience_instrumentation.tools.demo.workload import (
+    Balance,
+    Kind,
+    Ledger,
+    Step,
+    perform,
+    prepare,
+)
 from rich.console import Console
 from support.clients import wait_until
 from support.otlp_collector import collecting

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from .messages import Branch
+    from .outcomes import Branch
     from .result import Result
 
 _WIDTH: Final = 116

@@ -1,10 +1,11 @@
-"""Puts the demonstration together: server, replica_sets, sides, picture, ledger, report."""
+"""Puts the demonstration together, and runs the timeline on all sides step by step."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,16 +18,20 @@ from pymongo_resilience_instrumentation.tools.testbed.server import described
 
 from .closing_report import report, save_svg
 from .contenders import Side
+from .fault_script import TIMELINE, Scene
 from .live_view import shown
+from .outcomes import Tally
 from .process_pool import ProcessPool
 from .result import Result
-from .runner import Runner
 from .side_process import Settings
-from .tally import Tally
-from .workload import prepare
+from .workload import Ledger, Step, prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from .live_view import Display
+    from .outcomes import Outcome
+
 
 _TRACED_PHASE: Final = "cut after"
 _WIDTH_OF_PIPES: Final = 116
@@ -102,3 +107,73 @@ def play(options: Options, console: Console) -> Result:
             balances=balances,
             faults=runner.faults,
         )
+
+
+_PACE: Final = 0.02
+
+
+class Runner:
+    """Runs the timeline once. Not thread-safe."""
+
+    def __init__(
+        self,
+        process_pool: ProcessPool,
+        replica_sets: dict[Side, ReplicaSet],
+        tally: Tally,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.ledgers = {side: Ledger() for side in Side}
+        self.faults: dict[Side, Counter[str]] = {side: Counter() for side in Side}
+        self._company = process_pool
+        self._replica_sets = replica_sets
+        self._tally = tally
+        self._recorder = recorder
+        self._steps = 0
+
+    def run(self, seconds: float, seed: int, display: Display) -> None:
+        """Play every phase, for about so many seconds together; raises DemoError."""
+        end = time.monotonic()
+        for phase in TIMELINE:
+            # Counted from the beginning, so that a phase which ran over shortens the later ones.
+            end += phase.share * seconds
+            self._tally.phase = phase.name
+            display.begin(phase)
+            for played, scene in enumerate(phase.scenes(seed)):
+                if played >= phase.shortest and time.monotonic() >= end:
+                    break
+                self._play(scene, phase.name)
+            display.end(phase)
+
+    def _play(self, scene: Scene, phase: str) -> None:
+        step = Step(self._steps, scene.kind, phase)
+        self._steps += 1
+        # Part of the script: the load's rhythm, or the silence in which connections age.
+        time.sleep(max(_PACE, scene.idle))
+        injected = {side: scene.faults() for side in self._replica_sets}
+        for side, faults in injected.items():
+            for fault in faults:
+                self._replica_sets[side].inject(fault)
+        began = time.time()
+        outcomes = self._company.step(step)
+        self._record(step, outcomes, began)
+        for side, faults in injected.items():
+            self._replica_sets[side].clear()
+            for fault in faults:
+                self.faults[side][type(fault).__name__] += fault.injected
+        self._tally.add(phase, outcomes)
+        for side, outcome in outcomes.items():
+            self.ledgers[side].record(step, acknowledged=outcome.error is None)
+
+    def _record(self, step: Step, outcomes: dict[Side, Outcome], began: float) -> None:
+        if self._recorder is None:
+            return
+        for side, outcome in outcomes.items():
+            self._recorder.operation(
+                step.kind.value,
+                outcome.seconds,
+                error=outcome.error,
+                server=self._replica_sets[side].members[0].host_and_port,
+                repeated=outcome.repeated,
+                side=side.value,
+                at=began,
+            )

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from .fault_script import Phase
-    from .ledger import Balance
-    from .tally import Record, Tally
+    from .outcomes import Record, Tally
+    from .workload import Balance
 
 _REFRESHES_PER_SECOND = 5
 _NOTE = (

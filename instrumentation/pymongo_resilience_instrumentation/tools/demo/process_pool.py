@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from . import side_process
-from .messages import FinalMessage, Outcome
+from .outcomes import FinalMessage, Outcome
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -16,9 +16,8 @@ from .contenders import Side
 if TYPE_CHECKING:
     from collections import Counter
 
-    from .ledger import Balance
-    from .messages import FinalMessage
-    from .tally import Record, Tally
+    from .outcomes import FinalMessage, Record, Tally
+    from .workload import Balance
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo.errors import PyMongoError
 
 from .contenders import Counts, Side, connect
-from .messages import FinalMessage, Outcome
+from .outcomes import FinalMessage, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,7 @@ from .deployments.deployment import Deployment
 from .deployments.pass_through import InFrontOf
 from .deployments.real_replica_set import RealReplicaSet
 from .deployments.replica_set import ReplicaSet
-from .deployments.sharded_cluster import ShardedCluster
-from .deployments.standalone import Standalone
+from .deployments.unreplicated import ShardedCluster, Standalone
 from .fault import Fault
 from .faults import (
     BlackHole,

@@ -17,8 +17,7 @@ from .control import Control
 from .deployments.pass_through import InFrontOf
 from .deployments.real_replica_set import RealReplicaSet
 from .deployments.replica_set import ReplicaSet
-from .deployments.sharded_cluster import ShardedCluster
-from .deployments.standalone import Standalone
+from .deployments.unreplicated import ShardedCluster, Standalone
 from .drills import drill, fitted, named
 from .fault import refused, whole
 from .fault_catalog import FAILOVER, NETWORK, SERVER, restart

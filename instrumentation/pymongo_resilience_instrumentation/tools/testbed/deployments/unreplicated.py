@@ -1,11 +1,10 @@
-"""Routers of a sharded cluster."""
+"""Deployments whose members know no replication: routers of a sharded cluster, a standalone."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from .deployment import Deployment
-from .standalone import REPLICATION_FIELDS
 
 if TYPE_CHECKING:
     from bson import ObjectId
@@ -14,6 +13,19 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.tools.testbed.server import Kind
     from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
 
+REPLICATION_FIELDS: Final = (
+    "arbiters",
+    "electionId",
+    "hosts",
+    "lastWrite",
+    "me",
+    "passives",
+    "primary",
+    "secondary",
+    "setName",
+    "setVersion",
+    "tags",
+)
 _TOKEN: Final = {"recoveryShardId": "shard0"}
 """With it a commit can be finished through any router."""
 _WRITES: Final = frozenset({"bulkWrite", "delete", "findAndModify", "insert", "update"})
@@ -72,6 +84,32 @@ class ShardedCluster(Deployment):
         del member
         is_write = request.is_inside_transaction and request.command_name in _WRITES
         return {"recoveryToken": _TOKEN} if is_write else {}
+
+
+class Standalone(Deployment):
+    """A single server, which knows no transaction numbers: drivers do not retry writes on it."""
+
+    default_members: ClassVar[int] = 1
+    most_members: ClassVar[int | None] = 1
+    kind: ClassVar[Kind] = "standalone"
+
+    def describe(self, member: Member, hello: Document) -> None:
+        """Leave out all fields of replication."""
+        del member
+        for field in REPLICATION_FIELDS:
+            hello.pop(field, None)
+
+    def refusal(self, member: Member, request: Message) -> Document | None:
+        """Refuse transaction numbers, as a standalone mongod does."""
+        del member
+        if "txnNumber" not in request.body:
+            return None
+        return {
+            "ok": 0.0,
+            "errmsg": "Transaction numbers are only allowed on a replica set member or mongos",
+            "code": 20,
+            "codeName": "IllegalOperation",
+        }
 
 
 def _session(member: Member, request: Message) -> _Session:
