@@ -1,23 +1,9 @@
 """What a forked child must not take over from its parent: here, and nowhere else.
 
-A child has the parent's memory and a single thread, the one that forked. What the other threads
-were doing is never finished there: a lock they held would stay locked, a connection in use would be
-counted as used for ever. So in the child
-
-- every lock is a new one;
-- no client has a server until the child uses it. pymongo gives an inherited client a new topology
-  and new connections, and the gauges show only those: the parent shows its own;
-- a call in progress is the parent's, which ends its spans and counts it. What the child calls has
-  neither that span above it nor that deadline, even where the fork happened inside of the call (in
-  a generator that ``insert_many`` reads from, say);
-- so is a command in flight without a call, as a ``close()`` sends it with the strategy ``driver``;
-- what the parent's finalizers, and its open transactions, left for later is the parent's to do;
-- no attempt is counted as in progress on a server: those are the parent's;
-- retry budgets are full again and circuit breakers closed, with locks of their own. A permit that
-  the parent's call holds does not count.
-
-The patches, the enabled flag and the configuration stay: a fork after ``instrument()`` is
-instrumented.
+A child has a single thread, the one that forked: a lock that another one held would stay locked.
+So every lock there is a new one, and nothing is in progress: no call and none of its spans, no
+attempt, no deferred work, no server of an inherited client until the child uses it. Budgets are
+full, breakers closed. The patches, the enabled flag and the configuration stay.
 
 Not ours to reset is OpenTelemetry's SDK. One that was set up before the fork goes on in the child
 with the sums it had, and a lock of its metrics that some thread held just then stays locked there
@@ -32,11 +18,14 @@ from typing import TYPE_CHECKING
 from pymongo_resilience.internal_errors import shielded
 
 from . import calls, deferred
-from .clients import by_client
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
+HAVE_LOCKS = (
+    "clients", "budgets", "closings", "breakers", "shedding", "selectors", "transaction_spans",
+    "hedges",
+)  # fmt: skip
 _watched: Runtime | None = None
 
 
@@ -51,20 +40,12 @@ def _in_child() -> None:
     runtime = _watched
     if runtime is None:
         return
-    parts = (
-        runtime.clients,
-        runtime.budgets,
-        runtime.closings,
-        runtime.breakers,
-        runtime.shedding,
-        runtime.selectors,
-        runtime.transaction_spans,
-        runtime.hedges,
-    )
     steps = [deferred.forget_deferred, calls.detach_in_child, calls.clear_inherited]
-    steps += [by_client.reset_after_fork]
-    steps.append(runtime.in_flight.clear)
-    steps += [part.reset_after_fork for part in parts if part is not None]
+    steps += [by_client.reset_after_fork, runtime.in_flight.clear]
+    for name in HAVE_LOCKS:
+        part = getattr(runtime, name)
+        if part is not None:
+            steps.append(part.reset_after_fork)
     for step in steps:
         with shielded("in a forked child"):
             step()

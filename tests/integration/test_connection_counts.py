@@ -10,7 +10,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.clients.pool_state import Pool
+from pymongo_resilience_instrumentation.clients.client_registry import Pool
 from support.clients import Side, wait_until
 from support.open_sockets import inodes_to
 from support.telemetry import Instrument, Telemetry

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
 from pymongo.cursor import CursorType
 from pymongo.monitoring import CommandListener, ConnectionPoolListener
-from pymongo_resilience_instrumentation.clients.pool_state import Pool
+from pymongo_resilience_instrumentation.clients.client_registry import Pool
 from pymongo_resilience_instrumentation.telemetry import listeners
 from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer

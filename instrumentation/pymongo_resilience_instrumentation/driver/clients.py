@@ -8,10 +8,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ReadPreference, common
-from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.synchronous.collection import Collection
-from pymongo.synchronous.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,23 +126,9 @@ def _end_commands(connection: Any, ids: list[Any]) -> Iterator[dict[str, Any]]:
             yield {"endSessions": ids[at : at + MOST_SESSIONS]}
 
 
-def _behind(name: str, *classes: type) -> str:
-    private = f"_{name}"
-    # Another library may have replaced the constructor by an object without code.
-    codes = [getattr(cls.__init__, "__code__", None) for cls in classes]  # type: ignore[misc]  # only looked at
-    known = all(private in getattr(code, "co_names", ()) for code in codes)
-    return private if known else name
-
-
-_DATABASE = _behind("database", Collection, AsyncCollection)
-
-client_of_collection = attrgetter(f"{_DATABASE}.{_behind('client', Database, AsyncDatabase)}")
-client_of_database = attrgetter(_behind("client", Database, AsyncDatabase))
-names_of_collection = attrgetter(
-    f"{_DATABASE}.{_behind('name', Database, AsyncDatabase)}",
-    _behind("name", Collection, AsyncCollection),
-)
-"""The database's and its own."""
+client_of_collection = attrgetter("database.client")
+client_of_database = attrgetter("client")
+names_of_collection = attrgetter("database.name", "name")
 
 
 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience_instrumentation.clients import pool_state
+from pymongo_resilience_instrumentation.clients import client_registry
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
@@ -31,7 +31,7 @@ ERROR_TYPE = "error.type"
 EXCEPTION_TYPE = "exception.type"
 EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
-POOL_NAME = pool_state.POOL_NAME
+POOL_NAME = client_registry.POOL_NAME
 CONNECTION_STATE = "db.client.connection.state"
 
 OURS = "pymongo_resilience."

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients.pool_state import Pool
+    from pymongo_resilience_instrumentation.clients.client_registry import Pool
 
 NO_CONTEXT = trace.set_span_in_context(trace.INVALID_SPAN, Context())
 """Monitors and background tasks of async clients have inherited the context of the client's first
