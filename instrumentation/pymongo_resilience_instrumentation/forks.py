@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pymongo_resilience.internal_errors import shielded
 
 from . import calls, deferred
+from .clients import by_client
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
