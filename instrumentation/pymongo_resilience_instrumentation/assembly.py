@@ -22,17 +22,15 @@ from pymongo_resilience_instrumentation.clients.closings import ClientClock, Clo
 from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.telemetry.commands.span_hooks import SpanHooks
-from pymongo_resilience_instrumentation.telemetry.decision_listeners import (
-    CallLog,
-    Reported,
-    Unreported,
+from pymongo_resilience_instrumentation.telemetry.client_tracing import OtherTracers
+from pymongo_resilience_instrumentation.telemetry.commands.command_spans import (
+    CommandSpans,
+    SpanHooks,
 )
+from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported, Unreported
 from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
 from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules

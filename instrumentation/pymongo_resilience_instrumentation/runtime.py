@@ -15,7 +15,7 @@ from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin
-from pymongo_resilience_instrumentation.telemetry import call_timelines
+from pymongo_resilience_instrumentation.telemetry import decisions
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import timeout_errors, wait_times
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.selector import Selectors
     from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
     from pymongo_resilience_instrumentation.self_check import State
+    from pymongo_resilience_instrumentation.telemetry.client_tracing import OtherTracers
     from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
-    from pymongo_resilience_instrumentation.telemetry.decision_listeners import Unreported
+    from pymongo_resilience_instrumentation.telemetry.decisions import Unreported
     from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
     from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
         OperationMetrics,
     )
     from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-    from pymongo_resilience_instrumentation.telemetry.other_tracers import OtherTracers
     from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
         TransactionSpan,
         TransactionSpans,
@@ -210,7 +210,7 @@ class Runtime:
 
     def _show_timeline(self, call: Call, error: BaseException | None, seconds: float) -> None:
         with shielded(f"while logging the timeline of {call.operation}"):
-            call_timelines.show(call, error, seconds, self.slow_seconds)
+            decisions.show(call, error, seconds, self.slow_seconds)
 
     @property
     def shows_calls(self) -> bool:

@@ -28,7 +28,7 @@ from pymongo.synchronous.pool import Connection
 from pymongo_resilience_instrumentation.failures import classify, reasons, safe_texts
 from pymongo_resilience_instrumentation.selection.breaker_errors import refused
 from pymongo_resilience_instrumentation.selection.shedding_registry import OverloadShedError
-from pymongo_resilience_instrumentation.telemetry import semconv, span_errors
+from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
 from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import timeout_errors as timeouts
 from support.engine.driver_exceptions import built, exceptions, filled, made, nasty_children, others
@@ -282,7 +282,7 @@ def test_every_exception_can_be_shown(error: Exception) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with provider.get_tracer("test").start_as_current_span("find") as span:
-        span_errors.record_error(span, error)
+        operation_spans.record_error(span, error)
     (shown,) = exporter.get_finished_spans()
     assert shown.attributes is not None
     assert shown.attributes[semconv.EXCEPTION_TYPE] == safe_texts.qualified_name(error)

@@ -54,7 +54,10 @@ class CallInterceptor(Interceptor):
                 self.send = send if self.send is None else _chained(send, self.send)
 
     def succeeded(self, call: Call, result: Any) -> Any:
-        self.end(call)
+        error = self.end(call)
+        if error is not None:
+            # A signal handler's, which struck in a listener: the driver would keep it to itself.
+            raise error
         return result
 
     def failed(

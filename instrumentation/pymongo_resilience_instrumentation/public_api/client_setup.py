@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.enabled_flag import EnabledFlag
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import deferred, monkey_patching
-from pymongo_resilience_instrumentation.telemetry.client_tracing import keep, tracing_of
+from pymongo_resilience_instrumentation.telemetry.client_tracing import (
+    contrib_is_active,
+    keep,
+    tracing_of,
+)
 from pymongo_resilience_instrumentation.telemetry.listeners import OurListener, Pools, listeners_of
-from pymongo_resilience_instrumentation.telemetry.other_tracers import contrib_is_active
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -3,11 +3,16 @@
 ``tracing={"enabled": ..., "query_text_max_length": ...}`` among the client's keywords wins over the
 two variables of MongoDB's specification.
 Source: OpenTelemetry (MongoDB driver specifications), "Tracing" and "MongoClient Options".
+
+What others record for the same commands is not recorded again: OpenTelemetry's own instrumentation
+of pymongo has a span for each command, below the operation spans; a driver with spans of its own
+has them all.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +34,8 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 _TRUE = frozenset({"1", "true", "yes"})
 _FALSE = frozenset({"0", "false", "no"})
 _KEPT = "_pymongo_resilience_tracing"
-"""A client's attribute, where it is not the default."""
+"""A client's attribute."""
+CONTRIB = "opentelemetry.instrumentation.pymongo"
 
 
 class Tracing(NamedTuple):
@@ -49,13 +55,12 @@ DEFAULT = Tracing()
 
 
 def tracing_of(client: object) -> Tracing:
-    found: Tracing = vars(client).get(_KEPT, DEFAULT)
+    found: Tracing = getattr(client, _KEPT, DEFAULT)
     return found
 
 
 def keep(client: object, tracing: Tracing) -> None:
-    if tracing != DEFAULT:
-        setattr(client, _KEPT, tracing)
+    setattr(client, _KEPT, tracing)
 
 
 def keep_for_existing(client: object) -> None:
@@ -149,3 +154,48 @@ def _length(text: str) -> int:
         )
         return 0
     return length
+
+
+class OtherTracers:
+    """One for each ``instrument()``, warns once of each. Thread-safe; at worst it warns twice."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def settle(self, said: Mapping[str, Any] | None) -> Tracing:
+        """What holds for a client that is being made, which said this of itself."""
+        tracing = settled(said)
+        if not driver.clients.knows_tracing():
+            return tracing
+        asked = (said or {}).get("enabled")
+        if not (says_enabled() if asked is None else asked):
+            return tracing
+        self._warn(
+            "the driver",
+            "pymongo records the spans of this client itself: pymongo-resilience records none; "
+            "retries and metrics are not affected",
+        )
+        return Tracing(enabled=False)
+
+    def recorded_by_contrib(self) -> bool:
+        """Whether OpenTelemetry's own instrumentation listens to a client that is being made."""
+        if not contrib_is_active():
+            return False
+        self._warn(
+            CONTRIB,
+            "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
+            "pymongo-resilience only those of operations; to get both from here, uninstrument it "
+            "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo",
+        )
+        return True
+
+    def _warn(self, of: str, text: str) -> None:
+        if of not in self._warned:
+            self._warned.add(of)
+            logger.warning(text)
+
+
+def contrib_is_active() -> bool:
+    """Whether OpenTelemetry's own instrumentation of pymongo records spans now."""
+    instrumentor = getattr(sys.modules.get(CONTRIB), "PymongoInstrumentor", None)
+    return instrumentor is not None and bool(instrumentor().is_instrumented_by_opentelemetry)

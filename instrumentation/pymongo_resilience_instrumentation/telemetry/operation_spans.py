@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
+from pymongo_resilience.internal_errors import deliver
+from pymongo_resilience.redaction import stack
 from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
+from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name, safe_message
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv
 from .client_tracing import tracing_of
-from .span_errors import end_span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -165,3 +167,47 @@ def _retry_attributes(call: Call) -> dict[str, Any]:
 def _native_span(call: Call) -> Span | None:
     """The driver's own span of the operation, where it records one: current around all attempts."""
     return trace.get_current_span() if driver.clients.records_spans(call.client) else None
+
+
+def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str, Any]:
+    """The exception as attributes, and the frames without their source.
+
+    The server's text carries document values, so it stays here, and class, code and code name go
+    out. ``quotes``: the client shows the text of its commands, and of its errors as well.
+    """
+    message = _text(error) if quotes else safe_message(error)
+    return {
+        semconv.EXCEPTION_TYPE: qualified_name(error),
+        semconv.EXCEPTION_MESSAGE: message,
+        semconv.EXCEPTION_STACKTRACE: "".join([*stack(error), message]),
+    }
+
+
+def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> None:
+    if span.is_recording():
+        attributes = error_attributes(error, quotes=quotes)
+        span.set_attributes(attributes)
+        span.set_status(Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE]))
+
+
+def end_span(
+    span: Span,
+    error: BaseException | None = None,
+    *,
+    quotes: bool = False,
+    ended_ns: int | None = None,
+) -> None:
+    """With what it ended with; ended in any case, whatever the error is like."""
+    try:
+        if error is not None:
+            record_error(span, error, quotes=quotes)
+    finally:
+        span.end(ended_ns)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as fault:  # noqa: BLE001 - str(error) may raise
+        deliver(fault)
+        return safe_message(error)

@@ -27,7 +27,7 @@ from pymongo_resilience_instrumentation.operations.write_operations import ABORT
 
 from . import semconv
 from .client_tracing import tracing_of
-from .span_errors import end_span
+from .operation_spans import end_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bson import json_util
 from bson.binary import Binary
 
+from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.telemetry import semconv
 
-from .query_text import text_of
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pymongo import monitoring
 
     from pymongo_resilience_instrumentation.addresses import Address
@@ -123,3 +123,56 @@ def _uuid_text(octets: bytes) -> str:
 def open_cursor(reply: object) -> int | None:
     cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
     return number(cursor.get("id")) if hasattr(cursor, "get") else None
+
+
+LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
+RELAXED = json_util.RELAXED_JSON_OPTIONS
+
+
+def text_of(command: Mapping[str, Any], length: int) -> str:
+    """A command as relaxed extended JSON, for ``db.query.text``; ``length``: the most characters.
+
+    Only what fits is turned into text, so the length of the text bounds the work and not the length
+    of the command. Source: OpenTelemetry (MongoDB driver specifications), "db.query.text".
+    """
+    shown, _ = _cut(
+        {name: value for name, value in command.items() if name not in LEFT_OUT}, length
+    )
+    return json.dumps(shown)[:length]
+
+
+def _cut(value: Any, room: int) -> tuple[Any, int]:
+    """As ``json`` writes it, as much of it as there is room for, and the room that is left.
+
+    What is counted is never more than what is written: so whatever is left out is past the cut.
+    """
+    if isinstance(value, Mapping):
+        document: dict[str, Any] = {}
+        for name, each in value.items():
+            if room <= 0:
+                break
+            document[str(name)], room = _cut(each, room - len(str(name)))
+        return document, room
+    if isinstance(value, (list, tuple)):
+        array = []
+        for each in value:
+            if room <= 0:
+                break
+            shown, room = _cut(each, room - 1)
+            array.append(shown)
+        return array, room
+    if type(value) in (str, bytes):
+        value = value[: max(room, 0)]
+    elif type(value) is Binary:
+        value = Binary(value[: max(room, 0)], value.subtype)
+    return _leaf(value), room - (len(value) if isinstance(value, str | bytes) else 1)
+
+
+def _leaf(value: object) -> Any:
+    if value is None or type(value) in (str, int, bool):
+        return value
+    try:
+        return json_util.default(value, RELAXED)
+    except Exception as error:  # noqa: BLE001 - the application's own type: it has a codec, we have not
+        deliver(error)
+        return f"<{type(value).__name__}>"

@@ -3,27 +3,32 @@
 With ``on_retry`` an operation that sends one command, and succeeds with it, shows on its own span
 what the command's would show; with ``never``, every operation does. A command that is part of no
 recorded operation has no span.
+
+The application's hooks are called as opentelemetry-instrumentation-pymongo calls them:
+``request_hook(span, CommandStartedEvent)``, ``response_hook(span, CommandSucceededEvent)`` and
+``failed_hook(span, CommandFailedEvent)``, in the thread or task of the operation.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
+from pymongo_resilience.internal_errors import deliver, logger
 from pymongo_resilience.options.config import ALWAYS, NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.client_tracing import DEFAULT
-from pymongo_resilience_instrumentation.telemetry.span_errors import error_attributes
+from pymongo_resilience_instrumentation.telemetry.operation_spans import error_attributes
 
 from . import command_attributes as shown
-from .span_hooks import NO_HOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +39,49 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 
-    from .span_hooks import Hook, SpanHooks
 
 OTHER = "_OTHER"
 """The name of an unknown error in OpenTelemetry's conventions."""
 OK = Status()
+
+
+Hook = Callable[[Any, Any], object]
+
+
+class SpanHooks:
+    """Thread- and task-safe as far as the hooks are."""
+
+    def __init__(
+        self,
+        request_hook: Hook | None = None,
+        response_hook: Hook | None = None,
+        failed_hook: Hook | None = None,
+    ) -> None:
+        self.request = _harmless("request_hook", request_hook)
+        self.response = _harmless("response_hook", response_hook)
+        self.failed = _harmless("failed_hook", failed_hook)
+
+
+def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | None:
+    """The hook; what it raises is logged once, and never hurts the operation."""
+    if hook is None:
+        return None
+    logged = False
+
+    def call(span: Span, event: object) -> None:
+        nonlocal logged
+        try:
+            calls.reported(hook, span, event)
+        except Exception as error:
+            deliver(error)
+            if not logged:
+                logged = True
+                logger.exception("the %s raised; later errors of it are not logged", name)
+
+    return call
+
+
+NO_HOOKS = SpanHooks()
 
 
 class SentCommand:

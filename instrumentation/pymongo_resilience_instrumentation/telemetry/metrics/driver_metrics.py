@@ -11,7 +11,7 @@ from pymongo.monitoring import ConnectionCheckOutFailedReason
 
 from pymongo_resilience_instrumentation.telemetry import semconv
 
-from .instruments import Instruments
+from .operation_metrics import Instruments
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -13,12 +13,10 @@ from pymongo_resilience_instrumentation.failures.safe_texts import code_name, qu
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
-from .instruments import Instruments
-
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
-    from opentelemetry.metrics import Meter
+    from opentelemetry.metrics import Counter, Histogram, Meter
 
     from pymongo_resilience.rules.events import Event
     from pymongo_resilience_instrumentation.addresses import Address
@@ -52,6 +50,35 @@ def _duration_attributes(
 @lru_cache(semconv.KNOWN_NAMES)
 def _attempts_attributes(operation: str, outcome: str) -> Mapping[str, Any]:
     return {semconv.DB_OPERATION_NAME: operation, semconv.OUTCOME: outcome}
+
+
+class Instruments:
+    """Makes them; immutable, so thread- and task-safe."""
+
+    def __init__(self, meter: Meter, without: Collection[str]) -> None:
+        self._meter = meter
+        self._without = without
+
+    def histogram(
+        self,
+        name: str,
+        description: str,
+        unit: str = "s",
+        boundaries: Sequence[float] = semconv.DURATION_BOUNDARIES,
+    ) -> Histogram | None:
+        if name in self._without:
+            return None
+        return self._meter.create_histogram(
+            name,
+            unit=unit,
+            description=description,
+            explicit_bucket_boundaries_advisory=boundaries,
+        )
+
+    def counter(self, name: str, description: str, unit: str) -> Counter | None:
+        if name in self._without:
+            return None
+        return self._meter.create_counter(name, unit=unit, description=description)
 
 
 class OperationMetrics:

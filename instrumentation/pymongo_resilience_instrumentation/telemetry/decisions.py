@@ -1,4 +1,6 @@
-"""The timeline of a call that ran out of time, or was slow: on its error, its span and in the log.
+"""Who receives decisions: the call in progress, the logs, the application's listeners.
+
+The timeline of a call that ran out of time, or was slow, is on its error, its span and in the log.
 
 A healthy call notes nothing for it. What is known is when it began, its waits, which are timed
 where they have to be, and when a rule saw an attempt fail.
@@ -6,13 +8,15 @@ where they have to be, and when a rule saw an attempt fail.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import timeline
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.rules.events import RetryScheduled
+from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.rules.events import Broadcast, RetryEvent, RetryScheduled
 from pymongo_resilience.timeline import Run, Wait
-from pymongo_resilience_instrumentation import driver
+from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
@@ -22,7 +26,7 @@ from . import semconv
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience.rules.events import RetryDeclined
+    from pymongo_resilience.rules.events import Event, RetryDeclined
     from pymongo_resilience.timeline import Phase
     from pymongo_resilience_instrumentation.calls import Call
 
@@ -82,3 +86,43 @@ def _server(call: Call) -> str | None:
     if call.selected is not None:
         selected = driver.selection.address(call.selected)
     return None if selected is None else address_text(selected)
+
+
+class CallLog:
+    """Listener: gathers the decisions on the call in progress."""
+
+    def on_event(self, event: Event, /) -> None:
+        call = calls.current()
+        if call is None or not isinstance(event, RetryEvent):
+            return
+        note(call, event)
+        if isinstance(event, RetryScheduled):
+            call.reasons = (*call.reasons, event.reason)
+            call.backoff += event.delay
+        else:
+            call.declined_by = event.rule
+
+
+class Reported(Broadcast):
+    """For the logs and the application's listeners: what they send meanwhile is not reported."""
+
+    def on_event(self, event: Event, /) -> None:
+        calls.reported(super().on_event, event)
+
+
+class Unreported:
+    """Counts what others send while they handle an event; logs the first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self.count = 0
+        """How many runs of the driver's loop there were."""
+
+    def note(self) -> None:
+        self.count = next(self._numbers)
+        if self.count == 1:
+            logger.warning(
+                "a listener, hook, log handler or exporter uses MongoDB while it handles telemetry "
+                "of an operation: what it sends is left to pymongo, neither repeated nor recorded; "
+                "further cases are not logged"
+            )
