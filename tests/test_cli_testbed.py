@@ -201,6 +201,17 @@ def test_the_chaos_of_a_seed_is_the_same_and_fits_its_deployment(
     assert ("Election" in struck) is (kind is ReplicaSet)
 
 
+def test_proxies_before_a_deployment_are_an_uri_as_well(server: EmbeddedServer) -> None:
+    with ReplicaSet(server.address) as existing:
+        with running("--in-front-of", existing.uri, "--chaos", "--seed", "3") as testbed:
+            assert testbed.uri.endswith("?replicaSet=rs0")
+            assert len(ports(testbed.uri)) == 3
+            assert not {*ports(testbed.uri)} & {*ports(existing.uri)}
+            testbed.wait_for("in front of 3 members")
+            with MongoClient[dict[str, Any]](testbed.uri, retryReads=True) as client:
+                assert client.admin.command("hello")["me"] in testbed.uri
+
+
 def test_a_port_that_is_taken_is_one_error(free_port: int, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", free_port + 2)):
         done = subprocess.run(

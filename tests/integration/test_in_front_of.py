@@ -14,6 +14,7 @@ from pymongo import MongoClient, uri_parser
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation.tools import cli
 from support.clients import wait_until
+from support.dns_server import resolving
 from support.fake_servers import Peer, with_tls
 
 from pymongo_resilience.testbed import (
@@ -129,6 +130,20 @@ class Standing(InFrontOf):
     @property
     def _parameters(self) -> str:
         return "?directConnection=true"
+
+
+def test_the_members_of_a_srv_record_are_found() -> None:
+    records = {
+        ("_mongodb._tcp.staging.example.test", "SRV"): [
+            f"0 5 {port} {name}.example.test." for name, port in (("a", 27017), ("b", 27018))
+        ],
+        ("staging.example.test", "TXT"): ['"authSource=users&replicaSet=rs9"'],
+    }
+    with resolving(records):
+        proxies = InFrontOf("mongodb+srv://root:x@staging.example.test/?retryWrites=true")
+    assert sorted(proxies._seeds) == [("a.example.test", 27017), ("b.example.test", 27018)]
+    assert proxies._options["tls"]
+    assert proxies._parameters == "?authSource=users"
 
 
 def test_a_deployment_that_is_not_there_is_one_error() -> None:
