@@ -124,7 +124,6 @@ class FailedAttempts(CommandListener, ConnectionPoolListener):
         self._failed.append(str(event.failure.get("codeName") or event.failure.get("errtype")))
 
     def connection_check_out_failed(self, event: ConnectionCheckOutFailedEvent) -> None:
-        del event
         self._failed.append("ConnectionCheckOutFailed")
 
     def _ignore(self, event: Any) -> None: ...
@@ -143,7 +142,6 @@ class ReportedRetries:
 
     def take(self, error: Exception | None) -> dict[str, int]:
         """The reasons of the retries of the operation that just ended."""
-        del error
         reasons, self._reasons = self._reasons, []
         return dict(Counter(reasons))
 

@@ -149,8 +149,7 @@ def _stop_requested() -> Iterator[threading.Event]:
     """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
     stop = threading.Event()
 
-    def end(number: int, frame: object) -> None:
-        del frame
+    def end(number: int, _: object) -> None:
         stop.set()
         signal.signal(number, signal.SIG_DFL)
 

@@ -112,7 +112,6 @@ class Interception(Fault):
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Decide about one request; ``None`` leaves it to the next fault."""
-        del request, connection
         return None
 
     def on_hello(self, reply: Document) -> None:
@@ -120,7 +119,6 @@ class Interception(Fault):
 
     async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
         """Take a place behind the interceptions in force, until it is over."""
-        del deployment
         self._acted = asyncio.Event()
         for member in targets:
             member.interceptions.append(self)

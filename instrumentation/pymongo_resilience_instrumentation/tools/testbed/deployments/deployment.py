@@ -195,7 +195,6 @@ class Deployment(Running):
         self, members: Sequence[Member], cause: Fault, *, orderly: bool = False
     ) -> None:
         """Stop members as processes stop, which ends their transactions."""
-        del orderly
         for member in members:
             member.shut_down(cause)
         # The members do not know which transactions are theirs; a server may abort any.
@@ -216,12 +215,10 @@ class Deployment(Running):
 
     def refusal(self, member: Member, request: Message) -> Document | None:
         """The error with which the member refuses a request, or ``None``."""
-        del member, request
         return None
 
     def addition(self, member: Member, request: Message) -> Document:
         """What the member adds to the server's reply."""
-        del member, request
         return {}
 
     def start(self) -> None:

@@ -42,7 +42,6 @@ class PassThrough(ReplicaSet):
 
     def refusal(self, member: Member, request: Message) -> Document | None:
         """Leave that to the server."""
-        del member, request
         return None
 
     def describe(self, member: Member, hello: Document) -> None:

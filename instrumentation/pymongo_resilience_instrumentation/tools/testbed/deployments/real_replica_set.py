@@ -90,7 +90,6 @@ class RealReplicaSet(PassThrough):
 
     async def step_down(self, cause: Fault) -> None:
         """Have the primary step down."""
-        del cause
         primary = await self.find_primary()
         if primary is None:
             return

@@ -109,7 +109,6 @@ class ReplicaSet(Deployment):
         self, members: Sequence[Member], cause: Fault, *, orderly: bool = False
     ) -> None:
         """Stop members as processes stop; a primary's term ends, and its transactions."""
-        del orderly
         for member in members:
             member.shut_down(cause)
         if self._primary in members:

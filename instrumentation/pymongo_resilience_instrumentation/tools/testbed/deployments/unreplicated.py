@@ -54,7 +54,6 @@ class ShardedCluster(Deployment):
 
     def describe(self, member: Member, hello: Document) -> None:
         """Present the server as a mongos."""
-        del member
         for field in REPLICATION_FIELDS:
             hello.pop(field, None)
         hello["msg"] = "isdbgrid"
@@ -81,7 +80,6 @@ class ShardedCluster(Deployment):
 
     def addition(self, member: Member, request: Message) -> Document:
         """The recovery token, in the reply to a write of a transaction."""
-        del member
         is_write = request.is_inside_transaction and request.command_name in _WRITES
         return {"recoveryToken": _TOKEN} if is_write else {}
 
@@ -95,13 +93,11 @@ class Standalone(Deployment):
 
     def describe(self, member: Member, hello: Document) -> None:
         """Leave out all fields of replication."""
-        del member
         for field in REPLICATION_FIELDS:
             hello.pop(field, None)
 
     def refusal(self, member: Member, request: Message) -> Document | None:
         """Refuse transaction numbers, as a standalone mongod does."""
-        del member
         if "txnNumber" not in request.body:
             return None
         return {

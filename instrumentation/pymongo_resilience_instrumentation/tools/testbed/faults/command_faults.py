@@ -62,7 +62,6 @@ class OnCommand(Interception):
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Give the verdict if this is the command that is meant."""
-        del connection
         name = request.command_name
         if self._command is None:
             matches = name not in DRIVER_COMMANDS
@@ -86,7 +85,6 @@ class CutBefore(OnCommand):
 
     def verdict(self, request: Message) -> Verdict:
         """Cut."""
-        del request
         return Cut()
 
 
@@ -95,7 +93,6 @@ class CutAfter(OnCommand):
 
     def verdict(self, request: Message) -> Verdict:
         """Cut instead of replying."""
-        del request
         return CutAfterReply()
 
 
@@ -187,7 +184,6 @@ class FailWriteConcern(OnCommand):
 
     def verdict(self, request: Message) -> Verdict:
         """Execute, and add the error."""
-        del request
         return Amend(self._fields)
 
 
@@ -206,7 +202,6 @@ class FailStatement(OnCommand):
 
     def verdict(self, request: Message) -> Verdict:
         """Answer with the error."""
-        del request
         return Answer(self._document)
 
 
@@ -226,7 +221,6 @@ class Corrupt(OnCommand):
 
     def verdict(self, request: Message) -> Verdict:
         """Execute, and corrupt the reply."""
-        del request
         return Rewrite(self._rewritten)
 
 

@@ -88,7 +88,6 @@ class RateLimit(Lasting):
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Take a token, or shed the command for want of one."""
-        del connection
         if request.command_name in DRIVER_COMMANDS:
             return None
         now = time.monotonic()
@@ -113,7 +112,6 @@ class Slow(Interception):
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Delay the reply."""
-        del connection
         if request.command_name in DRIVER_COMMANDS:
             return None
         self.injected += 1

@@ -84,7 +84,6 @@ class Reset(Fault):
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Reset."""
-        del deployment
         for member in targets:
             member.reset()
             self.injected += 1
@@ -104,7 +103,6 @@ class PoolClearingStorm(Fault):
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Reset, wait, and again."""
-        del deployment
         for number in range(self._times):
             if number:
                 await asyncio.sleep(self._every)
@@ -127,7 +125,6 @@ class BlackHole(Lasting):
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Say nothing for as long as it lasts."""
-        del request, connection
         self.injected += 1
         return Hang(self.remaining)
 
@@ -150,6 +147,5 @@ class Latency(Interception):
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
         """Delay the reply."""
-        del request, connection
         self.injected += 1
         return Delay(self._seconds + self._random.random() * self._jitter)

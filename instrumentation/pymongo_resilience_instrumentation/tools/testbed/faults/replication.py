@@ -37,7 +37,6 @@ class Election(Fault):
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Hold the election."""
-        del targets
         replica_set = _replica_set(deployment, self)
         try:
             self.injected += 1
@@ -62,7 +61,6 @@ class SilentPrimary(BlackHole):
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
         """Fall silent, hold the election."""
-        del targets
         replica_set = _replica_set(deployment, self)
         primary = replica_set.primary
         if replica_set.is_real and primary is not None:
