@@ -299,18 +299,6 @@ def test_a_filter_that_pins_id_is_a_transaction_like_any_other(
     assert sent.named("update")[0]["updates"][0]["multi"] is True
 
 
-def test_a_method_that_was_looked_up_before_the_first_policy_is_a_transaction_too(
-    side: Side, proxy: ReplicaSet, database: str, sent: SentCommands, instrument: Instrument,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    instrument()
-    method = side.client(proxy.uri, event_listeners=[sent])[database].coll.update_many
-    side.do(method, {}, INC)
-    with override(atomic=True):
-        side.do(method, {}, INC)
-    assert names(sent) == ["update", "update", "commitTransaction"]
-
-
 def _write_concern(coll: Any, concern: WriteConcern) -> Any:
     return coll.with_options(write_concern=concern)
 
