@@ -29,7 +29,7 @@ from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.rules.rule_texts import why_not_repeated
+from pymongo_resilience.rules.rule_texts import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import open_transactions
@@ -424,6 +424,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             return error
         attempts = len(operation.reasons)
         deadline = operation.deadline
+        why = why_not_repeated(rule, operation, raised)
         if rule is not Rule.DEADLINE or deadline is None:
             state_origin(
                 error,
@@ -431,8 +432,8 @@ class Attempts(driver.retry_loop.DriverLoop):
                 attempts=attempts,
                 reasons=operation.reasons[:-1],
                 rule=rule,
-                why=why_not_repeated(rule, operation, failure),
-                answered=raised.stage is Stage.ANSWERED,
+                why=why,
+                answered=raised.stage is Stage.ANSWERED and why is not COMMITTED,
             )
             self.call.final_error = error
             return error
