@@ -12,6 +12,7 @@ from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
 from pymongo_resilience_instrumentation.features.gridfs import stream_deadlines
+from pymongo_resilience_instrumentation.timeouts import max_time_ms
 from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods
 from support.clients import Side
 from support.telemetry import Instrument
@@ -83,7 +84,8 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a batch": (batches, "_apply", _close),
     "a list": (batches, "_for_all", _list),
     "a cursor is closed": (driver.csot.Timeout, "from_now", _close),
-    "a limit": (driver.commands, "refuse_without_end", _find_one),
+    "a limit": (max_time_ms, "_adjust", _list),
+    "a selection's clock": (driver.csot, "now", _find_one),
     "a limit that is left out": (driver.commands, "leave_limit_out", _list),
     "no limit": (driver.commands, "lift_limits", _without_end),
     "a stream's next": (driver.cursors, "timeout_of_each_next", _watch),
@@ -118,7 +120,7 @@ def test_the_operation_goes_on(
 
 def test_the_error_of_a_transaction_is_the_drivers(
     side: Side, proxy: ReplicaSet, instrument: Instrument, monkeypatch: pytest.MonkeyPatch,
-    drivers_time: DriversTime,
+    drivers_time: DriversTime, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     instrument()
 
@@ -132,6 +134,8 @@ def test_the_error_of_a_transaction_is_the_drivers(
             run(side, session, conflict)
 
 
-def test_the_error_of_an_upload_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_upload_is_the_drivers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(stream_deadlines, "_expiry_behind", fail)
     assert stream_deadlines.expiry_behind(OperationFailure("")) is None

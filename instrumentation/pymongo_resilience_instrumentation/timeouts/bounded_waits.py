@@ -126,11 +126,15 @@ def selection_timeout(enabled_flag: EnabledFlag) -> Method:
             timeout = original(topology)
             if timeout_in_force() is None or not enabled_flag.on:
                 return timeout
-            own, call = own_timeout(topology), found()
-            if call is not None and not call.ended:
-                # With 0 the servers are looked at once. A connection cannot be made in no time.
-                call.waits_until = driver.csot.now() + (own or NEVER)
-            return min(timeout, own)
+            try:
+                own, call = own_timeout(topology), found()
+                if call is not None and not call.ended:
+                    # With 0 the servers are looked at once. A connection takes some time.
+                    call.waits_until = driver.csot.now() + (own or NEVER)
+                return min(timeout, own)
+            except Exception:
+                logger.exception("internal error in pymongo-resilience before a selection")
+                return timeout
 
         return method
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import ExecutionTimeout
+
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.driver.commands import LIMIT
 from pymongo_resilience_instrumentation.interception.methods import Method
@@ -35,14 +38,19 @@ def limit(enabled_flag: EnabledFlag) -> Method:
             command = given[-1] if given else kwargs["cmd"]
             own = None if command is None else command.get(LIMIT)
             result = original(connection, *given, **kwargs)
-            # Most commands are of no cursor, and have time.
-            plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
-            if timeout is not None and not plain:
-                _adjust(connection, command, own, timeout, call)
-            if call is not None and attempt is not None:
-                call.reply_within = None if command is None else attempt
-                if call.reply_within is not None:
-                    driver.commands.limit_attempt(connection, command, call.reply_within)
+            try:
+                # Most commands are of no cursor, and have time.
+                plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
+                if timeout is not None and not plain:
+                    _adjust(connection, command, own, timeout, call)
+                if call is not None and attempt is not None:
+                    call.reply_within = None if command is None else attempt
+                    if call.reply_within is not None:
+                        driver.commands.limit_attempt(connection, command, call.reply_within)
+            except ExecutionTimeout:
+                raise
+            except Exception:
+                logger.exception("internal error in pymongo-resilience while limiting a command")
             return result
 
         return method
