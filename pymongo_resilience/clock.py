@@ -20,10 +20,6 @@ class Clock(Protocol):
         """Suspend the calling task; cancellation ends the wait at once."""
 
 
-class Postponed(BaseException):
-    """Raised by a clock that cannot wait: the attempt is made later, elsewhere."""
-
-
 class MonotonicClock:
     """The process's monotonic clock. Stateless, so thread- and task-safe."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
+from pymongo_resilience.internal_errors import is_closing
 
 
 class Block:
@@ -30,7 +30,8 @@ class EnabledFlag:
     def acts(self) -> bool:
         """Whether it is on, and the caller is not in a coroutine that is closed unfinished: the
         cleanup there is the driver's alone."""
-        return self.on and not closes_a_coroutine(sys.exception())
+        error = sys.exception()
+        return self.on and (error is None or not is_closing(error))
 
     def turn(self, *, on: bool) -> None:
         """Permanently; enclosing blocks end."""

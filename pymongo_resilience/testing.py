@@ -58,13 +58,8 @@ def set_active(active: bool) -> Iterator[None]:
     two threads at once is not safe.
     """
     current, block = enabled_flag.current, enabled_flag.Block(active)
+    current.enter(block)
     try:
-        try:
-            current.enter(block)
-            yield
-        finally:
-            current.leave(block)
-    except BaseException:
-        # Again: an exception of a signal handler may have struck inside.
+        yield
+    finally:
         current.leave(block)
-        raise

@@ -11,7 +11,6 @@ from opentelemetry import context
 from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.synchronous.cursor import Cursor
 
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
@@ -93,8 +92,6 @@ Made = tuple["PublicOperation", tuple[Any, ...], dict[str, Any]]
 """The method, what it was called on and with, and its keywords."""
 T = TypeVar("T")
 NEVER = float("inf")
-BEGINNING: Any = object()
-"""In place of a call until there is one."""
 NO_DEADLINE: AbstractContextManager[None] = nullcontext()
 PAST_DEADLINE: AbstractContextManager[None] = nullcontext()
 """Of a call that has ended and had a deadline of ours: a task that inherited it must drop it."""
@@ -204,8 +201,6 @@ class Call:
         """One for each retry."""
         self.final_error: Exception | None = None
         """What the rules let through as it is: if it is a timeout, then not the deadline's."""
-        self.struck: BaseException | None = None
-        """A signal handler's exception that struck where it could not be raised."""
         self.token: Token[Call | None] | None = None
         self.outer_context: Context | None = None
         """OpenTelemetry's context around the call."""
@@ -311,34 +306,22 @@ def reporting() -> bool:
 def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call foreign code; ``reporting()`` is true inside. A task that it starts reports nothing."""
     before = _current.get()
+    _current.set(REPORTING)
     try:
-        try:
-            _current.set(REPORTING)
-            return function(*args, **kwargs)
-        finally:
-            _current.set(before)
-    except BaseException:
-        # Again: a signal handler may have raised inside the block above.
+        return function(*args, **kwargs)
+    finally:
         _current.set(before)
-        raise
 
 
 def publish(call: Call | None, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """As ``reported``, but cheaper: ``call`` is the one in progress."""
     if call is None:
         return reported(function, *args, **kwargs)
-    if call.reporting:
-        return function(*args, **kwargs)
+    call.reporting = call.ended = True
     try:
-        try:
-            call.reporting = call.ended = True
-            return function(*args, **kwargs)
-        finally:
-            call.reporting = call.ended = False
-    except BaseException:
-        # As above.
+        return function(*args, **kwargs)
+    finally:
         call.reporting = call.ended = False
-        raise
 
 
 def inherited() -> Call | None:
@@ -359,10 +342,7 @@ def enter(call: Call) -> None:
 
 
 def leave(call: Call) -> None:
-    """The caller's own span is the current one again.
-
-    Where an exception of a signal handler strikes half-way, it may be called once more.
-    """
+    """The caller's own span is the current one again."""
     call.ended = True
     call.client = call.made = None
     call.selected = call.waits = call.terminal_detector = call.final_error = None
@@ -391,19 +371,6 @@ def unwind(around: Call | None) -> None:
     leave(call)
     if _current.get() is call:
         _current.set(around)
-
-
-def undo(call: Any, around: Call | None, error: BaseException) -> None:
-    """After whatever ``error``, of a signal handler, has struck half-way; else it changes nothing.
-
-    ``call``: BEGINNING where there is none yet, None where there is none at all.
-    """
-    if call is None or closes_a_coroutine(error):
-        return
-    if call is BEGINNING:
-        unwind(around)
-    else:
-        leave(call)
 
 
 def leave_unfinished(call: Call) -> None:

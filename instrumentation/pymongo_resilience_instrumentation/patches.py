@@ -26,7 +26,10 @@ from pymongo_resilience_instrumentation.interception.interceptor import (
     Wrapped,
 )
 from pymongo_resilience_instrumentation.interception.method_in_context import Within
-from pymongo_resilience_instrumentation.interception.methods import is_async
+from pymongo_resilience_instrumentation.interception.methods import (
+    Wrapped as WrappedMethod,
+    is_async,
+)
 from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.public_api import client_constructor, public_methods
 from pymongo_resilience_instrumentation.recovery import (
@@ -131,16 +134,16 @@ class Patches:
             )
 
     def _wrap(self, owner: Owner, name: str, around: Replacement) -> None:
-        # The attribute itself, without the descriptor's binding; a newer pymongo may lack one.
+        # The attribute itself, without the descriptor's binding.
         original = vars(owner).get(name)
         if original is None:
             logger.warning("pymongo's %s has no %s of its own: not wrapped", owner.__name__, name)
             return
         if isinstance(around, Interceptor):
-            around = around.method(self._flag, is_async(original))
+            around = WrappedMethod(around.wrapper(self._flag, is_async(original)))
         made: Any = around.in_place_of(original)
         if made is None:
-            logger.warning("pymongo's %s.%s takes other arguments: not wrapped", owner, name)
+            logger.warning("another library replaced pymongo's %s.%s: not wrapped", owner, name)
             return
         setattr(owner, name, made)
         self.applied.append(Patch(owner, name, original, made))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context, trace
 from pymongo.errors import OperationFailure
 
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
 from pymongo_resilience_instrumentation.failures.origins import state_origin
@@ -135,13 +134,11 @@ class Runtime:
 
         Answers with the error that the application is to get; see ``timeouts.of_call``.
         """
-        if error is not None and closes_a_coroutine(error):
+        if error is not None and is_closing(error):
             self._end_later(call)
             return error
         try:
             call.reporting = call.ended = True
-            if call.struck is not None:
-                error, call.struck = call.struck, None
             if call.waits:
                 self._see_waits(call, error)
             if error is not None:
@@ -151,7 +148,6 @@ class Runtime:
                 self._show_timeline(call, error, seconds)
             self._publish_end(call, error, seconds)
         finally:
-            # A Ctrl-C may strike while it is published.
             calls.leave(call)
             # A task that was started inside, and goes on, is treated like any other.
             call.reporting = False

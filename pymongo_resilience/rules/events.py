@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pymongo_resilience.internal_errors import deliver, logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.redaction import RedactionFilter
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ class Broadcast:
         for listener in self._listeners:
             try:
                 listener.on_event(event)
-            except Exception as error:
-                deliver(error)
+            except Exception:
                 if id(listener) not in self._faulty:
                     self._faulty.add(id(listener))
                     logger.exception(

@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from pymongo_resilience.clock import Postponed
-from pymongo_resilience.internal_errors import deliver, logger, raise_alone
+from pymongo_resilience.internal_errors import is_closing, logger
 
 from .events import RetryDeclined, RetryScheduled, of_both_events
 from .retry_rules import GiveUp, NeedsStrategy, RetryRules
@@ -132,7 +131,9 @@ class _Decisions:
                         work.budget.succeeded(retried=operation is not None)
                     yield _Outcome(result, None)
                     return
-                deliver(error)
+                if is_closing(error):
+                    yield _Outcome(None, error)
+                    return
                 try:
                     operation = operation or work.operation()
                     failure = work.classify(error, operation)
@@ -178,10 +179,8 @@ class _Decisions:
                 operation.never_repeated(failure)
                 raise
             if cut is not None:
-                if not isinstance(cut, Postponed):
-                    operation.never_repeated(failure)
+                operation.never_repeated(failure)
                 yield _Outcome(None, cut)
-        operation.waited(seconds, self.clock.now())
 
     def _conclude(
         self, work: Work, operation: Operation, failure: Failure, verdict: Verdict
@@ -213,7 +212,8 @@ class _Decisions:
         return RetryAction(answer.delay)
 
     def _no_answer(self, operation: Operation, error: Exception) -> None:
-        deliver(error)
+        if is_closing(error):
+            raise error
         logger.error(
             "the retry strategy %s raised on %s: not retried",
             type(operation.strategy).__name__,
@@ -249,11 +249,11 @@ class Executor(_Decisions):
             while not isinstance(step, _Outcome):
                 try:
                     sent = step(), None
-                except (Exception, Postponed) as raised:  # noqa: BLE001 - the rules decide on every failure
+                except Exception as raised:  # noqa: BLE001 - the rules decide on every failure
                     sent = None, raised
                 step = steps.send(sent)
             if step.error is not None:
-                raise_alone(step.error)
+                raise step.error
             result: T = step.result
             return result
         finally:
@@ -289,11 +289,11 @@ class AsyncExecutor(_Decisions):
             while not isinstance(step, _Outcome):
                 try:
                     sent = await step(), None
-                except (Exception, Postponed) as raised:  # noqa: BLE001 - as above
+                except Exception as raised:  # noqa: BLE001 - as above
                     sent = None, raised
                 step = steps.send(sent)
             if step.error is not None:
-                raise_alone(step.error)
+                raise step.error
             result: T = step.result
             return result
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,6 @@ DISTRESS = frozenset({
 """What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
 the application's own, and what a breaker or load shedding refused was never sent."""
 NO_DATA: Mapping[str, Any] = MappingProxyType({})
-
-STANDSTILL = 1000
-"""Attempts without a move of the clock; each takes many of its ticks."""
 
 
 class Kind(enum.Enum):
@@ -95,10 +91,6 @@ class Operation:
     overloaded: bool = False
     """An overload error was among them."""
     reasons: list[RetryReason] = field(default_factory=list)
-    _seen: float | None = field(default=None, init=False, repr=False)
-    """What the clock said after the last wait."""
-    _standing: int = field(default=0, init=False, repr=False)
-    """For how many waits in a row it has said so."""
 
     def __post_init__(self) -> None:
         self.idempotent = self._is_idempotent(carried_txn_number=False)
@@ -132,23 +124,6 @@ class Operation:
         """The wait for a repetition was cut short: what was taken for it returns."""
         if self.budget is not None:
             self.budget.never_repeated(overloaded=failure.overloaded)
-
-    def waited(self, seconds: float, now: float) -> None:
-        """``now``: on the clock, once ``seconds`` have passed between two attempts.
-
-        Where the clock stands still, as one that tests have frozen, what was waited is gone
-        nevertheless; and after STANDSTILL attempts all of the time is, or there were no end.
-        """
-        if now != self._seen:
-            self._seen, self._standing = now, 0
-            return
-        self._standing += 1
-        gone = max(0.0, seconds) if self._standing < STANDSTILL else math.inf
-        if self.deadline is not None:
-            self.deadline = self.deadline._replace(expires_at=self.deadline.expires_at - gone)
-        if self.retry_window is not None:
-            expires_at = self.retry_window.expires_at - gone
-            self.retry_window = self.retry_window._replace(expires_at=expires_at)
 
     def next_command(self) -> None:
         """A bulk went on to its next command: the retry of the last one has succeeded, and the

@@ -47,7 +47,6 @@ LIVING_TOO_SHORT = {
     "OverloadShedError": "a server, a priority and a number, with a text of ours",
     "TxnNumberLostError": "a text of ours",
     "TxnNumberUnsupportedError": "the same",
-    "Postponed": "has no fields",
     # made and dropped while metrics are collected
     "PoolSizes": "two numbers",
     # of the dashboard, which no operation makes

@@ -1,96 +1,95 @@
-"""What takes the place of a method takes what the method takes."""
+"""What takes the place of a method looks like it, and sees what it is called on."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.interception.methods import Method
+import wrapt
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped, is_async
+
+from pymongo_resilience.enabled_flag import EnabledFlag
 
 
-def exact(original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(instance: Any, cmd: Any, unpack: Any, address: Any = None) -> Any:
-        return original(instance, cmd, unpack, address)
+class Noting(Interceptor):
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> Entered:
+        self.given.append((given, kwargs))
+        return Entered(given[0])
+
+
+class Driver:
+    def find(self, name: str, *, limit: int = 0) -> Any:
+        """Finds it."""
+        return self, name, limit
+
+    async def find_later(self, name: str, *, limit: int = 0) -> Any:
+        return self, name, limit
+
+
+def by_another(original: Any) -> Any:
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
 
     return method
 
 
-def any_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(*given: Any, **named: Any) -> Any:
-        return original(*given, **named)
-
-    return method
-
-
-def fits(self: Any, cmd: Any, unpack: Any, address: Any = None) -> Any:
-    return cmd, unpack, address
+def by_wrapt(original: Any) -> Any:
+    return wrapt.FunctionWrapper(
+        original, lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs)
+    )
 
 
-def lacks_one(self: Any, cmd: Any, unpack: Any) -> Any:
-    return cmd, unpack
+@pytest.mark.parametrize("below", [None, by_another, by_wrapt])
+@pytest.mark.parametrize("above", [None, by_another, by_wrapt])
+@pytest.mark.parametrize("name", ["find", "find_later"])
+def test_it_looks_like_the_method_and_sees_its_instance(
+    name: str, above: Callable[[Any], Any] | None, below: Callable[[Any], Any] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    original = vars(Driver)[name]
+    found = original if below is None else below(original)
+    noting = Noting()
+    made = Wrapped(noting.wrapper(EnabledFlag(on=True), is_async(found))).in_place_of(found)
+    monkeypatch.setattr(Driver, name, made if above is None else above(made))
+    method: Any = getattr(Driver, name)
+    assert inspect.signature(method) == inspect.signature(original)
+    assert inspect.unwrap(method) is original
+    assert (method.__name__, method.__doc__) == (original.__name__, original.__doc__)
+    assert inspect.getsourcefile(inspect.unwrap(method)) == __file__
+    if above is None:
+        assert inspect.iscoroutinefunction(method) is (
+            name == "find_later" and below is not by_another
+        )
+    assert is_async(method) is (name == "find_later")
+    driver = Driver()
+    for call in (getattr(driver, name), functools.partial(method, driver)):
+        result = call("a", limit=1)
+        if name == "find_later":
+            result = asyncio.run(result)
+        assert result == (driver, "a", 1)
+    assert noting.given == [((driver, "a"), {"limit": 1})] * 2
 
 
-def calls_it_otherwise(self: Any, command: Any, unpack: Any, address: Any = None) -> Any:
-    return command, unpack, address
+def test_a_decorator_sees_the_instance_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
 
+    def around(original: Any) -> Any:
+        def method(driver: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(driver)
+            return original(driver, *args, **kwargs)
 
-def test_one_that_fits_takes_its_place() -> None:
-    made = Method(exact).in_place_of(fits)
-    assert made is not None
-    assert made(None, 1, unpack=2, address=3) == (1, 2, 3)
-    assert made.__name__ == "fits"
+        return method
 
-
-@pytest.mark.parametrize("original", [lacks_one, calls_it_otherwise])
-def test_one_that_lacks_what_it_needs_stays_away(original: Callable[..., Any]) -> None:
-    assert Method(exact).in_place_of(original) is None
-
-
-@pytest.mark.parametrize("original", [fits, lacks_one, calls_it_otherwise])
-def test_one_that_hands_on_whatever_it_is_given_always_fits(
-    original: Callable[..., Any],
-) -> None:
-    made = Method(any_at_all).in_place_of(original)
-    assert made is not None
-    assert made(None, 1, 2) == original(None, 1, 2)
-
-
-def takes_more(self: Any, cmd: Any, unpack: Any, address: Any = None, more: Any = 0) -> Any:
-    return cmd, unpack, address, more
-
-
-def takes_more_first(self: Any, more: Any, cmd: Any, unpack: Any, address: Any = None) -> Any:
-    return cmd, unpack, address, more
-
-
-async def waits_more(self: Any, cmd: Any, unpack: Any, address: Any = None, more: Any = 0) -> Any:
-    return cmd, unpack, address, more
-
-
-@pytest.mark.parametrize(
-    ("original", "given", "named", "result"),
-    [
-        (takes_more, (1, 2), {}, (1, 2, None, 0)),
-        (takes_more, (1, 2, 3, 4), {}, (1, 2, 3, 4)),
-        (takes_more, (), {"unpack": 2, "more": 4, "cmd": 1}, (1, 2, None, 4)),
-        (takes_more_first, (4, 1, 2), {}, (1, 2, None, 4)),
-        (takes_more_first, (4,), {"cmd": 1, "unpack": 2}, (1, 2, None, 4)),
-    ],
-)
-def test_what_it_does_not_know_is_passed_on(
-    original: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any], result: Any
-) -> None:
-    made = Method(exact).in_place_of(original)
-    assert made is not None
-    assert made(None, *given, **named) == result
-    with pytest.raises(TypeError):
-        made(None, *given, nobody_knows=1, **named)
-
-
-def test_what_a_coroutine_does_not_know_is_passed_on_too() -> None:
-    made = Method(exact).in_place_of(waits_more)
-    assert inspect.iscoroutinefunction(made)
-    assert asyncio.run(made(None, 1, 2, more=4)) == (1, 2, None, 4)
+    monkeypatch.setattr(Driver, "find", Method(around).in_place_of(vars(Driver)["find"]))
+    driver = Driver()
+    assert driver.find("a") == (driver, "a", 0)
+    assert seen == [driver]

@@ -8,8 +8,7 @@ from opentelemetry import context
 from opentelemetry.context import Context
 from pymongo.errors import InvalidOperation, PyMongoError
 
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.clients.by_client import keep, taken
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
@@ -19,7 +18,6 @@ from pymongo_resilience_instrumentation.interception.interceptor import Entered,
 from .cleanup_commands import KILL_CURSORS, CleanupCall
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
@@ -71,11 +69,8 @@ class BackgroundRun(Interceptor):
 
     def failed(self, call: BackgroundCall | None, error: BaseException, *_: Any) -> BaseException:
         if call is not None:
-            (calls.leave_unfinished if closes_a_coroutine(error) else calls.leave)(call)
+            (calls.leave_unfinished if is_closing(error) else calls.leave)(call)
         return error
-
-    def undo(self, call: object, around: Call | None, error: BaseException) -> None:
-        calls.undo(call, around, error)
 
 
 class KillsInBackground(Interceptor):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
+from pymongo_resilience.internal_errors import is_closing
 from pymongo_resilience.rules.operation_deadline import SHORTEST, Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE, Call
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.interceptor import Interceptor
 from pymongo_resilience_instrumentation.operations.write_operations import END_SESSIONS
@@ -144,13 +144,9 @@ class CleanupCommand(Interceptor):
         return result
 
     def failed(self, work: Cleanup | None, error: BaseException, *_: Any) -> BaseException | None:
-        # Where the call is over, what struck is a signal handler's.
         if work is None or work.call.client is None:
             return error
         return self.runtime.end(work.call, error)
-
-    def undo(self, work: Any, around: Call | None, error: BaseException) -> None:
-        calls.undo(work if work is BEGINNING else work and work.call, around, error)
 
 
 class KillCursors(CleanupCommand):
@@ -229,4 +225,4 @@ class EndSessions(CleanupCommand):
         self, work: Cleanup | None, error: BaseException, *rest: Any
     ) -> BaseException | None:
         raised = super().failed(work, error, *rest)
-        return None if isinstance(error, PyMongoError) and not closes_a_coroutine(error) else raised
+        return None if isinstance(error, PyMongoError) and not is_closing(error) else raised

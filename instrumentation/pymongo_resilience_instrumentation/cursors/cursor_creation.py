@@ -17,7 +17,7 @@ from pymongo_resilience.policies.binding import (
 )
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import keep
 
@@ -34,18 +34,15 @@ WATCH = ("pipeline", "full_document", "resume_after", "max_await_time_ms")
 """The first parameters of each ``watch``."""
 
 
-def made(runtime: Runtime) -> Method:
+def made(runtime: Runtime) -> Wrapped:
     """A cursor's ``__init__``: ``find`` and its like only make one, and it remembers what is around
     it. Not around those methods, which may be bound before this is put on."""
 
-    def around(original: Function) -> Function:
-        def method(cursor: Any, *args: Any, **kwargs: Any) -> None:
-            original(cursor, *args, **kwargs)
-            _remember(runtime.enabled_flag, cursor, cursor.collection)
+    def wrapper(original: Function, cursor: Any, args: Any, kwargs: Any) -> None:
+        original(*args, **kwargs)
+        _remember(runtime.enabled_flag, cursor, cursor.collection)
 
-        return method
-
-    return Method(around)
+    return Wrapped(wrapper)
 
 
 def find(runtime: Runtime, collection: Callable[[Any], Any]) -> Method:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
+from pymongo_resilience.internal_errors import is_closing
 from pymongo_resilience.rules.operation_deadline import SHORTEST
 
 if TYPE_CHECKING:
@@ -84,12 +84,12 @@ class _Ours(float):
 class InForce(AbstractContextManager[None]):
     """Puts a length and an end in force, in the context of one thread or task.
 
-    Whatever strikes half-way in, all is put back at once. ``__exit__`` may be called once more.
+    ``__exit__`` may be called once more.
     """
 
     __slots__ = ("_before", "_ends", "_rtt", "_seconds", "_token")
 
-    _before: tuple[float | None, float, float] | None
+    _before: tuple[float | None, float] | None
     _token: Token[float]
 
     def __init__(self, seconds: float | None, ends: float, rtt: float = 0.0) -> None:
@@ -99,22 +99,14 @@ class InForce(AbstractContextManager[None]):
         self._before = None
 
     def __enter__(self) -> None:
-        before = (TIMEOUT.get(None), DEADLINE.get(), RTT.get())
-        try:
-            TIMEOUT.set(self._seconds)
-            RTT.set(self._rtt)
-            self._token = DEADLINE.set(self._ends)
-            self._before = before
-        except BaseException:
-            TIMEOUT.set(before[0])
-            DEADLINE.set(before[1])
-            RTT.set(before[2])
-            self._before = None
-            raise
+        self._before = TIMEOUT.get(None), RTT.get()
+        TIMEOUT.set(self._seconds)
+        RTT.set(self._rtt)
+        self._token = DEADLINE.set(self._ends)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         before = self._before
-        if before is None or (error is not None and closes_a_coroutine(error)):
+        if before is None or (error is not None and is_closing(error)):
             return
         try:
             DEADLINE.reset(self._token)
@@ -122,11 +114,8 @@ class InForce(AbstractContextManager[None]):
             # It ends in another context than it began in.
             self._before = None
             return
-        except RuntimeError:
-            # Reset already: this was struck half-way.
-            pass
         TIMEOUT.set(before[0])
-        RTT.set(before[2])
+        RTT.set(before[1])
         self._before = None
 
 

@@ -33,7 +33,7 @@ from pymongo_resilience.errors import (
     OperationTimeoutError,
     OverloadShedError,
 )
-from pymongo_resilience.internal_errors import deliver, logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.rules.failure import (
     NO_WRITES_PERFORMED,
     RETRYABLE,
@@ -90,8 +90,7 @@ def failure_of(error: Exception, attempt: Attempt) -> Failure:
     """
     try:
         return _describe(error, attempt)
-    except Exception as fault:
-        deliver(fault)
+    except Exception:
         logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
         return Failure(
             error=error,
@@ -217,8 +216,7 @@ def attribute(error: BaseException | None, name: str) -> Any:
         return None
     try:
         return getattr(error, name, None)
-    except Exception as fault:  # noqa: BLE001 - the property may be anybody's
-        deliver(fault)
+    except Exception:  # noqa: BLE001 - the property may be anybody's
         return None
 
 

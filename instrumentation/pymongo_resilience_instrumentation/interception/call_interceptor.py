@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pymongo_resilience_instrumentation import calls
-
 from .interceptor import Interceptor
 
 if TYPE_CHECKING:
@@ -69,12 +67,7 @@ class CallInterceptor(Interceptor):
     ) -> BaseException | None:
         if call is None:
             return error
-        if call.reporting or call.client is None:
-            # It was left already, or half-way.
-            calls.leave(call)
-            call.reporting = False
+        if call.client is None:
+            # It was left already.
             return error
         return self.end(call, error)
-
-    def undo(self, call: Any, around: Call | None, error: BaseException) -> None:
-        calls.undo(call, around, error)

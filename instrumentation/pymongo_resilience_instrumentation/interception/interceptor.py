@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.internal_errors import from_outside, logger, raise_alone
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.calls import BEGINNING, NO_DEADLINE
+from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 
-from .methods import Method, Subclass
+from .methods import Method, Subclass, Wrapped as WrappedMethod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience_instrumentation.calls import Call
 
-    from .methods import Function
+    from .methods import Function, Wrapper
 
 REFUSED = (ConfigurationError, InvalidOperation)
 """What the library refuses is no fault of its own."""
@@ -47,7 +47,7 @@ class Interceptor:
     """Around one method. Nothing in here waits, so that it serves both APIs.
 
     Thread- and task-safe: what belongs to one run is in what ``enter`` returns, an ``Entered`` or
-    anything else with a ``deadline``. An exception of a signal handler may strike at any line.
+    anything else with a ``deadline``.
     """
 
     send: Callable[..., Any] | None = None
@@ -74,112 +74,123 @@ class Interceptor:
         gets None. ``entered`` is None where the driver ran alone."""
         return error
 
-    def undo(self, entered: Any, around: Call | None, error: BaseException) -> None:
-        """What is left of it: ``error`` struck half-way, or is what it ends with.
+    def wrapper(self, flag: EnabledFlag, asynchronous: bool) -> Wrapper:
+        return _async_wrapper(self, flag) if asynchronous else _wrapper(self, flag)
 
-        ``entered`` is BEGINNING where ``enter`` has not returned.
-        """
-        if entered is BEGINNING:
-            calls.undo(BEGINNING, around, error)
-
-    def method(self, flag: EnabledFlag, asynchronous: bool) -> Method:
-        return Method(partial(_of_async if asynchronous else _of_sync, self, flag))
+    def around(self, function: Function, flag: EnabledFlag, asynchronous: bool) -> Function:
+        """``function`` itself, whose first argument is the instance."""
+        wrapper = self.wrapper(flag, asynchronous)
+        return lambda *given, **kwargs: wrapper(function, None, given, kwargs)
 
 
 Owner = type | ModuleType
-Replacement = Method | Subclass | Interceptor
+Replacement = Method | WrappedMethod | Subclass | Interceptor
 Wrapped = tuple[Owner, str, Replacement]
 """Whose attribute, its name, and what runs in its place."""
 
 
-def _of_sync(interceptor: Interceptor, flag: EnabledFlag, original: Function) -> Function:
+def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send, found = _steps(interceptor)
 
-    def method(*given: Any, **kwargs: Any) -> Any:
+    def wrapper(
+        original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if not (flag.on and (exception() is None or flag.acts())):
-            return original(*given, **kwargs)
-        entered, around = BEGINNING, found()
+            return original(*args, **kwargs)
+        given = args if instance is None else (instance, *args)
+        entered, around = None, found()
         try:
-            try:
-                entered = enter(given, kwargs)
-                if entered is None:
-                    return original(*given, **kwargs)
-                run = original if send is None else partial(send, entered, original)
-                if entered.deadline is NO_DEADLINE:
-                    return succeeded(entered, run(*given, **kwargs))
-                with entered.deadline:
-                    result = run(*given, **kwargs)
-                return succeeded(entered, result)
-            except BaseException as error:
-                if _raises(interceptor, entered, around, error, (given, kwargs)):
-                    raise
-                if entered is not BEGINNING:
-                    return None
+            entered = enter(given, kwargs)
         except BaseException as error:
-            interceptor.undo(entered, around, error)
-            raise
-        return original(*given, **kwargs)
+            if _refuses(interceptor, around, error):
+                raise
+            return original(*args, **kwargs)
+        try:
+            if send is not None and entered is not None:
+                args = given
+                run: Function = partial(send, entered, _unbound(original, instance))
+            else:
+                run = original
+            if entered is None:
+                return run(*args, **kwargs)
+            if entered.deadline is NO_DEADLINE:
+                return succeeded(entered, run(*args, **kwargs))
+            with entered.deadline:
+                result = run(*args, **kwargs)
+            return succeeded(entered, result)
+        except BaseException as error:
+            instead = interceptor.failed(entered, error, given, kwargs)
+            if instead is error:
+                raise
+        return _answer(instead)
 
-    return method
+    return wrapper
 
 
-def _of_async(interceptor: Interceptor, flag: EnabledFlag, original: Function) -> Function:
+def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
     enter, succeeded, send, found = _steps(interceptor)
 
-    async def method(*given: Any, **kwargs: Any) -> Any:
+    async def wrapper(
+        original: Function, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if not (flag.on and (exception() is None or flag.acts())):
-            return await original(*given, **kwargs)
-        entered, around = BEGINNING, found()
+            return await original(*args, **kwargs)
+        given = args if instance is None else (instance, *args)
+        entered, around = None, found()
         try:
-            try:
-                entered = enter(given, kwargs)
-                if entered is None:
-                    return await original(*given, **kwargs)
-                run = original if send is None else partial(send, entered, original)
-                if entered.deadline is NO_DEADLINE:
-                    return succeeded(entered, await run(*given, **kwargs))
-                with entered.deadline:
-                    result = await run(*given, **kwargs)
-                return succeeded(entered, result)
-            except BaseException as error:
-                if _raises(interceptor, entered, around, error, (given, kwargs)):
-                    raise
-                if entered is not BEGINNING:
-                    return None
+            entered = enter(given, kwargs)
         except BaseException as error:
-            interceptor.undo(entered, around, error)
-            raise
-        return await original(*given, **kwargs)
+            if _refuses(interceptor, around, error):
+                raise
+            return await original(*args, **kwargs)
+        try:
+            if send is not None and entered is not None:
+                args = given
+                run: Function = partial(send, entered, _unbound(original, instance))
+            else:
+                run = original
+            if entered is None:
+                return await run(*args, **kwargs)
+            if entered.deadline is NO_DEADLINE:
+                return succeeded(entered, await run(*args, **kwargs))
+            with entered.deadline:
+                result = await run(*args, **kwargs)
+            return succeeded(entered, result)
+        except BaseException as error:
+            instead = interceptor.failed(entered, error, given, kwargs)
+            if instead is error:
+                raise
+        return _answer(instead)
 
-    return method
+    return wrapper
 
 
 def _steps(interceptor: Interceptor) -> tuple[Any, Any, Any, Callable[[], Call | None]]:
     return interceptor.enter, interceptor.succeeded, interceptor.send, calls.found
 
 
-def _raises(
-    interceptor: Interceptor,
-    entered: Any,
-    around: Call | None,
-    error: BaseException,
-    arguments: tuple[tuple[Any, ...], dict[str, Any]],
-) -> bool:
-    """Whether the caller gets ``error``; raises another one."""
-    if entered is BEGINNING:
-        calls.unwind(around)
-        if isinstance(error, REFUSED) or from_outside(error):
-            return True
-        what = type(interceptor).__name__
-        logger.error("internal error in pymongo-resilience before %s", what, exc_info=error)
-        return False
-    if entered is not None:
-        entered.deadline.__exit__(None, error, None)
-    instead = interceptor.failed(entered, error, *arguments)
+def _unbound(original: Function, instance: Any) -> Function:
+    """For who sends the original itself: it takes its instance first."""
+    if instance is None:
+        return original
+    return lambda _instance, *args, **kwargs: original(*args, **kwargs)
+
+
+def _refuses(interceptor: Interceptor, around: Call | None, error: BaseException) -> bool:
+    """Whether the caller gets what ``enter`` has raised."""
+    calls.unwind(around)
+    if isinstance(error, REFUSED) or not isinstance(error, Exception):
+        return True
+    what = type(interceptor).__name__
+    logger.error("internal error in pymongo-resilience before %s", what, exc_info=error)
+    return False
+
+
+def _answer(instead: BaseException | None) -> None:
+    """Raises it, outside of the handler of the error that it replaces."""
     try:
-        if instead is not error and instead is not None:
-            raise_alone(instead)
-        return instead is not None
+        if instead is not None:
+            raise instead
     finally:
         # A frame that holds the error it raised keeps both alive.
-        del instead, error
+        del instead

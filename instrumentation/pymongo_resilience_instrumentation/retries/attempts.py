@@ -21,9 +21,8 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience.breakers.health import Evidence, evidence
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
-from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.operation_deadline import Deadline
@@ -164,7 +163,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         call = self.call
         if call is NOT_OURS:
             return
-        unfinished = error is not None and closes_a_coroutine(error)
+        unfinished = is_closing(error)
         if self.count is not None:
             self._uncount(unfinished, succeeded=error is None)
         if self.permit is not None:
@@ -176,7 +175,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                 self._report_to_breaker(Evidence.NONE if no_reply else Evidence.HEALTHY)
         if self.avoided is not None:
             if not unfinished:
-                deprioritized.end(self.avoiding, self.avoided)
+                deprioritized.end(self.avoiding)
             self.avoided = None
         if self.last is not None:
             # Its error's frames hold the loop: nothing may keep the two alive together.

@@ -6,6 +6,7 @@ Their addresses are kept here for the later looks, in the context of the operati
 
 from __future__ import annotations
 
+from contextlib import suppress
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from pymongo.errors import PyMongoError
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.methods import Wrapped
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
@@ -61,45 +62,41 @@ def keep_away(loop: Any, server: str) -> None:
         loop.avoided = before
 
 
-def end(mark: Mark | None, before: tuple[Address, ...] = ()) -> None:
-    """The operation is over; in force is again what the one around it avoids.
-
-    ``mark``: None where an exception of a signal handler struck before anybody had it.
-    """
-    if mark is None:
-        _failed.set(before)
-        return
-    try:
-        _failed.reset(mark)
-    except (ValueError, RuntimeError):
-        # It ends in another context than it began in; or it is over already.
-        return
+def end(mark: Mark | None) -> None:
+    """The operation is over; in force is again what the one around it avoids."""
+    if mark is not None:
+        # Where it ends in another context than it began in, or is over already.
+        with suppress(ValueError, RuntimeError):
+            _failed.reset(mark)
 
 
-def _select(original: Function) -> Function:
-    def method(
-        description: Any,
-        selector: Any,
-        address: Any = None,
-        custom_selector: Any = None,
-        deprioritized_servers: Any = None,
-    ) -> Any:
-        failed = _failed.get()
-        if not failed:
-            return original(description, selector, address, custom_selector, deprioritized_servers)
-        known = description.server_descriptions()
-        avoided = [known[address] for address in failed if address in known]
-        measured = driver.selection.measuring_the_whole_set(selector, description)
-        found = original(description, measured, address, custom_selector, avoided)
-        if isinstance(failed, Kept) and {each.address for each in found} <= {*failed}:
-            # Where nothing else is left, the driver takes what it was to avoid.
-            raise NoOtherServerError("no other server is eligible")
-        return found or original(description, selector, address, custom_selector, None)
-
-    return method
+def _select(original: Function, description: Any, args: Any, kwargs: Any) -> Any:
+    failed = _failed.get()
+    if not failed:
+        return original(*args, **kwargs)
+    return _select_others(original, failed, description, *args, **kwargs)
 
 
-select = Method(_select)
+def _select_others(  # noqa: PLR0917 - as the driver calls it
+    original: Function,
+    failed: tuple[Address, ...],
+    description: Any,
+    selector: Any,
+    address: Any = None,
+    custom_selector: Any = None,
+    deprioritized_servers: Any = None,  # noqa: ARG001 - the driver forgets them
+) -> Any:
+    known = description.server_descriptions()
+    avoided = [known[each] for each in failed if each in known]
+    measured = driver.selection.measuring_the_whole_set(selector, description)
+    found = original(measured, address, custom_selector, avoided)
+    if isinstance(failed, Kept) and {each.address for each in found} <= {*failed}:
+        # Where nothing else is left, the driver takes what it was to avoid.
+        raise NoOtherServerError("no other server is eligible")
+    return found or original(selector, address, custom_selector, None)
+
+
+select = Wrapped(_select)
 """In place of the driver's look at the servers: those that failed last, where there are others.
 
 An application's own selector may want none of the others: then all are shown to it.

@@ -8,6 +8,7 @@ the next ones. What is no part of a call yet, such as a commit or a method that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from sys import exception
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ Run = Callable[..., Any]
 
 def subclass(runtime: Runtime, asynchronous: bool) -> Subclass:
     run, get_server = (_async_run, _async_get_server) if asynchronous else (_run, _get_server)
-    around = OwnCall(runtime).method(runtime.enabled_flag, asynchronous).around
+    around = partial(OwnCall(runtime).around, flag=runtime.enabled_flag, asynchronous=asynchronous)
     select = driver.selection.SELECT
 
     def derive(drivers: Any) -> type:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.breakers.breaker import Breakers
 from pymongo_resilience.breakers.breaker_states import Permit, State
-from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation import driver
@@ -82,8 +81,7 @@ class ClientBreakers(Breakers["Address"]):
         refusing = self.refusing()
         try:
             others = driver.selection.choices(loop, self.without_open)
-        except Exception as error:  # noqa: BLE001 - the selector is the application's
-            deliver(error)
+        except Exception:  # noqa: BLE001 - the selector is the application's
             return False
         return any(other != address and other not in refusing for other in others)
 
@@ -97,8 +95,7 @@ class ClientBreakers(Breakers["Address"]):
             if not refusing:
                 return servers
             return [each for each in servers if each.address not in refusing] or servers
-        except Exception as error:  # noqa: BLE001 - a handler may want the lock, too
-            deliver(error)
+        except Exception:  # noqa: BLE001 - a handler may want the lock, too
             return servers
 
     def snapshots(self) -> dict[Address, Snapshot]:

@@ -11,7 +11,6 @@ import random
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience.server_choice.eligibility import in_latency_window
 from pymongo_resilience.server_choice.two_choices import choose
 from pymongo_resilience_instrumentation import calls, driver
@@ -63,8 +62,7 @@ class ServerSelector:
             return found
         try:
             return self._narrowed(found)
-        except Exception as error:  # noqa: BLE001 - under the driver's lock an internal error is not logged
-            deliver(error)
+        except Exception:  # noqa: BLE001 - under the driver's lock an internal error is not logged
             return found
 
     def _narrowed(self, found: Any) -> Any:

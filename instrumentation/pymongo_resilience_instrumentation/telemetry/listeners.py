@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
-from pymongo_resilience.internal_errors import from_outside, logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 
 from .client_tracing import DEFAULT
@@ -54,14 +54,8 @@ def _callback(
         try:
             if always or self.enabled_flag.acts():
                 method(self, event)
-        except BaseException as error:
-            if from_outside(error):
-                # The driver would print it, or lose a connection by it: the call raises it instead.
-                call = calls.current()
-                if call is None:
-                    raise
-                call.struck = error
-            elif method not in faulty:
+        except Exception:
+            if method not in faulty:
                 faulty.add(method)
                 logger.exception("internal error in pymongo-resilience in %s", method.__qualname__)
 

@@ -9,7 +9,6 @@ from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience.redaction import stack
 from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
@@ -208,6 +207,5 @@ def end_span(
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as fault:  # noqa: BLE001 - str(error) may raise
-        deliver(fault)
+    except Exception:  # noqa: BLE001 - str(error) may raise
         return safe_message(error)

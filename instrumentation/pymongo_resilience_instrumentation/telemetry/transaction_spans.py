@@ -18,8 +18,7 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import SpanKind
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
-from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.internal_errors import is_closing, shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.deferred import defer, run_deferred
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
@@ -199,7 +198,7 @@ class EndSession(Interceptor):
         return result
 
     def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
-        if entered is not None and not closes_a_coroutine(error):
+        if entered is not None and not is_closing(error):
             self._end(entered)
         return error
 

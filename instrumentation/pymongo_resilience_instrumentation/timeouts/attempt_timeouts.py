@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import NetworkTimeout
 
-from pymongo_resilience.internal_errors import raise_alone
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -58,7 +57,7 @@ def _reply(flag: EnabledFlag, original: Function) -> Function:
             with driver.csot.within(seconds):
                 return original(*given, **kwargs)
         except TimeoutError as error:
-            raise_alone(_too_late(error, seconds))
+            raise _too_late(error, seconds) from error.__cause__
 
     return receive
 
@@ -75,7 +74,7 @@ def _async_reply(flag: EnabledFlag, original: Function) -> Function:
             with driver.csot.within(seconds):
                 return await original(*given, **kwargs)
         except TimeoutError as error:
-            raise_alone(_too_late(error, seconds))
+            raise _too_late(error, seconds) from error.__cause__
 
     return receive
 

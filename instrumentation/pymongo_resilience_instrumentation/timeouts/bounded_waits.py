@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.method_in_context import Within
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped
 
 from .wait_times import For, TimedWait
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped as Row
     from pymongo_resilience_instrumentation.interception.methods import Function
 
     from .wait_times import Waiting
@@ -37,27 +37,23 @@ RESOLUTION = 0.001
 """Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
 
 
-def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Wrapped]:
+def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Row]:
     """``waiting``: where waits for a connection are noted; None times no wait."""
-
-    def timed(method: Method, what: For, asynchronous: bool, *, connects: bool = False) -> Method:
-        if waiting is None:
-            return method
-        around = TimedWait(waiting, what, connects=connects).method(enabled_flag, asynchronous)
-        return Method(lambda original: around.around(method.around(original)))
 
     for half, connecting in (
         (driver.waits.SYNC_HALF, Connect()),
         (driver.waits.ASYNC_HALF, ConnectAsync()),
     ):
-        asynchronous = half is driver.waits.ASYNC_HALF
         for module, what in (("topology", For.SERVER), ("pool", For.CONNECTION)):
-            bounded = wait(enabled_flag, of_pool=what is For.CONNECTION)
-            yield half.module(module), half.wait, timed(bounded, what, asynchronous)
+            yield half.module(module), half.wait, wait(enabled_flag, of_pool=what is For.CONNECTION)
+            if waiting is not None:
+                yield half.module(module), half.wait, TimedWait(waiting, what)
         yield half.module("pool"), half.connect, connecting
-        making = handshake(enabled_flag, asynchronous=asynchronous)
-        making = timed(making, For.CONNECTION, asynchronous, connects=True)
-        yield half.module("pool").Pool, driver.waits.HANDSHAKE, making
+        pool = half.module("pool").Pool
+        yield pool, driver.waits.HANDSHAKE, Within(handshake)
+        if waiting is not None:
+            timed = TimedWait(waiting, For.CONNECTION, connects=True)
+            yield pool, driver.waits.HANDSHAKE, timed
 
 
 def time_to_wait() -> float | None:
@@ -106,13 +102,13 @@ def time_to_connect(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | No
     return left if own is None else min(left, own)
 
 
-def selections(enabled_flag: EnabledFlag) -> Iterator[Wrapped]:
+def selections(enabled_flag: EnabledFlag) -> Iterator[Row]:
     """As ``wrapped``, of what each operation asks for."""
     for owner in driver.waits.selection_timeout_owners():
         yield owner, driver.waits.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
 
 
-def selection_timeout(enabled_flag: EnabledFlag) -> Method:
+def selection_timeout(enabled_flag: EnabledFlag) -> Wrapped:
     """``min(serverSelectionTimeoutMS, remaining)``, of which checkout and connecting have what the
     selection leaves."""
     timeout_in_force, found, own_timeout = (
@@ -121,24 +117,21 @@ def selection_timeout(enabled_flag: EnabledFlag) -> Method:
         driver.waits.own_selection_timeout,
     )
 
-    def around(original: Function) -> Function:
-        def method(topology: object) -> Any:
-            timeout = original(topology)
-            if timeout_in_force() is None or not enabled_flag.on:
-                return timeout
-            try:
-                own, call = own_timeout(topology), found()
-                if call is not None and not call.ended:
-                    # With 0 the servers are looked at once. A connection takes some time.
-                    call.waits_until = driver.csot.now() + (own or NEVER)
-                return min(timeout, own)
-            except Exception:
-                logger.exception("internal error in pymongo-resilience before a selection")
-                return timeout
+    def wrapper(original: Function, topology: Any, args: Any, kwargs: Any) -> Any:
+        timeout = original(*args, **kwargs)
+        if timeout_in_force() is None or not enabled_flag.on:
+            return timeout
+        try:
+            own, call = own_timeout(topology), found()
+            if call is not None and not call.ended:
+                # With 0 the servers are looked at once. A connection takes some time.
+                call.waits_until = driver.csot.now() + (own or NEVER)
+            return min(timeout, own)
+        except Exception:
+            logger.exception("internal error in pymongo-resilience before a selection")
+            return timeout
 
-        return method
-
-    return Method(around)
+    return Wrapped(wrapper)
 
 
 def wait(enabled_flag: EnabledFlag, *, of_pool: bool) -> Method:
@@ -159,15 +152,11 @@ def wait(enabled_flag: EnabledFlag, *, of_pool: bool) -> Method:
     return Method(around)
 
 
-def handshake(enabled_flag: EnabledFlag, *, asynchronous: bool) -> Method:
+def handshake(_pool: object) -> AbstractContextManager[None]:
     """A connection until it is ready, hello and authentication included: what selecting a server
     has left of ``min(serverSelectionTimeoutMS, remaining)``."""
-
-    def begin(_pool: object) -> AbstractContextManager[None]:
-        seconds = time_to_wait()
-        return NO_DEADLINE if seconds is None else within_wait(seconds)
-
-    return Within(begin).method(enabled_flag, asynchronous)
+    seconds = time_to_wait()
+    return NO_DEADLINE if seconds is None else within_wait(seconds)
 
 
 class _Connecting(Entered):

@@ -13,7 +13,7 @@ from pymongo.errors import ExecutionTimeout
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.driver.commands import LIMIT
-from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.interception.methods import Wrapped
 
 if TYPE_CHECKING:
     from pymongo_resilience.enabled_flag import EnabledFlag
@@ -21,41 +21,38 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.methods import Function
 
 
-def limit(enabled_flag: EnabledFlag) -> Method:
+def limit(enabled_flag: EnabledFlag) -> Wrapped:
     """Less than a millisecond is refused; a timeout of 0 sets the older limits aside.
 
     A cursor's first command has none by iteration; an attempt may have a shorter one.
     """
     timeout_in_force, found = driver.csot.TIMEOUT.get, calls.found
 
-    def around(original: Function) -> Function:
-        def method(connection: Any, *given: Any, **kwargs: Any) -> Any:
-            timeout, call = timeout_in_force(), found()
-            attempt = None if call is None else call.attempt_timeout
-            if (timeout is None and attempt is None) or not enabled_flag.on:
-                return original(connection, *given, **kwargs)
-            # None for a getMore, which gets no limit: it may wait for news.
-            command = given[-1] if given else kwargs["cmd"]
-            own = None if command is None else command.get(LIMIT)
-            result = original(connection, *given, **kwargs)
-            try:
-                # Most commands are of no cursor, and have time.
-                plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
-                if timeout is not None and not plain:
-                    _adjust(connection, command, own, timeout, call)
-                if call is not None and attempt is not None:
-                    call.reply_within = None if command is None else attempt
-                    if call.reply_within is not None:
-                        driver.commands.limit_attempt(connection, command, call.reply_within)
-            except ExecutionTimeout:
-                raise
-            except Exception:
-                logger.exception("internal error in pymongo-resilience while limiting a command")
-            return result
+    def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
+        timeout, call = timeout_in_force(), found()
+        attempt = None if call is None else call.attempt_timeout
+        if (timeout is None and attempt is None) or not enabled_flag.on:
+            return original(*given, **kwargs)
+        # None for a getMore, which gets no limit: it may wait for news.
+        command = given[-1] if given else kwargs["cmd"]
+        own = None if command is None else command.get(LIMIT)
+        result = original(*given, **kwargs)
+        try:
+            # Most commands are of no cursor, and have time.
+            plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
+            if timeout is not None and not plain:
+                _adjust(connection, command, own, timeout, call)
+            if call is not None and attempt is not None:
+                call.reply_within = None if command is None else attempt
+                if call.reply_within is not None:
+                    driver.commands.limit_attempt(connection, command, call.reply_within)
+        except ExecutionTimeout:
+            raise
+        except Exception:
+            logger.exception("internal error in pymongo-resilience while limiting a command")
+        return result
 
-        return method
-
-    return Method(around)
+    return Wrapped(wrapper)
 
 
 def _adjust(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import AsyncMongoClient
 from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
 
-from pymongo_resilience.closed_coroutines import closes_a_coroutine
+from pymongo_resilience.internal_errors import is_closing
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules.transaction_rules import Repeat
@@ -89,7 +89,7 @@ async def repeat_async(
                         await session.commit_transaction()
                 break
             except BaseException as error:
-                if closes_a_coroutine(error):
+                if is_closing(error):
                     raise
                 repetition.decide(error)
                 if session.in_transaction:
@@ -102,7 +102,7 @@ async def repeat_async(
         await _end(session)
         return result  # noqa: TRY300 - the end of the session may be interrupted as well
     except BaseException as error:
-        if closes_a_coroutine(error):
+        if is_closing(error):
             opened = driver.sessions.open_transaction(session)
             defer(partial(leave_open, repetition.client, opened))
         else:

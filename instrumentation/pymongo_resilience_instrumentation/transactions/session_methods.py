@@ -36,18 +36,17 @@ NOWHERE = ("", None)
 """A transaction may change any collection: no rule holds for it but one for all of them."""
 
 
-def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Method]]:
+def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, Interceptor]]:
     """What to wrap of a session's class, and with what.
 
     end_session is not there: it waits for nothing but the abort_transaction that it calls.
     """
-    for name, interceptor in (
+    yield from (
         ("start_transaction", transaction_spans.StartTransaction(runtime.transaction_spans)),
         ("with_transaction", WithTransaction(runtime, asynchronous)),
         ("commit_transaction", EndTransaction(runtime, COMMIT, whole_timeout=False)),
         ("abort_transaction", EndTransaction(runtime, ABORT, whole_timeout=True)),
-    ):
-        yield name, interceptor.method(runtime.enabled_flag, asynchronous)
+    )
 
 
 def start_session() -> Method:
@@ -176,7 +175,9 @@ class WithTransaction(Interceptor):
     def send(
         self, transaction: _Transaction, original: Function, session: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        around = transaction.method(self._runtime.enabled_flag, self._asynchronous).around
+        around = partial(
+            transaction.around, flag=self._runtime.enabled_flag, asynchronous=self._asynchronous
+        )
         if args:
             return original(session, around(args[0]), *args[1:], **kwargs)
         if "callback" in kwargs:
@@ -188,7 +189,6 @@ class WithTransaction(Interceptor):
     ) -> BaseException:
         if transaction is None:
             return error
-        # An exception of a signal handler may have struck while the callback was left.
         transaction_timeouts.leave_transaction(transaction.session)
         if isinstance(error, PyMongoError) and self._runtime.owns_retries:
             with shielded("while preparing the error of a transaction"):

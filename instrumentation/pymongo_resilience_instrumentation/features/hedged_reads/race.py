@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pymongo_resilience.internal_errors import raise_alone, shielded
+from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.rules.events import ReadHedged
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
@@ -230,7 +230,7 @@ class Race:
             if winner is not None:
                 self._read.adopt(winner)
                 return winner.result
-            raise_alone(error)  # type: ignore[arg-type]  # it has one: it is over without a result
+            raise error  # type: ignore[misc]  # it has one: it is over without a result
         finally:
             # The frames that it passed hold the race.
             del error

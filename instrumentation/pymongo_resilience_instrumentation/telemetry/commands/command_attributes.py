@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from bson import json_util
 from bson.binary import Binary
 
-from pymongo_resilience.internal_errors import deliver
 from pymongo_resilience_instrumentation.addresses import namespace_text
 from pymongo_resilience_instrumentation.telemetry import semconv
 
@@ -173,6 +172,5 @@ def _leaf(value: object) -> Any:
         return value
     try:
         return json_util.default(value, RELAXED)
-    except Exception as error:  # noqa: BLE001 - the application's own type: it has a codec, we have not
-        deliver(error)
+    except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
         return f"<{type(value).__name__}>"

@@ -20,7 +20,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 
-from pymongo_resilience.internal_errors import deliver, logger
+from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.options.config import ALWAYS, NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
@@ -72,8 +72,7 @@ def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | Non
         nonlocal logged
         try:
             calls.reported(hook, span, event)
-        except Exception as error:
-            deliver(error)
+        except Exception:
             if not logged:
                 logged = True
                 logger.exception("the %s raised; later errors of it are not logged", name)
