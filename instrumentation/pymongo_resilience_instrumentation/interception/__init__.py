@@ -2,5 +2,5 @@
 
 ``interceptor`` has the steps (enter, succeeded, failed) and runs them around sync and async
 methods; ``call_interceptor`` those of a call, ``method_in_context`` those of a timeout alone.
-``methods`` puts a function in the place of another one; ``steps`` runs what waits several times.
+``methods`` are wrapt's wrappers and the subclass; ``steps`` runs what waits several times.
 """
