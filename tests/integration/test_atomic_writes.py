@@ -458,6 +458,7 @@ def test_an_error_of_the_application_s_own_is_raised_and_nothing_left(
         side.do(*update(coll))
     assert caught.value.code == 11000
     assert vars(caught.value)["attempts"] == 1
+    assert "1 attempt" not in str(caught.value), "an ordinary answer stays as it is"
     (declined,) = telemetry.decisions.events
     assert isinstance(declined, RetryDeclined)
     assert (declined.rule, declined.operation) == (Rule.UNKNOWN_REASON, "update")

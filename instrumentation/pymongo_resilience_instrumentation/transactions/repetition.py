@@ -183,9 +183,14 @@ class Repetition:
                 advice=f", and {why}," if why in (UNKNOWN, COMMITTED) else "",
             )
         if self._call is not None:
-            server = failure.server
             state_origin(
-                error, server=server, attempts=attempts, reasons=reasons, rule=rule, why=why
+                error,
+                server=failure.server,
+                attempts=attempts,
+                reasons=reasons,
+                rule=rule,
+                why=why,
+                answered=failure.stage is Stage.ANSWERED and why not in (UNKNOWN, COMMITTED),
             )
             self._call.final_error = error
         return error
