@@ -23,6 +23,7 @@ from . import calls, driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from weakref import ref
 
     from pymongo_resilience.breakers.breaker import Snapshot
     from pymongo_resilience.enabled_flag import EnabledFlag
@@ -100,8 +101,13 @@ class Runtime:
     """By the method of the public API, or ``_run_operation``: what features put around it."""
     before_batch: Callable[[Call, Any, Any], None] | None = None
     """Called with the driver's operation and cursor before each batch of a cursor; a feature's."""
-    in_flight: set[Any] = field(default_factory=set)
-    """Each an Attempts (retries/): the runs of the loop that are making an attempt."""
+    in_flight: dict[int, ref[Any]] = field(default_factory=dict)
+    """The runs of the retry loop that are making an attempt, each an Attempts (retries/). Weakly: a
+    client whose event loop was given up must be collected with its operations."""
+
+    def attempts_in_flight(self) -> list[Any]:
+        """Of any thread or task."""
+        return [made for each in list(self.in_flight.values()) if (made := each()) is not None]
 
     def nested(self, client: object) -> bool:
         """Whether the caller is inside of a call of the same client: the outermost wins. Or inside

@@ -140,6 +140,36 @@ def test_a_task_left_behind_in_its_back_off_ends_quietly_where_it_is_collected(
     assert operation.attributes["exception.type"] == "GeneratorExit"
 
 
+@pytest.mark.parametrize("timeout_ms", [None, 20_000], ids=["bare", "with a timeout"])
+def test_operations_that_wait_are_collected_with_the_loop_that_was_given_up(
+    instrument: Instrument, timeout_ms: int | None
+) -> None:
+    instrument(timeout_ms=timeout_ms)
+    ended: list[str] = []
+
+    def give_up() -> None:
+        loop = asyncio.new_event_loop()
+        client: Any = pymongo.AsyncMongoClient(
+            "mongodb://127.0.0.1:1", serverSelectionTimeoutMS=60_000
+        )
+
+        async def find() -> None:
+            try:
+                await client.db.coll.find_one()
+            except BaseException as error:
+                ended.append(type(error).__name__)
+                raise
+
+        waiting = loop.create_task(find())
+        loop.run_until_complete(asyncio.sleep(0.3))
+        loop.close()
+        del waiting
+
+    give_up()
+    gc.collect()
+    assert ended == ["GeneratorExit"]
+
+
 @pytest.fixture
 def on_uvloop(proxy: Any) -> Iterator[Side]:
     side = Side("uvloop", asyncio.Runner(loop_factory=uvloop.new_event_loop))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
+from weakref import ref
 
 import pytest
 from pymongo.errors import AutoReconnect
@@ -159,8 +160,9 @@ def test_the_fault_of_one_attempt_does_not_end_the_watch_for_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     coll = connected(side, replica_set)[database].coll
+    faulty = [Faulty() for _ in range(50)]
     for loop in retry_loops():
-        loop.runtime.in_flight |= {Faulty() for _ in range(50)}
+        loop.runtime.in_flight.update((id(each), ref(each)) for each in faulty)
     hole = BlackHole(SOON * 2)
     replica_set.inject(hole, on="primary")
     began = time.monotonic()

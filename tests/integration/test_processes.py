@@ -122,7 +122,7 @@ def test_a_step_that_fails_in_a_child_keeps_no_other_from_running(
         return run
 
     runtime = SimpleNamespace(
-        in_flight=set(),
+        in_flight={},
         clients=SimpleNamespace(reset_after_fork=step("clients")),
         budgets=SimpleNamespace(reset_after_fork=step("budgets")),
         closings=SimpleNamespace(reset_after_fork=step("closings")),

@@ -98,11 +98,10 @@ def read_arguments(given: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
 def checking(monitor: Any) -> Iterator[None]:
     """Around one check."""
     made = vars(monitor)[_CHECK] = Check()
-    token = _checking.set(made)
+    _checking.set(made)  # for good: a monitor has a context of its own, and may end in another one
     try:
         yield
     finally:
-        _checking.reset(token)
         vars(monitor).pop(_CHECK, None)
 
 

@@ -76,7 +76,7 @@ class Handshake(Interceptor):
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         call = calls.current()
-        for attempt in [] if call is None else list(self._runtime.in_flight):
+        for attempt in [] if call is None else self._runtime.attempts_in_flight():
             if attempt.call is call:
                 attempt.handshaking = given[0]
         return Entered(given[0])
@@ -118,7 +118,7 @@ class FormerPrimary:
         return None
 
     def _interrupt(self, pool: Any) -> None:
-        for attempt in list(self._runtime.in_flight):
+        for attempt in self._runtime.attempts_in_flight():
             with shielded("after an election"):
                 connection = attempt.connection or attempt.handshaking
                 if (

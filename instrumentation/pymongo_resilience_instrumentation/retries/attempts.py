@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from pymongo.errors import (
     AutoReconnect,
@@ -310,13 +311,13 @@ class Attempts(driver.retry_loop.DriverLoop):
         return Deadline(clock, ends, given), None
 
     def attempt(self) -> Any:
-        self.runtime.in_flight.add(self)
+        self.runtime.in_flight[id(self)] = ref(self)
         self.call.terminal_detector = None
         self.began = self.runtime.executor.clock.now()
         return self.again()
 
     def classify(self, error: Exception, operation: Operation) -> Failure:
-        self.runtime.in_flight.discard(self)
+        self.runtime.in_flight.pop(id(self), None)
         self._uncount(unfinished=False, succeeded=False)
         if self.call.waits:
             wait_times.over(self.call, None if self.reached_connection else error)

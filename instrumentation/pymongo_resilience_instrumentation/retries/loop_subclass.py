@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from sys import exception
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
@@ -91,14 +92,14 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
                 return drivers(self)
             call.terminal_detector = None
             self.connection, self.was_retryable = None, self._retryable
-            in_flight.add(self)
+            in_flight[id(self)] = ref(self)
             try:
                 result = self._read() if self._is_read else self.first_write()
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
                 prepared = True
-                in_flight.discard(self)
+                in_flight.pop(id(self), None)
                 if call.hedge is not None and call.hedge.ends(self, failed):
                     raise failed
                 result = executor.run(self, failed)
@@ -114,7 +115,7 @@ def _run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> Run:
             self.release(error)
             raise
         finally:
-            in_flight.discard(self)
+            in_flight.pop(id(self), None)
             del failed
 
     def passed(loop: Any) -> Any:
@@ -150,14 +151,14 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
                 return await drivers(self)
             call.terminal_detector = None
             self.connection, self.was_retryable = None, self._retryable
-            in_flight.add(self)
+            in_flight[id(self)] = ref(self)
             try:
                 result = await (self._read() if self._is_read else self.first_write())
             except Exception as error:  # noqa: BLE001 - the rules decide
                 failed = error
             if failed is not None:
                 prepared = True
-                in_flight.discard(self)
+                in_flight.pop(id(self), None)
                 if call.hedge is not None and call.hedge.ends(self, failed):
                     raise failed
                 result = await executor.run(self, failed)
@@ -173,7 +174,7 @@ def _async_run(runtime: Runtime, drivers: Run, around: Callable[[Run], Run]) -> 
             self.release(error)
             raise
         finally:
-            in_flight.discard(self)
+            in_flight.pop(id(self), None)
             del failed
 
     async def passed(loop: Any) -> Any:
