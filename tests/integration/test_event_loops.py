@@ -166,7 +166,7 @@ def test_operations_that_wait_are_collected_with_the_loop_that_was_given_up(
         del waiting
 
     give_up()
-    gc.collect()
+    wait_until(lambda: gc.collect() >= 0 and ended)
     assert ended == ["GeneratorExit"]
 
 
