@@ -249,15 +249,15 @@ def test_rolling_restart(api: Api) -> None:
 def real_elections() -> Scenario:
     """A step-down, a killed primary, a stopped one, all in turn, and lost replies before each."""
     scenario, pause = Scenario(), PAUSE
-    for kind, options in (
-        (Election, {}),
-        (Restart, {"downtime": 1.0, "on": "primary"}),
-        (SilentPrimary, {"seconds": 3.0}),
-        (BlackHole, {"seconds": 3.0, "on": "primary"}),
-        (RollingRestart, {"downtime": 0.5, "pause": 1.0}),
+    for kind, seconds, on in (
+        (Election, 1.0, "all"),
+        (Restart, 1.0, "primary"),
+        (SilentPrimary, 5.0, "all"),
+        (BlackHole, 5.0, "primary"),
+        (RollingRestart, 0.5, "all"),
     ):
         scenario = scenario.after(pause, CutAfter, "update", on="primary", within=WITHIN)
-        scenario, pause = scenario.after(0.5, kind, **options), 8.0
+        scenario, pause = scenario.after(0.5, kind, seconds, on=on), 8.0
     return scenario
 
 
