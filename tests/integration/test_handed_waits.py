@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,8 @@ def record_waits(side: Side, patch: pytest.MonkeyPatch) -> list[float | None]:
     half = half_of(side)
     for name in ("topology", "pool"):
         fake = wait if side.runner is None else wait_async
-        patch.setattr(half.module(name), half.wait, fake)
+        original = getattr(half.module(name), half.wait)
+        patch.setattr(half.module(name), half.wait, functools.wraps(original)(fake))
     return found
 
 
@@ -110,7 +112,8 @@ def test_connecting_is_handed_what_is_left_and_what_follows_has_all_of_it(
         seen.append(_csot.remaining())
 
     fake = connect if side.runner is None else connect_async
-    monkeypatch.setattr(half.module("pool"), half.connect, fake)
+    original = getattr(half.module("pool"), half.connect)
+    monkeypatch.setattr(half.module("pool"), half.connect, functools.wraps(original)(fake))
     instrument()
     own = {} if own_ms is None else {"connectTimeoutMS": own_ms}
     options = side.client(NOBODY, connect=False, **own).options.pool_options

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import time
 from dataclasses import dataclass
@@ -208,7 +209,7 @@ def _beginning(stage: Stage, owner: type) -> Any:
         stage.begin_attempt()
         return original(topology)
 
-    return get_server_selection_timeout
+    return functools.wraps(original)(get_server_selection_timeout)
 
 
 def _played(stage: Stage, original: Any, played: Any, asynchronous: bool) -> Any:
@@ -218,7 +219,7 @@ def _played(stage: Stage, original: Any, played: Any, asynchronous: bool) -> Any
     async def wait_async(*args: Any) -> Any:
         return played(args) if stage.acts() else await original(*args)
 
-    return wait_async if asynchronous else wait
+    return functools.wraps(original)(wait_async if asynchronous else wait)
 
 
 def _connecting(stage: Stage, original: Any, asynchronous: bool) -> Any:
@@ -232,7 +233,7 @@ def _connecting(stage: Stage, original: Any, asynchronous: bool) -> Any:
             stage.connect()
         return await original(*args)
 
-    return connect_async if asynchronous else connect
+    return functools.wraps(original)(connect_async if asynchronous else connect)
 
 
 def end_of(plan: Plan, blocks: list[tuple[str, float | None, float]], start: float) -> float | None:
