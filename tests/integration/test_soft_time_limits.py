@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.oldest,
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such timers here"),
 ]
-TIMES = 150
+TIMES = 60
 LONG = 5.0
 """Seconds after which a signal counts as lost."""
 

@@ -114,6 +114,9 @@ class InForce(AbstractContextManager[None]):
             # It ends in another context than it began in.
             self._before = None
             return
+        except RuntimeError:
+            # Reset already: an exit before this one was interrupted.
+            pass
         TIMEOUT.set(before[0])
         RTT.set(before[1])
         self._before = None
