@@ -56,7 +56,7 @@ def repeat(repetition: Repetition, session: Any, body: Callable[[Any], Any]) -> 
             except BaseException as error:  # noqa: BLE001 - whatever ends it, it is aborted
                 repetition.decide(error)
                 if session.in_transaction:
-                    with repetition.abort_timeout(), _restored(session):
+                    with repetition.around_abort(), _restored(session):
                         session.abort_transaction()
                 if repetition.follows is Repeat.NOTHING:
                     raise repetition.final(error)  # noqa: B904 - mostly the error itself
@@ -93,7 +93,7 @@ async def repeat_async(
                     raise
                 repetition.decide(error)
                 if session.in_transaction:
-                    with repetition.abort_timeout(), _restored(session):
+                    with repetition.around_abort(), _restored(session):
                         await session.abort_transaction()
                 if repetition.follows is Repeat.NOTHING:
                     raise repetition.final(error)  # noqa: B904 - as above

@@ -10,6 +10,7 @@ from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernE
 
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
+from pymongo_resilience.policies.overrides import override
 from pymongo_resilience.rules import transaction_rules
 from pymongo_resilience.rules.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
 from pymongo_resilience.rules.failure import Stage
@@ -37,6 +38,15 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 UNKNOWN = "whether the transaction was committed is unknown"
+
+
+class _Once:
+    """A strategy that repeats nothing."""
+
+    def retry_after(self, operation: Operation, failure: Failure) -> None: ...
+
+
+ONCE = _Once()
 
 
 class Repetition:
@@ -89,8 +99,12 @@ class Repetition:
         if span is not None and self._scheduled is not None:
             span.repeats(self._scheduled)
 
-    def abort_timeout(self) -> AbstractContextManager[None]:
-        """The last abort has the whole timeout again: not sent, it leaves the transaction open."""
+    def around_abort(self) -> AbstractContextManager[object]:
+        """An abort that another attempt follows is sent once: that one's number ends what it could
+        not. The last abort has the whole timeout again: not sent, it leaves the transaction open.
+        """
+        if self.follows is Repeat.TRANSACTION:
+            return override(strategy=ONCE)
         seconds = self.timeout.seconds
         if self.follows is not Repeat.NOTHING or not seconds:
             return nullcontext()
