@@ -121,6 +121,7 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
         except BaseException as error:
             instead = interceptor.failed(entered, error, given, kwargs)
             if instead is error:
+                del instead  # or this frame, of the error's traceback, keeps both alive
                 raise
         return _answer(instead)
 
@@ -159,6 +160,7 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
         except BaseException as error:
             instead = interceptor.failed(entered, error, given, kwargs)
             if instead is error:
+                del instead  # or this frame, of the error's traceback, keeps both alive
                 raise
         return _answer(instead)
 
