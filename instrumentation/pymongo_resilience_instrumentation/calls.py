@@ -317,11 +317,12 @@ def publish(call: Call | None, function: Callable[..., T], *args: Any, **kwargs:
     """As ``reported``, but cheaper: ``call`` is the one in progress."""
     if call is None:
         return reported(function, *args, **kwargs)
+    before = call.reporting, call.ended
     call.reporting = call.ended = True
     try:
         return function(*args, **kwargs)
     finally:
-        call.reporting = call.ended = False
+        call.reporting, call.ended = before
 
 
 def inherited() -> Call | None:
