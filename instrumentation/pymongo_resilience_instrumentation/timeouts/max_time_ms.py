@@ -34,7 +34,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapped:
         if (timeout is None and attempt is None) or not enabled_flag.on:
             return original(*given, **kwargs)
         # None for a getMore, which gets no limit: it may wait for news.
-        command = given[-1] if given else kwargs["cmd"]
+        command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
         own = None if command is None else command.get(LIMIT)
         result = original(*given, **kwargs)
         try:
