@@ -45,7 +45,6 @@ from pymongo_resilience import (
 )
 from pymongo_resilience.breakers.breaker import CircuitBreaker
 from pymongo_resilience.breakers.breaker_states import Permit, Refusal
-from pymongo_resilience.rules.budget import CAPACITY
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
@@ -128,7 +127,7 @@ def config_of(row: Scenario) -> dict[str, Any]:
         "base_backoff_ms": round(row.base_backoff * 1000),
         "max_backoff_ms": round(row.max_backoff * 1000),
         "retry_budget": "off" if row.tokens is None else "tokens",
-        "circuit_breaker": "on" if any(map(is_refusal, row.faults)) else "off",
+        "circuit_breaker": "always" if any(map(is_refusal, row.faults)) else "off",
     }
     if row.window is not None:
         config["timeout_ms"] = 0
@@ -197,9 +196,8 @@ def let_breakers_answer(patch: pytest.MonkeyPatch, faults: FaultsInOrder) -> Non
     patch.setattr(CircuitBreaker, "try_acquire", answer)
 
 
-def kept_in(bucket: Any, capacity: float, incomplete: set[Any]) -> Any:
+def kept_in(bucket: Any, incomplete: set[Any]) -> Any:
     """The row's own bucket in place of a new one: not full, so that successes are reported."""
-    assert capacity == CAPACITY
     bucket._incomplete = incomplete
     incomplete.add(bucket)
     return bucket

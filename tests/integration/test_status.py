@@ -127,6 +127,6 @@ def test_it_has_the_configuration_in_force(side: Side, instrument: Instrument) -
     client = side.client("mongodb://db1/", connect=False)
     assert status(client).config is None
     instrument(timeout_ms=750)
-    assert status(client).config == Config(timeout_ms=750)
+    assert status(client).config == Config(timeout_ms=750, command_spans="always")
     uninstrument()
     assert status(client).config is None
