@@ -76,8 +76,7 @@ def left_by_the_driver(topology: TopologyDescription, criteria: Criteria) -> set
     )
     mark = deprioritized.avoid(tuple((each, 27017) for each in criteria.deprioritized), None)
     try:
-        left = LOOK(
-            description,
+        left = LOOK.__get__(description, DriverTopology)(
             selector(criteria),
             None,
             criteria.server_selector and refusing_the_same(criteria, topology),
