@@ -283,7 +283,7 @@ def test_a_client_that_is_closed_fails_no_heartbeat(
 def test_a_client_that_could_not_be_made_hides_no_other_one(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    telemetry = instrument(circuit_breaker="on")
+    telemetry = instrument(circuit_breaker="always")
     with pytest.raises(ConfigurationError) as kept:
         side.do(side.client, proxy.uri, nonsense=1)
     client = side.do(side.client, proxy.uri)

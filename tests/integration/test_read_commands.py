@@ -115,7 +115,7 @@ def test_what_a_listener_runs_inside_of_it_is_no_read(
 
 
 def test_a_command_that_cannot_be_read_leaves_nothing_behind(
-    proxy: ReplicaSet, database: str, instrument: Instrument
+    proxy: ReplicaSet, database: str, instrument: Instrument, caplog: pytest.LogCaptureFixture
 ) -> None:
     telemetry = instrument()
 
@@ -127,6 +127,7 @@ def test_a_command_that_cannot_be_read_leaves_nothing_behind(
         with pytest.raises(LookupError):
             client[database].cursor_command(Unreadable(find="coll"))
         assert calls.current() is None
+        assert "internal error" in caplog.text
         client[database].coll.find_one()
         assert [span.name for span in telemetry.operations()] == [f"find {database}.coll"]
 

@@ -45,6 +45,10 @@ IN_RUN = {
 """What the ``run`` of pymongo 4.17 to 4.20 names. What else a newer one does, ours has to do."""
 
 
+def faults_logged(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(line.startswith("internal error") for line in caplog.messages)
+
+
 @pytest.mark.parametrize("loop", retry_loops())
 def test_the_run_that_is_overridden_does_nothing_that_is_not_known(loop: type) -> None:
     run: Any = vars(loop)["run"]
@@ -98,6 +102,7 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
     database: str,
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults = 0
 
@@ -113,6 +118,7 @@ def test_where_a_loop_cannot_be_prepared_the_driver_repeats_by_itself(
     proxy.inject(CutAfter("find" if name == "find_one" else "insert"))
     OPERATIONS[name](side, coll)
     assert faults == 1
+    assert faults_logged(caplog) == 1
     assert telemetry.decisions.events == []
 
 
@@ -124,6 +130,7 @@ def test_where_the_first_failure_cannot_be_judged_it_is_raised(
     database: str,
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("broken")
@@ -135,6 +142,7 @@ def test_where_the_first_failure_cannot_be_judged_it_is_raised(
     proxy.inject(CutAfter("find" if name == "find_one" else "insert", times=9))
     with pytest.raises(AutoReconnect):
         OPERATIONS[name](side, coll)
+    assert faults_logged(caplog) == 1
     assert telemetry.decisions.events == []
 
 
@@ -146,6 +154,7 @@ def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
     database: str,
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """``after``: so many failures that were judged."""
     classify = Attempts.classify
@@ -163,7 +172,7 @@ def test_where_a_write_cannot_be_judged_the_driver_goes_on_with_its_number(
     monkeypatch.setattr(Attempts, "classify", broken)
     proxy.inject(CutAfter("insert", times=after + 1))
     side.do(coll.insert_one, {})
-    assert len(faults) == 1
+    assert len(faults) == faults_logged(caplog) == 1
     assert len(telemetry.decisions.events) == after
     numbers = [each["txnNumber"] for each in sent.named("insert")]
     assert len(numbers) == after + 2

@@ -45,11 +45,11 @@ def test_each_missing_name_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_parameters_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def error_message(self: object, text: str) -> str:
-        return text
+    def checkout(self: object, server: object) -> object:
+        return server
 
-    monkeypatch.setattr("pymongo.synchronous.topology.Topology._error_message", error_message)
-    name = "pymongo.synchronous.topology:Topology._error_message(self, selector)"
+    monkeypatch.setattr("pymongo.synchronous.mongo_client.MongoClient._checkout", checkout)
+    name = "pymongo.synchronous.mongo_client:MongoClient._checkout(self, server, session)"
     assert missing(driver.private_names.parts()) == {State.TELEMETRY: [name]}
 
 

@@ -43,14 +43,16 @@ def test_the_driver_is_imported_no_further(by_default: set[str]) -> None:
 
 def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) -> None:
     tools = {
-        f"{OTHER_HALF}.{name}"
+        f"{OTHER_HALF}.tools.{name}"
         for name in ("cli", "dashboards", "demo", "doctor", "pytest_plugin", "report", "testbed")
     }
     questions = {
         f"{ENGINE}.{name}"
         for name in ("client_status", "server_choice.eligibility", "server_choice.explanation")
     }
-    of_gridfs = {f"{OTHER_HALF}.{name}" for name in ("gridfs.stream_deadlines", "driver.gridfs")}
+    of_gridfs = {
+        f"{OTHER_HALF}.{name}" for name in ("features.gridfs.stream_deadlines", "driver.gridfs")
+    }
     of_a_file = {f"{ENGINE}.options.policy_file"}
     left_out = tools | questions | of_gridfs | of_a_file
     assert all(map(importlib.util.find_spec, left_out))
