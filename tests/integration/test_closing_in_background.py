@@ -12,7 +12,7 @@ from typing import Any
 import pymongo
 import pytest
 from opentelemetry import trace
-from pymongo_resilience_instrumentation.cleanup import background
+from pymongo_resilience_instrumentation.clients import by_client
 from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
@@ -216,6 +216,18 @@ def test_a_client_that_is_closed_tries_once_and_nothing_is_left_behind(
     wait_until(lambda: gc.collect() is not None and reference() is None)
 
 
+class Traces(SentCommands):
+    """Which spans were current where the commands were sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.around: dict[str, list[trace.Span]] = {}
+
+    def started(self, event: Any) -> None:
+        super().started(event)
+        self.around.setdefault(event.command_name, []).append(trace.get_current_span())
+
+
 @by_hand
 def test_the_application_s_trace_has_no_part_in_it(
     proxy: ReplicaSet,
@@ -226,9 +238,10 @@ def test_the_application_s_trace_has_no_part_in_it(
     """The task of an async client inherits the context of whoever used the client first."""
     monkeypatch.setattr("pymongo.common.KILL_CURSOR_FREQUENCY", 0.02)
     telemetry = instrument(**LONGEST)
+    traces = Traces()
 
     async def main() -> None:
-        async with pymongo.AsyncMongoClient(proxy.uri) as client:
+        async with pymongo.AsyncMongoClient(proxy.uri, event_listeners=[traces]) as client:
             span = trace.NonRecordingSpan(
                 trace.SpanContext(1, 1, is_remote=False, trace_flags=trace.TraceFlags(1))
             )
@@ -239,13 +252,12 @@ def test_the_application_s_trace_has_no_part_in_it(
             proxy.inject(Overload("killCursors"))
             del cursor
             gc.collect()
-            await until(lambda: len(sent()) == 2)
-
-    def sent() -> list[Any]:
-        return [span for span in telemetry.spans() if span.name == "killCursors"]
+            await until(lambda: len(traces.named("killCursors")) == 2)
 
     asyncio.run(main())
-    assert [span.parent for span in sent()] == [None, None]
+    assert [each.get_span_context().trace_id for each in traces.around["ping"]] == [1]
+    assert traces.around["killCursors"] == [trace.INVALID_SPAN] * 2
+    assert "killCursors" not in [span.name for span in telemetry.spans()]
 
 
 @by_hand
@@ -263,6 +275,7 @@ def test_the_tries_are_no_more_than_the_client_wants(
 
 
 @by_hand
+@pytest.mark.usefixtures("caplog")
 def test_what_is_left_for_the_task_has_its_next_run(
     side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
@@ -279,7 +292,7 @@ def test_what_is_left_for_the_task_has_its_next_run(
         return later() if side.name == "async" else ran.append(number)
 
     for number in range(3):
-        background.leave(client, functools.partial(work, number))
+        by_client.leave(client, functools.partial(work, number))
     run_background(side, client)
     run_background(side, client)
     assert ran == [0, 2]

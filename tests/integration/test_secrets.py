@@ -55,11 +55,12 @@ LIVING_TOO_SHORT = {
     "ExistingFilesError": "paths that the command line was given",
     # while the library is switched on
     "Loaded": "what variables and a file say of options, as Config has it",
-    # of one call, while it is sent otherwise
-    "_Plans": "functions",
+    "Method": "a function",
+    "Subclass": "the same",
     # of a cursor, a transaction or a stream, while one is under way
     "Timeout": "two numbers",
     "_Ours": "a number",
+    "ReadAfter": "a level and a time of the cluster's",
     "TransactionDeadline": "these and a Policy, which hides the data it carries",
     # of circuit breakers, which are off there
     "BreakerOpened": "a server and numbers",
@@ -70,6 +71,7 @@ LIVING_TOO_SHORT = {
     # of an operation that failed or was slow
     "Phase": "a name, a number, a server and a reason",
     "Run": "the same of an attempt",
+    "_Stop": "a code",
     # of a selection, made where it is explained or has failed
     "Criteria": "a read preference and addresses",
     "ReadPreference": "a mode and tags of the deployment",
@@ -77,8 +79,6 @@ LIVING_TOO_SHORT = {
     "TopologyDescription": "these",
     "Decision": "these",
     "ServerVerdict": "an address, and a text of ours",
-    "Check": "a time and two facts of a monitor",
-    "_Explained": "pymongo's words and these texts",
     "ServerSelector": "as the application's own shows itself",
     "Mode": "words of ours",
     "SelectionRule": "the same",
@@ -90,6 +90,7 @@ LIVING_TOO_SHORT = {
     "ReadHedged": "names of an operation and its namespace, addresses and a number",
     "Kept": "addresses",
     "NoOtherServerError": "a text of ours",
+    "TaskSignal": "whether it is set",
     "ServerStatus": "an address, numbers and an error without any text of the server's",
     "ClientStatus": "these",
     # of what ended a connection, raised or handed to the driver
@@ -97,10 +98,9 @@ LIVING_TOO_SHORT = {
     "DeadPeerError": "a number, in a text of ours",
     "AttemptTimeoutError": "the same",
     "InterruptedAttemptError": "a text of ours",
+    "AttemptInterruptedError": "the same",
     # between an election or a check and what is done about it
     "LastCheck": "two facts of a monitor",
-    "InFlight": "pymongo's loop and connection, in no list that is shown",
-    "_Chosen": "pymongo's cancellation contexts",
     # of one attempt, inside of the executor alone
     "_Outcome": "what the application gets next",
     # of the doctor, whose own tests look at what it says
@@ -119,8 +119,10 @@ LIVING_TOO_SHORT = {
     "Fault": "what the test bed was asked for",
     "Side": "names, times and counts",
     "Latency": "numbers",
-    # in the queue of a background task, between two ticks
-    "RequeuedId": "a cursor's id, a number of the server's",
+    # left for the background task or made by it, between two decisions
+    "BackgroundCall": "as a Call",
+    "CleanupCall": "the same",
+    "OpenTransaction": "a session's id and a transaction's number",
 }
 """Classes with a ``repr`` that no look at the living objects is sure to meet, and what it shows."""
 

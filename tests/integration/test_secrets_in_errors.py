@@ -119,6 +119,7 @@ FAULTS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.usefixtures("caplog")
 def test_a_fault_is_logged_without_the_drivers_text(
     fault: str, side: Side, server: EmbeddedServer, database: str, control: Any
 ) -> None:

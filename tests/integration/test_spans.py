@@ -482,6 +482,7 @@ def test_a_fault_of_ours_inside_of_a_call_leaves_the_call_as_it_was(
     database: str,
     instrument: Instrument,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     telemetry = instrument()
     start = OperationSpans.start
@@ -498,6 +499,7 @@ def test_a_fault_of_ours_inside_of_a_call_leaves_the_call_as_it_was(
     assert {span.name for span in closing} == {"endSessions admin"}
     assert find.attributes["pymongo_resilience.outcome"] == "ok"
     assert "find" in [span.name for span in telemetry.commands_of(find)]
+    assert any("internal error" in each for each in caplog.messages)
 
 
 class Odd(int):
@@ -512,7 +514,11 @@ class OddError(pymongo.errors.PyMongoError):
 
 
 def test_an_error_that_cannot_be_shown_ends_its_span_nevertheless(
-    side: Side, server: EmbeddedServer, database: str, instrument: Instrument
+    side: Side,
+    server: EmbeddedServer,
+    database: str,
+    instrument: Instrument,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def documents() -> Iterator[dict[str, Any]]:
         yield {}
@@ -523,6 +529,7 @@ def test_an_error_that_cannot_be_shown_ends_its_span_nevertheless(
     with pytest.raises(OddError):
         side.do(coll.insert_many, documents())
     assert [span.name for span in telemetry.spans()] == [f"insert {database}.coll"]
+    assert any("internal error" in each for each in caplog.messages)
 
 
 def test_what_a_write_is_fed_from_has_spans_of_its_own(

@@ -270,7 +270,7 @@ class Attempts(driver.retry_loop.DriverLoop):
     def operation(self) -> Operation:
         self.check_repeated()
         self.began = self.runtime.executor.clock.now() - self.call.elapsed()
-        self.budget = self.runtime.budgets.of(self.call.client)
+        self.budget = self.runtime.budgets.of(driver.retry_loop.client(self))
         deadline, window = self._deadlines()
         operation = self.described(self.call.policy(self.runtime.rules), deadline)
         operation.retry_window = window
