@@ -273,7 +273,7 @@ def test_the_table_has_every_recorded_reply() -> None:
 
 
 @pytest.mark.parametrize("wanted", REPLIES, ids=lambda each: "-".join(map(str, each[:4])))
-def test_the_test_bed_answers_as_mongod(wanted: Facts, bed: Bed) -> None:
+def test_it_answers_as_mongod(wanted: Facts, bed: Bed) -> None:
     if wanted.name in MONGOD_ALONE and bed.replica_set.members[0].backend.is_emulated:
         pytest.skip(MONGOD_ALONE[wanted.name])
     reply = REPLIES[wanted](bed)

@@ -111,7 +111,7 @@ TIMEOUTS = pytest.mark.parametrize("timeout_ms", [None, PLENTY_MS], ids=["bare",
     ("how", "fault"),
     [*zip(REPLACEMENTS, ["cut before", "CursorNotFound", "not primary", "cut after"], strict=True)],
 )
-def test_another_collection_of_the_same_name_ends_the_scan(
+def test_another_collection_of_that_name_ends_the_scan(
     how: str, fault: str, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any,
     control: Any, database: str, order: list[bytes],
 ) -> None:  # fmt: skip

@@ -406,6 +406,18 @@ def test_nothing_of_it_is_left_afterwards(
     assert (_csot.TIMEOUT.get(), _csot.DEADLINE.get()) == (None, float("inf"))
 
 
+def test_what_the_session_keeps_is_marked_as_private(
+    side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
+) -> None:
+    before = set(vars(side.client(proxy.uri).start_session()))
+    instrument()
+    client = side.client(proxy.uri)
+    with session_of(side, client, default_timeout_ms=LOW) as session:
+        (inside,) = run(side, session, lambda given: set(vars(given)))
+    assert inside - before
+    assert all(name.startswith("_") for name in inside - before)
+
+
 def test_a_thread_of_the_callback_is_under_the_deadline(
     server: Any, database: str, instrument: Instrument
 ) -> None:

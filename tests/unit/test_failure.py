@@ -121,7 +121,7 @@ def test_operations_share_no_state() -> None:
 @pytest.mark.parametrize("kind", [Kind.WRITE, Kind.TRANSACTION_END, Kind.TRANSACTION])
 @pytest.mark.parametrize("stage", Stage)
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_what_the_server_may_have_forgotten_is_not_repeated_whatever_follows(
+def test_what_may_be_forgotten_there_is_not_repeated(
     labels: tuple[str, ...], kind: Kind, stage: Stage, idempotent: bool
 ) -> None:
     """The last attempt may be one that was not sent, or was rejected at the door."""

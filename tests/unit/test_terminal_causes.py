@@ -94,7 +94,7 @@ def test_not_terminal(error: Exception | None) -> None:
 
 
 @pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
-def test_the_error_is_pymongos_and_says_the_cause_the_servers_and_what_to_check(
+def test_the_error_is_pymongos_with_the_cause_the_servers_and_what_to_check(
     cause: Cause,
 ) -> None:
     found = {A: UNTRUSTED, B: None, C: "primary"}

@@ -1,7 +1,7 @@
 """pymongo's retry loop, ``_ClientConnectionRetryable``, and the subclass that takes its place.
 
 Measured on 4.17 to 4.20: a client looks the class up in its module for each operation. Its ``run``
-allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each. ``repetition`` is
+allocates the txnNumber once, its ``_read`` and ``_write`` are one attempt each. ``next_attempt`` is
 what they need before an attempt is repeated.
 """
 

@@ -369,12 +369,12 @@ class Attempts(driver.retry_loop.DriverLoop):
         return failure
 
     def release_attempt(self, failure: Failure) -> Callable[[], Any] | None:
-        return driver.repetition.needed_unpin(self, failure)
+        return driver.next_attempt.needed_unpin(self, failure)
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
         if self.last is None or not (failure.no_writes_performed or _refused(failure)):
             self.last = failure
-        driver.repetition.prepare_retry(self, failure, operation.attempts)
+        driver.next_attempt.prepare_retry(self, failure, operation.attempts)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
             attempt_timeouts.bound(self.call, self.runtime.executor.retry_rules, operation)
         if self.resumption is not None:
@@ -386,8 +386,8 @@ class Attempts(driver.retry_loop.DriverLoop):
             # Retryable Writes: where the server of the retry does not support it, the original
             # error is raised. By our own rules, what was never sent is sent without a number.
             self.bound_to_txn_number = failure
-        if driver.repetition.stays_pinned(self, failure):
-            driver.repetition.pin_again(self)
+        if driver.next_attempt.stays_pinned(self, failure):
+            driver.next_attempt.pin_again(self)
         elif (
             driver.retry_loop.is_sharded(self)
             or failure.elsewhere
@@ -396,7 +396,9 @@ class Attempts(driver.retry_loop.DriverLoop):
         ):
             if self.avoided is None:
                 self.avoided = deprioritized.avoided()
-            self.avoiding = deprioritized.avoid(driver.repetition.deprioritize(self), self.avoiding)
+            self.avoiding = deprioritized.avoid(
+                driver.next_attempt.deprioritize(self), self.avoiding
+            )
 
     def _avoids_overloaded(self) -> bool:
         """Unless asked to, a read that prefers the primary or secondaries is not moved to the

@@ -54,7 +54,7 @@ class OwnCall(CallInterceptor):
         around = calls.found()
         if around is not None and around.reporting:
             self.runtime.unreported.note()
-            driver.repetition.retry_once_at_most(loop)
+            driver.next_attempt.retry_once_at_most(loop)
             return None
         client = driver.retry_loop.client(loop)
         name, target = driver.retry_loop.operation_name(loop), driver.retry_loop.namespace(loop)

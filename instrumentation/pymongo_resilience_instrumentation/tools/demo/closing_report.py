@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from .outcomes import Branch
     from .result import Result
+    from .tally import Branch
 
 _WIDTH: Final = 116
 _LABELS: Final[dict[str, Callable[[str], str]]] = {

@@ -20,17 +20,17 @@ from .closing_report import report, save_svg
 from .contenders import Side
 from .fault_script import TIMELINE, Scene
 from .live_view import shown
-from .outcomes import Tally
 from .process_pool import ProcessPool
 from .result import Result
 from .side_process import Settings
+from .tally import Tally
 from .workload import Ledger, Step, prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .live_view import Display
-    from .outcomes import Outcome
+    from .tally import Outcome
 
 
 _TRACED_PHASE: Final = "cut after"

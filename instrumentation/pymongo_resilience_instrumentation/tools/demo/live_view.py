@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from .fault_script import Phase
-    from .outcomes import Record, Tally
+    from .tally import Record, Tally
     from .workload import Balance
 
 _REFRESHES_PER_SECOND = 5

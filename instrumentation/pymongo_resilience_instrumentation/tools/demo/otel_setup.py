@@ -12,7 +12,7 @@ from opentelemetry.trace import StatusCode
 
 from pymongo_resilience_instrumentation.telemetry import semconv
 
-from .outcomes import Branch
+from .tally import Branch
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader

@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from . import side_process
-from .outcomes import FinalMessage, Outcome
+from .tally import FinalMessage, Outcome
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -16,7 +16,7 @@ from .contenders import Side
 if TYPE_CHECKING:
     from collections import Counter
 
-    from .outcomes import FinalMessage, Record, Tally
+    from .tally import FinalMessage, Record, Tally
     from .workload import Balance
 
 

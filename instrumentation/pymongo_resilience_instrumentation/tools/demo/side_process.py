@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo.errors import PyMongoError
 
 from .contenders import Counts, Side, connect
-from .outcomes import FinalMessage, Outcome
+from .tally import FinalMessage, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
