@@ -271,9 +271,9 @@ def test_an_attempt_that_gets_its_connection_late_is_set_free_too(
 
 
 def test_switched_off_nothing_is_wrapped(instrument: Instrument) -> None:
-    originals = [vars(cls)[driver.monitors.CHANGE] for cls, _ in driver.monitors.topologies()]
+    originals = [id(vars(cls)[driver.monitors.CHANGE]) for cls, _ in driver.monitors.topologies()]
     instrument(disabled_recovery=("interruptions",))
-    now = [vars(cls)[driver.monitors.CHANGE] for cls, _ in driver.monitors.topologies()]
+    now = [id(vars(cls)[driver.monitors.CHANGE]) for cls, _ in driver.monitors.topologies()]
     assert now == originals
 
 
