@@ -33,7 +33,7 @@ from pymongo_resilience.internal_errors import shielded
 Things = dict[Hashable, str]
 
 OURS = ("pymongo_resilience", "pymongo_resilience_instrumentation")
-TOOLS = tuple(f"pymongo_resilience_instrumentation.{name}" for name in ("testbed", "demo"))
+TOOLS = "pymongo_resilience_instrumentation.tools."
 """Not the library: what the test bed remembers is its purpose. Its sockets and tasks count."""
 FILLED_ONCE = frozenset({
     "pymongo_resilience_instrumentation.timeouts.timeout_errors._classes",
