@@ -70,11 +70,14 @@ def running(
             guard.cancel()
 
 
-def check_retried(collector: Collector, operation: str = "insert shop.orders") -> None:
-    """One operation, and below it all its attempts."""
+def check_retried(
+    collector: Collector, operation: str = "insert shop.orders", stale: int = 0
+) -> None:
+    """One operation, and below it all its attempts; ``stale`` more where connections were reset."""
     spans = collector.spans()
     assert [name for _, name in spans].count(operation) == 1, spans
-    assert spans.count((operation, operation.split(maxsplit=1)[0])) == CUTS + 1, spans
+    attempts = spans.count((operation, operation.split(maxsplit=1)[0]))
+    assert CUTS + 1 <= attempts <= CUTS + 1 + stale, spans
     assert "pymongo_resilience.retries" in collector.metrics
 
 
@@ -184,7 +187,8 @@ def test_lambda_frozen_between_two_events(proxy: ReplicaSet, collector: Collecto
         assert invoke(2) == {"orders": 1}
 
         # Flushed before the answer: nothing is left to a process that may be frozen.
-        check_retried(collector)
+        # The pool's connection fails an attempt, unless a monitor noticed the reset before.
+        check_retried(collector, stale=1)
 
 
 def test_plain_script_without_a_change(proxy: ReplicaSet, collector: Collector) -> None:

@@ -178,7 +178,7 @@ def test_it_is_found_in_the_path(
         ("mongod=/nowhere/mongod", TestbedError, "'/nowhere/mongod' is no program"),
     ],
 )
-def test_what_cannot_start_is_one_clear_error(
+def test_what_cannot_start_is_one_error(
     server: str, error: Any, fact: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -203,7 +203,7 @@ def test_what_cannot_start_is_one_clear_error(
         ("import time\ntime.sleep(60)", 1.0, "did not listen in time"),
     ],
 )
-def test_a_failed_start_leaves_its_last_words_alone(
+def test_a_failed_start_leaves_its_last_words(
     lines: str, timeout: float, fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
