@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -173,3 +174,18 @@ def test_documents_that_a_server_does_not_account_for_are_named_in_the_log(
     lines = [each for each in caplog.messages if "of 3 documents the server counts 2" in each]
     assert bool(lines) is says
     assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"writeErrors": None}, {"writeErrors": [5]}, {"writeErrors": "no"}, {"n": "no"}],
+    ids=str,
+)
+def test_a_reply_of_another_shape_is_left_to_the_driver(
+    fields: dict[str, Any], coll: Any, side: Side, proxy: ReplicaSet, instrument: Instrument
+) -> None:
+    """And it is no fault of ours."""
+    instrument()
+    proxy.inject(StopAt("insert", 0, more=fields))
+    with suppress(Exception):
+        side.do(coll.insert_many, [{"_id": 7}])

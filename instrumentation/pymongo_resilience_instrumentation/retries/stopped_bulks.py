@@ -7,6 +7,7 @@ number, as after a writeConcernError: what has been executed is recognised, and 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import BulkWriteError
@@ -56,7 +57,8 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _checked(runtime: Runtime, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]) -> Reply:
     """The reply, as the driver is to see it. ``cmd``: without what is ``sent``."""
-    with shielded("after a bulk write"):
+    # A reply of another shape is the driver's to refuse.
+    with shielded("after a bulk write"), suppress(AttributeError, TypeError):
         if not runtime.enabled_flag.on or calls.current() is None:
             return reply
         errors = reply.get("writeErrors", ())
