@@ -345,7 +345,8 @@ def enter(call: Call) -> None:
 def leave(call: Call) -> None:
     """The caller's own span is the current one again."""
     call.ended = True
-    call.client = call.made = None
+    call.client = call.made = call.only_command = None
+    call.command_spans.clear()
     call.selected = call.waits = call.terminal_detector = call.final_error = None
     if _current.get() is not call:
         # It ends in another context than it began in: nothing to restore.

@@ -248,7 +248,7 @@ def test_nothing_is_left_after_a_client_that_lives_through_uninstrument(scene: S
 
     with no_residue(spans=spans, context=scene.context, pause=scene.pause):
         use()
-    assert spans.ended >= 2
+    assert spans.ended >= 1
 
 
 @pytest.mark.parametrize("scene", ["async"], indirect=True)
@@ -263,7 +263,7 @@ def test_nothing_is_left_after_a_loop_that_ended_with_its_client_open(
         warnings.simplefilter("ignore", ResourceWarning)
         asyncio.run(main())
         gc.collect()
-    assert spans.ended >= 2
+    assert spans.ended >= 1
 
 
 @pytest.mark.parametrize("scene", ["async"], indirect=True)
@@ -277,4 +277,4 @@ def test_nothing_is_left_inside_of_a_running_loop(scene: Scene, spans: OpenSpans
             await use()
 
     scene.do(look)
-    assert spans.ended >= 2
+    assert spans.ended >= 1

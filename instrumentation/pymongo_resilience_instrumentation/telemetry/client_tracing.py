@@ -60,7 +60,8 @@ def tracing_of(client: object) -> Tracing:
 
 
 def keep(client: object, tracing: Tracing) -> None:
-    setattr(client, _KEPT, tracing)
+    # The default is one object for all, of which nothing is left with a client.
+    setattr(client, _KEPT, DEFAULT if tracing == DEFAULT else tracing)
 
 
 def keep_for_existing(client: object) -> None:
