@@ -343,25 +343,26 @@ def enter(call: Call) -> None:
 
 
 def leave(call: Call) -> None:
-    """The caller's own span is the current one again."""
+    """The caller's own span is the current one again.
+
+    Where an exception of a signal handler strikes half-way, it may be called once more: so what is
+    in force ends first, and the call is forgotten last.
+    """
     call.ended = True
-    call.client = call.made = call.only_command = None
-    call.command_spans.clear()
-    call.selected = call.waits = call.terminal_detector = call.final_error = None
-    if _current.get() is not call:
-        # It ends in another context than it began in: nothing to restore.
+    if _current.get() is call:
         if call.deadline is not NO_DEADLINE:
-            call.deadline = PAST_DEADLINE
-        return
+            call.deadline.__exit__(None, None, None)
+        if call.outer_context is not None:
+            # Not by detaching, which takes any exception for its own fault.
+            context.attach(call.outer_context)
+        if call.token is not None:
+            _current.reset(call.token)
     if call.deadline is not NO_DEADLINE:
-        call.deadline.__exit__(None, None, None)
         # A context that outlives the call, a connection's or a task's, keeps the call.
         call.deadline = PAST_DEADLINE
-    if call.outer_context is not None:
-        # Not by detaching, which takes any exception for its own fault.
-        context.attach(call.outer_context)
-    if call.token is not None:
-        _current.reset(call.token)
+    call.selected = call.waits = call.terminal_detector = call.final_error = None
+    call.command_spans.clear()
+    call.client = call.made = call.only_command = None
 
 
 def unwind(around: Call | None) -> None:

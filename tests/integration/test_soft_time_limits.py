@@ -105,4 +105,4 @@ def test_whatever_it_strikes_nothing_stays_in_force(
         signal.signal(signal.SIGALRM, before)
     logged = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert {each.exc_info and each.exc_info[0] for each in logged} <= {SoftTimeLimitExceeded}
-    assert arrived >= len(logged)
+    assert arrived > 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.internal_errors import is_closing, logger
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 
@@ -119,7 +119,10 @@ def _wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 result = run(*args, **kwargs)
             return succeeded(entered, result)
         except BaseException as error:
-            instead = interceptor.failed(entered, error, given, kwargs)
+            try:
+                instead = interceptor.failed(entered, error, given, kwargs)
+            finally:
+                _restore(around, error)
             if instead is error:
                 del instead  # or this frame, of the error's traceback, keeps both alive
                 raise
@@ -158,7 +161,10 @@ def _async_wrapper(interceptor: Interceptor, flag: EnabledFlag) -> Wrapper:
                 result = await run(*args, **kwargs)
             return succeeded(entered, result)
         except BaseException as error:
-            instead = interceptor.failed(entered, error, given, kwargs)
+            try:
+                instead = interceptor.failed(entered, error, given, kwargs)
+            finally:
+                _restore(around, error)
             if instead is error:
                 del instead  # or this frame, of the error's traceback, keeps both alive
                 raise
@@ -176,6 +182,12 @@ def _unbound(original: Function, instance: Any) -> Function:
     if instance is None:
         return original
     return lambda _instance, *args, **kwargs: original(*args, **kwargs)
+
+
+def _restore(around: Call | None, error: BaseException) -> None:
+    """Whatever struck in lines of ours, nothing that began inside stays in force."""
+    if calls.found() is not around and not is_closing(error):
+        calls.unwind(around)
 
 
 def _refuses(interceptor: Interceptor, around: Call | None, error: BaseException) -> bool:
