@@ -25,7 +25,7 @@ from support.telemetry import Instrument
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = [
-    pytest.mark.oldest,
+    pytest.mark.alone("its signals strike whatever the process does"),
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such timers here"),
 ]
 TIMES = 60

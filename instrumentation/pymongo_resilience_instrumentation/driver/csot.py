@@ -89,17 +89,17 @@ class InForce(AbstractContextManager[None]):
 
     __slots__ = ("_before", "_ends", "_rtt", "_seconds", "_token")
 
-    _before: tuple[float | None, float] | None
-    _token: Token[float]
+    _before: tuple[float | None, float, float] | None
+    _token: Token[float] | None
 
     def __init__(self, seconds: float | None, ends: float, rtt: float = 0.0) -> None:
         self._seconds = seconds
         self._ends = ends
         self._rtt = rtt
-        self._before = None
+        self._before = self._token = None
 
     def __enter__(self) -> None:
-        self._before = TIMEOUT.get(None), RTT.get()
+        self._before = TIMEOUT.get(None), RTT.get(), DEADLINE.get()
         TIMEOUT.set(self._seconds)
         RTT.set(self._rtt)
         self._token = DEADLINE.set(self._ends)
@@ -109,7 +109,10 @@ class InForce(AbstractContextManager[None]):
         if before is None or (error is not None and is_closing(error)):
             return
         try:
-            DEADLINE.reset(self._token)
+            if self._token is None:
+                DEADLINE.set(before[2])  # its beginning was interrupted
+            else:
+                DEADLINE.reset(self._token)
         except ValueError:
             # It ends in another context than it began in.
             self._before = None
