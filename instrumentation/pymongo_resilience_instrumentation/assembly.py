@@ -119,8 +119,6 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
         tracers=OtherTracers(),
         operation_metrics=operation_metrics,
         driver_metrics=driver_metrics,
-        no_configured_timeout=(config.timeout_ms, config.attempt_timeout_ms) == (None, None)
-        and not rules.have_timeouts,
         closings=closings,
         unreported=Unreported(),
         state=state,

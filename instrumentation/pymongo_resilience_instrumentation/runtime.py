@@ -86,8 +86,6 @@ class Runtime:
     tracers: OtherTracers
     operation_metrics: OperationMetrics | None
     driver_metrics: DriverMetrics | None
-    no_configured_timeout: bool
-    """No configured timeout; a block or a binding may still set one."""
     closings: Closings
     unreported: Unreported
     state: State

@@ -29,9 +29,6 @@ class Instructions:
         sys.settrace(None)
         gc.enable()
 
-    def by_function(self) -> list[tuple[str, int]]:
-        return sorted(self._counted.items())
-
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.startswith(OURS):
             return None

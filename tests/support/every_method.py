@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -115,10 +115,6 @@ def _refused(call: Call, *errors: type[Exception]) -> Call:
                 scene.do(lambda: result)
 
     return refused
-
-
-def _quietly(make: Call, methods: Iterable[tuple[str, tuple[Any, ...]]]) -> dict[str, Call]:
-    return {name: _on(make, name, *args) for name, args in methods}
 
 
 def _step(scene: Scene, iterable: Any) -> Any:

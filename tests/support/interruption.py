@@ -70,9 +70,6 @@ class Journal(monitoring.CommandListener, monitoring.ConnectionPoolListener):
     def without_exactly_one_end(self) -> list[Any]:
         return [each for each in self.started_commands() if len(self.ends_of(each)) != 1]
 
-    def names_after(self, event: Any) -> list[str]:
-        return [type(each).__name__ for each in self.events[self.events.index(event) + 1 :]]
-
 
 def interrupt(
     side: Side, due: Callable[[], Any], function: Callable[..., Any], *args: Any, **kwargs: Any

@@ -11,7 +11,7 @@ from pymongo.errors import PyMongoError
 from pymongo.server_selectors import writable_server_selector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import ModuleType
 
 
@@ -106,12 +106,6 @@ def bound_session(asynchronous: bool) -> Any:
     """The session that ``session.bind()`` has put around the caller; None where none is."""
     variable = _bound_session_variable(asynchronous)
     return None if variable is None else variable.get()
-
-
-def bound_session_of(asynchronous: bool) -> Callable[[], Any]:
-    """What answers as ``bound_session``."""
-    variable = _bound_session_variable(asynchronous)
-    return (lambda: None) if variable is None else variable.get
 
 
 @cache
