@@ -23,7 +23,7 @@ from typing import Any
 from overload_runs import QUEUE_S, REJECTION, TIMEOUT_MS, arrivals
 from overload_server import Capacity
 
-from pymongo_resilience.clock import Clock
+from pymongo_resilience.clock import Clock, Deadline
 from pymongo_resilience.option_types import HIGH, LOW, NORMAL
 from pymongo_resilience.rules import backoff
 from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
@@ -35,7 +35,6 @@ from pymongo_resilience.rules.failure import (
     Stage,
 )
 from pymongo_resilience.rules.load_shedding import LoadShedders
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry, RetryRules
 from pymongo_resilience.rules.strategy import FastFailOnTerminalError

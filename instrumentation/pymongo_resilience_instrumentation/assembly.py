@@ -134,7 +134,7 @@ def _hooks(settings: Settings) -> SpanHooks:
 def _breakers(config: Config, clock: Clock, listener: Listener) -> BreakerRegistry | None:
     if config.circuit_breaker == "off":
         return None
-    from pymongo_resilience.breakers.breaker import BreakerSettings  # noqa: PLC0415 - off by default
+    from pymongo_resilience.breakers import BreakerSettings  # noqa: PLC0415 - off by default
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry  # noqa: PLC0415 - the same
 
     settings = BreakerSettings(

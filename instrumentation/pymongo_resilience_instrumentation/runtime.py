@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from weakref import ref
 
-    from pymongo_resilience.breakers.breaker import Snapshot
+    from pymongo_resilience.breakers import Snapshot
     from pymongo_resilience.enabled_flag import EnabledFlag
     from pymongo_resilience.options.config import Config
     from pymongo_resilience.policies.namespaces import NamespaceRules

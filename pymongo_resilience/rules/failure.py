@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pymongo_resilience.redaction import error_name
 
 if TYPE_CHECKING:
-    from .operation_deadline import Deadline
+    from pymongo_resilience.clock import Deadline
 
 SYSTEM_OVERLOADED = "SystemOverloadedError"
 RETRYABLE = "RetryableError"

@@ -12,10 +12,11 @@ from .failure import RetryReason, Stage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pymongo_resilience.clock import Deadline
+
     from .budget import RetryBudget
     from .failure import Failure
     from .load_shedding import LoadShedders
-    from .operation_deadline import Deadline
     from .strategy import RetryStrategy
 
 DISTRESS = frozenset({

@@ -12,16 +12,17 @@ import enum
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
+from pymongo_resilience.clock import SHORTEST
+
 from . import backoff
 from .failure import RetryReason, Stage
-from .operation_deadline import SHORTEST
 from .retried_operation import DISTRESS, Kind
 from .strategy import TERMINAL, RetryAction, follows_specification
 
 if TYPE_CHECKING:
-    from .backoff import Random
+    from pymongo_resilience.clock import Deadline, Random
+
     from .failure import Failure
-    from .operation_deadline import Deadline
     from .retried_operation import Operation
     from .strategy import Answer
 

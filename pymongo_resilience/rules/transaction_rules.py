@@ -16,7 +16,8 @@ from .strategy import RetryAction
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .backoff import Random
+    from pymongo_resilience.clock import Random
+
     from .failure import Failure
     from .retried_operation import Operation
     from .retry_rules import RetryRules, Verdict

@@ -30,7 +30,7 @@ from pymongo_resilience import (
     explain_selection,
     status,
 )
-from pymongo_resilience.breakers.breaker import Breakers, CircuitBreaker
+from pymongo_resilience.breakers import Breakers, CircuitBreaker
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import (

@@ -17,7 +17,7 @@ from support.clients import SentCommands, wait_until
 from support.telemetry import Instrument
 
 from pymongo_resilience import BreakerClosed, BreakerOpened, CircuitBreakerOpenError, status
-from pymongo_resilience.breakers.breaker import PROBES
+from pymongo_resilience.breakers import PROBES
 from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.testbed import Fail, ReplicaSet, Slow
 

@@ -43,8 +43,7 @@ from pymongo_resilience import (
     Stage,
     override,
 )
-from pymongo_resilience.breakers.breaker import CircuitBreaker
-from pymongo_resilience.breakers.breaker_states import Permit, Refusal
+from pymongo_resilience.breakers import CircuitBreaker, Permit
 from pymongo_resilience.rules.retried_operation import Kind
 from pymongo_resilience.rules.retry_rules import RetryRules, Rule
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet
@@ -183,7 +182,7 @@ def let_breakers_answer(patch: pytest.MonkeyPatch, faults: FaultsInOrder) -> Non
     elsewhere = [("elsewhere", 27017)]
     really = CircuitBreaker.try_acquire
 
-    def answer(breaker: CircuitBreaker, *given: Any) -> Permit | Refusal:
+    def answer(breaker: CircuitBreaker, *given: Any) -> Permit | float:
         refused = faults.refusal()
         if refused is None:
             return really(breaker, *given)
@@ -191,7 +190,7 @@ def let_breakers_answer(patch: pytest.MonkeyPatch, faults: FaultsInOrder) -> Non
         patch.setattr(
             driver.selection, "choices", lambda *_: elsewhere if refused.elsewhere else []
         )
-        return Refusal(refused.next_probe_in)
+        return refused.next_probe_in
 
     patch.setattr(CircuitBreaker, "try_acquire", answer)
 

@@ -66,7 +66,6 @@ LIVING_TOO_SHORT = {
     "BreakerOpened": "a server and numbers",
     "BreakerClosed": "a server",
     "BreakerSettings": "numbers",
-    "Refusal": "a number",
     "Snapshot": "a state and numbers",
     # of an operation that failed or was slow
     "Phase": "a name, a number, a server and a reason",

@@ -62,7 +62,7 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
 @pytest.mark.parametrize(
     ("module", "variable", "value"),
     [
-        (f"{ENGINE}.breakers.breaker", "CIRCUIT_BREAKER", "on"),
+        (f"{ENGINE}.breakers", "CIRCUIT_BREAKER", "on"),
         (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
         (f"{OTHER_HALF}.selection.operation_counts", "SERVER_SELECTION", "least_loaded"),
         (f"{ENGINE}.server_choice.peak_ewma", "SERVER_SELECTION", "peak_ewma"),

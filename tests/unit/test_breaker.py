@@ -10,15 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pymongo_resilience.breakers.breaker import Breakers, BreakerSettings, CircuitBreaker, Snapshot
-from pymongo_resilience.breakers.breaker_states import RECHECK, Permit, Refusal, State
-from pymongo_resilience.breakers.health import Evidence
+from pymongo_resilience.breakers import (
+    RECHECK,
+    Breakers,
+    BreakerSettings,
+    CircuitBreaker,
+    Evidence,
+    Permit,
+    Snapshot,
+    State,
+)
 from pymongo_resilience.testing import FakeClock
 
 PROMPT = 1e-6
 """Seconds between two switches of threads: races that there are, are met."""
 SETTINGS = BreakerSettings(failure_rate=0.5, window=10.0, minimum_calls=4, open_for=8.0, probes=2)
-OUTCOMES = {"-": Evidence.UNHEALTHY, ".": Evidence.NONE}
+OUTCOMES = {"+": Evidence.HEALTHY, "-": Evidence.UNHEALTHY, ".": Evidence.NONE}
 
 
 @pytest.fixture
@@ -44,16 +51,16 @@ def permit_of(breaker: CircuitBreaker) -> Permit:
 def refusal_of(breaker: CircuitBreaker) -> float:
     assert breaker.next_probe_in() > 0
     refusal = breaker.try_acquire()
-    assert isinstance(refusal, Refusal)
-    assert refusal.next_probe_in == breaker.next_probe_in() > 0
-    return refusal.next_probe_in
+    assert isinstance(refusal, float)
+    assert refusal == breaker.next_probe_in() > 0
+    return refusal
 
 
 def call(breaker: CircuitBreaker, outcomes: str) -> None:
     """``+`` succeeds, ``-`` fails, and of ``.`` nothing is known."""
     for outcome in outcomes:
         permit = permit_of(breaker)
-        permit.success() if outcome == "+" else permit.report(OUTCOMES[outcome])
+        permit.report(OUTCOMES[outcome])
 
 
 def opened(breaker: CircuitBreaker) -> CircuitBreaker:
@@ -147,7 +154,7 @@ def test_calls_of_before_count_no_more_once_it_is_open(
     slow.report(Evidence.UNHEALTHY)
     assert refusal_of(breaker) == 4, "it is not open for longer"
     clock.advance(4)
-    slow.success()
+    slow.report(Evidence.HEALTHY)
     slow.report(Evidence.UNHEALTHY)
     assert breaker.snapshot().state is State.HALF_OPEN, "they are no probes"
 
@@ -169,14 +176,14 @@ def test_half_open_to_closed(breaker: CircuitBreaker, clock: FakeClock) -> None:
     assert breaker.snapshot().state is State.HALF_OPEN, "one probe is still to come"
     permit = permit_of(breaker)
     assert refusal_of(breaker) > 0, "the first has served"
-    permit.success()
+    permit.report(Evidence.HEALTHY)
     assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
 
 
 def test_half_open_to_open(breaker: CircuitBreaker, clock: FakeClock) -> None:
     half_opened(breaker, clock)
     one, other = permit_of(breaker), permit_of(breaker)
-    one.success()
+    one.report(Evidence.HEALTHY)
     clock.advance(1)
     other.report(Evidence.UNHEALTHY)
     assert breaker.snapshot().state is State.OPEN
@@ -196,7 +203,7 @@ def test_a_probe_counts_once(breaker: CircuitBreaker, clock: FakeClock) -> None:
     half_opened(breaker, clock)
     probe = permit_of(breaker)
     for _ in range(3):
-        probe.success()
+        probe.report(Evidence.HEALTHY)
     assert breaker.snapshot().state is State.HALF_OPEN
     probe.report(Evidence.UNHEALTHY)
     assert breaker.snapshot().state is State.HALF_OPEN
@@ -248,7 +255,7 @@ def test_a_probe_of_an_earlier_time_counts_no_more(
     assert breaker.snapshot().state is State.HALF_OPEN
     late.report(Evidence.UNHEALTHY)
     assert breaker.snapshot().state is State.HALF_OPEN
-    late.success()
+    late.report(Evidence.HEALTHY)
     call(breaker, "+")
     assert breaker.snapshot().state is State.HALF_OPEN
 
@@ -299,7 +306,7 @@ def test_threads_lose_no_count(clock: FakeClock) -> None:
 
     def work(_: int) -> None:
         for _ in range(500):
-            permit_of(breaker).success()
+            permit_of(breaker).report(Evidence.HEALTHY)
             permit_of(breaker).report(Evidence.UNHEALTHY)
 
     with ThreadPoolExecutor(8) as pool:
@@ -334,7 +341,7 @@ def test_afresh_in_a_forked_child(
         breaker.reset_after_fork()
         assert breaker.lock is not inherited
     permit.report(Evidence.UNHEALTHY)
-    permit.success()
+    permit.report(Evidence.HEALTHY)
     assert breaker.snapshot() == Snapshot(State.CLOSED, 0, 0, 0.0)
 
 
@@ -381,10 +388,10 @@ def test_threads_that_call_a_server_first_share_its_breaker(clock: FakeClock) ->
 def test_all_breakers_afresh_in_a_forked_child(clock: FakeClock) -> None:
     breakers: Breakers[str] = Breakers(SETTINGS, clock)
     one = opened(breakers.of("one:27017"))
-    inherited = {one.lock, breakers._lock}
-    with one.lock, breakers._lock:
+    inherited = one.lock
+    with inherited:
         breakers.reset_after_fork()
-        assert not inherited & {one.lock, breakers._lock}
+        assert one.lock is not inherited
     assert one.next_probe_in() == 0
     assert breakers.of("one:27017") is one
     assert breakers.of("two:27017").next_probe_in() == 0

@@ -20,9 +20,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pymongo_resilience.breakers.breaker import BreakerSettings, CircuitBreaker, Snapshot
-from pymongo_resilience.breakers.breaker_states import RECHECK, Permit, Refusal, State
-from pymongo_resilience.breakers.health import Evidence
+from pymongo_resilience.breakers import (
+    RECHECK,
+    BreakerSettings,
+    CircuitBreaker,
+    Evidence,
+    Permit,
+    Snapshot,
+    State,
+)
 from pymongo_resilience.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -165,8 +171,8 @@ class Breaker(RuleBasedStateMachine):
             allowed = self.naive.allows()
             answer = self.breaker.try_acquire()
             assert isinstance(answer, Permit) is allowed
-            if isinstance(answer, Refusal):
-                assert answer.next_probe_in == self.breaker.next_probe_in()
+            if isinstance(answer, float):
+                assert answer == self.breaker.next_probe_in()
                 continue
             period = self.naive.look()
             if period.state is State.HALF_OPEN:
@@ -180,7 +186,7 @@ class Breaker(RuleBasedStateMachine):
 
     def _ends(self, call: Call, evidence: Evidence) -> None:
         self.naive.look()
-        call.permit.success() if evidence is HEALTHY else call.permit.report(evidence)
+        call.permit.report(evidence)
         self.naive.hear(call.period, call.began, evidence)
 
     @rule(call=consumes(calls))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from pymongo_resilience.breakers.breaker import BreakerSettings
+from pymongo_resilience.breakers import BreakerSettings
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.options.config import (
     FILE_VARIABLE,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.engine.failing_work import START
 
-from pymongo_resilience.rules.operation_deadline import Deadline
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.testing import FakeClock
 
 

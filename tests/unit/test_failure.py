@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, RetryRules, Rule
 from pymongo_resilience.testing import FakeClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pymongo_resilience.breakers.health import Evidence, evidence
+from pymongo_resilience.breakers import Evidence, evidence
 from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,

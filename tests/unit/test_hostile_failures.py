@@ -41,8 +41,7 @@ from support.hostile_input import (
     strange_floats,
 )
 
-from pymongo_resilience.breakers.breaker import Snapshot
-from pymongo_resilience.breakers.breaker_states import State
+from pymongo_resilience.breakers import Snapshot, State
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation

@@ -20,6 +20,7 @@ from support.engine.failing_work import (
 from support.engine.retry_strategies import AT_ONCE, BEST_EFFORT, FAST_FAIL, MONGODB, half
 from support.hostile_input import examples, strange_floats
 
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules import backoff
 from pymongo_resilience.rules.failure import (
     RETRYABLE,
@@ -28,7 +29,6 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, NeedsStrategy, Retry, RetryRules, Verdict
 from pymongo_resilience.rules.strategy import RetryAction, RetryStrategy

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.engine.retry_strategies import BEST_EFFORT, MONGODB, half
 
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.budget import (
     DEBT,
     FORGOTTEN_S,
@@ -27,7 +28,6 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import DISTRESS, Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
 from pymongo_resilience.rules.strategy import RetryAction

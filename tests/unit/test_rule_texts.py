@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.rule_texts import why_not_repeated

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.budget import RatioBudget, TokenBucket
 from pymongo_resilience.rules.failure import (
     RETRYABLE,
@@ -16,7 +17,6 @@ from pymongo_resilience.rules.failure import (
     RetryReason,
     Stage,
 )
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
 from pymongo_resilience.rules.transaction_rules import Repeat, pause, repeat, verdict

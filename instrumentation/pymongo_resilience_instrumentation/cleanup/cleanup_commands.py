@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
+from pymongo_resilience.clock import SHORTEST, Deadline
 from pymongo_resilience.internal_errors import is_closing
-from pymongo_resilience.rules.operation_deadline import SHORTEST, Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience_instrumentation import calls, driver

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.internal_errors import is_closing
-from pymongo_resilience.rules.operation_deadline import SHORTEST
 
 if TYPE_CHECKING:
     from contextvars import Token

@@ -12,7 +12,7 @@ from pymongo_resilience_instrumentation.telemetry.client_tracing import tracing_
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pymongo_resilience.breakers.breaker import Snapshot
+    from pymongo_resilience.breakers import Snapshot
     from pymongo_resilience.options.config import Config
     from pymongo_resilience_instrumentation.runtime import Runtime
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import AutoReconnect
 
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.options.config import INTERRUPTIONS
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry
 from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation import calls, driver

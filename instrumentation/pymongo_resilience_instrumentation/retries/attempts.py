@@ -21,12 +21,12 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
-from pymongo_resilience.breakers.health import Evidence, evidence
+from pymongo_resilience.breakers import Evidence, evidence
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.failure import RetryReason, Stage
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.rule_texts import COMMITTED, why_not_repeated
@@ -52,7 +52,7 @@ from . import deprioritized, stopped_bulks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience.breakers.breaker_states import Permit
+    from pymongo_resilience.breakers import Permit
     from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience.rules.budget import RetryBudget
     from pymongo_resilience.rules.failure import Failure
@@ -247,7 +247,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             if self.shedders is not None:
                 self.shedders.admit(self, server, self.call)
             if self.breakers is not None:
-                self.permit = self.breakers.admit(self, server, self)
+                self.permit = self.breakers.admit(self, server)
         except (CircuitBreakerOpenError, OverloadShedError):
             driver.selection.note_server(self, server)
             raise
@@ -257,13 +257,9 @@ class Attempts(driver.retry_loop.DriverLoop):
     def _report_to_breaker(self, what: Evidence) -> None:
         permit = self.permit
         try:
-            if permit is None:
-                return
-            if what is Evidence.HEALTHY:
-                permit.success()
-            else:
+            if permit is not None:
                 permit.report(what)
-            self.permit = None
+                self.permit = None
         except Exception:
             logger.exception("internal error in pymongo-resilience after an attempt")
 

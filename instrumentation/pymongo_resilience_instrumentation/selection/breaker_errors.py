@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from pymongo.errors import AutoReconnect
 
 from pymongo_resilience import errors
-from pymongo_resilience.breakers.breaker_states import State
+from pymongo_resilience.breakers import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience.breakers.breaker import Snapshot
+    from pymongo_resilience.breakers import Snapshot
 
 SWITCH = "PYMONGO_RESILIENCE_CIRCUIT_BREAKER=off"
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.breakers.breaker import Breakers
-from pymongo_resilience.breakers.breaker_states import Permit, State
+from pymongo_resilience.breakers import Breakers, Permit, State
 from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation import driver
@@ -22,8 +21,7 @@ from .breaker_errors import refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pymongo_resilience.breakers.breaker import BreakerSettings, Snapshot
-    from pymongo_resilience.breakers.breaker_states import Holder
+    from pymongo_resilience.breakers import BreakerSettings, Snapshot
     from pymongo_resilience.clock import Clock
     from pymongo_resilience.rules.events import Listener
     from pymongo_resilience_instrumentation.addresses import Address
@@ -50,7 +48,7 @@ class ClientBreakers(Breakers["Address"]):
         self._window = settings.window
         self._always = always
 
-    def admit(self, loop: object, server: object, holder: Holder) -> Permit | None:
+    def admit(self, loop: object, server: object) -> Permit | None:
         """Leave to send an attempt to ``server``, which ``loop`` has selected; None without asking.
 
         Raises CircuitBreakerOpenError, which is also pymongo's AutoReconnect.
@@ -58,11 +56,10 @@ class ClientBreakers(Breakers["Address"]):
         if not self._always and not driver.selection.has_choice(loop):
             return None
         address = driver.selection.address(server)
-        found = self.known(address)
-        if found is None:
+        if self.known(address) is None:
             self._keep_known({address})
-            found = self._add(address)
-        answer = found.try_acquire(holder)
+        found = self.of(address)
+        answer = found.try_acquire()
         if isinstance(answer, Permit):
             return answer
         if driver.selection.is_bound(loop):
@@ -71,7 +68,7 @@ class ClientBreakers(Breakers["Address"]):
             address_text(address),
             found.snapshot(),
             window=self._window,
-            next_probe_in=answer.next_probe_in,
+            next_probe_in=answer,
             elsewhere=self._is_elsewhere(loop, address),
             # As pymongo labels it where no server could be selected.
             labels=[TRANSIENT_TRANSACTION] if driver.retry_loop.in_transaction(loop) else [],

@@ -19,7 +19,7 @@ from .selector import applications_own
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pymongo_resilience.breakers.breaker import Snapshot
+    from pymongo_resilience.breakers import Snapshot
     from pymongo_resilience.server_choice.eligibility import Servers
     from pymongo_resilience.server_choice.explanation import ServerVerdict
     from pymongo_resilience_instrumentation.addresses import Address

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernError
 
-from pymongo_resilience.clock import MonotonicClock
+from pymongo_resilience.clock import Deadline, MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.policies.overrides import override
 from pymongo_resilience.rules import transaction_rules
 from pymongo_resilience.rules.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
 from pymongo_resilience.rules.failure import Stage
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Retry, RetryRules, Rule
 from pymongo_resilience.rules.rule_texts import COMMITTED, why_not_repeated

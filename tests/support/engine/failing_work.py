@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.clock import Deadline
 from pymongo_resilience.rules.events import RetryDeclined, RetryScheduled
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION, Failure, RetryReason, Stage
-from pymongo_resilience.rules.operation_deadline import Deadline
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.testing import FakeClock, RecordingListener
 

@@ -1,0 +1,317 @@
+"""Circuit breakers: a server that keeps failing is left alone for a time, then tried with care.
+
+One for each server, with three states (Nygard, "Release It!", "Circuit Breaker"). Closed, it
+counts calls. Once enough of them have failed it is open, and lets none through for a time; then
+half-open, it lets a few probes through. When all of them succeed it is closed; when one fails it is
+open again.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from pymongo_resilience.clock import RollingCounts
+from pymongo_resilience.rules.failure import RetryReason, Stage
+from pymongo_resilience.rules.retried_operation import DISTRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable
+
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.rules.failure import Failure
+
+PROBES = 3
+RECHECK = 0.1
+"""Seconds after which it is worth asking again while all probes are under way: they may end at any
+time, without an event."""
+UNHEALTHY = DISTRESS - {RetryReason.NOT_PRIMARY}
+NO_EVIDENCE = frozenset({
+    RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED,
+    # In a failover the server is healthy: it answers, and serves again once there is a primary.
+    # Excluding it would make the failover longer.
+    RetryReason.NOT_PRIMARY,
+})  # fmt: skip
+CALLS, FAILURES = range(2)
+
+
+class Evidence(enum.Enum):
+    """What one attempt shows about the health of its server."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    NONE = "none"
+    """Counts neither as a call nor as a failure."""
+
+
+def evidence(failure: Failure) -> Evidence:
+    """What a failed attempt shows; a successful one is ``Evidence.HEALTHY``. Pure.
+
+    Network errors, timeouts and overload: unhealthy. An error of the application's own, a duplicate
+    key or a missing right: healthy, since the server answered.
+    """
+    if failure.selection or failure.reason in NO_EVIDENCE:
+        return Evidence.NONE
+    if failure.timed_out and failure.stage is Stage.NOT_SENT:
+        # The time ended before anything was sent; the caller chose how long it was, so that says
+        # nothing about the server.
+        return Evidence.NONE
+    if failure.overloaded or failure.reason in UNHEALTHY:
+        return Evidence.UNHEALTHY
+    if failure.stage is not Stage.ANSWERED:
+        # A wrong certificate or password, a full pool, a document that cannot be encoded.
+        return Evidence.NONE
+    # Under a deadline a slow server itself answers that the time limit was exceeded.
+    return Evidence.UNHEALTHY if failure.timed_out else Evidence.HEALTHY
+
+
+class State(enum.Enum):
+    """The value is what telemetry shows."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class BreakerSettings(NamedTuple):
+    """The same for all breakers. Immutable."""
+
+    failure_rate: float = 0.5
+    """The part of the calls, above 0 and up to 1, whose failure opens the breaker."""
+    window: float = 10.0
+    """Seconds over which they are counted; it moves on by a tenth of its length."""
+    minimum_calls: int = 20
+    """With fewer in the window it does not open."""
+    open_for: float = 5.0
+    """Seconds until the first probe, and until a probe without a report is replaced."""
+    probes: int = PROBES
+    """How many may be under way at once, and how many must succeed."""
+
+
+class Snapshot(NamedTuple):
+    """A breaker at one instant."""
+
+    state: State
+    calls: int
+    """In the window; of one that is not closed, those that have opened it."""
+    failures: int
+    """Among those calls."""
+    next_probe_in: float
+    """Seconds; zero where a call may be sent now."""
+
+
+class _Period:
+    """A breaker from one change of its state to the next."""
+
+    __slots__ = ("counts", "opened_by", "since", "state", "succeeded", "under_way")
+
+    def __init__(
+        self, state: State, since: float, window: float, opened_by: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.state = state
+        self.since = since
+        self.opened_by = opened_by
+        """The calls and failures that have opened it, when it was closed last."""
+        self.counts = RollingCounts(2, window, since)
+        self.under_way: dict[Permit, float] = {}
+        """The probes, and when each is replaced."""
+        self.succeeded = 0
+        """How many probes have."""
+
+
+class Permit:
+    """Leave to send one call; its owner reports the outcome, from any thread.
+
+    A probe counts once. Once the breaker has changed its state, earlier calls do not count.
+    """
+
+    __slots__ = ("_breaker", "period", "reported")
+
+    def __init__(self, breaker: CircuitBreaker, period: _Period) -> None:
+        self._breaker = breaker
+        self.period = period
+        self.reported = False
+        """The outcome of a probe was."""
+
+    def report(self, outcome: Evidence) -> None:
+        """What came of it, as ``evidence()`` has it."""
+        self._breaker.ended(self, outcome)
+
+
+class CircuitBreaker:
+    """Thread- and task-safe: a lock that is held for an addition, never across an ``await``.
+    Reentrant, for what a signal handler or a finalizer of the application's does meanwhile.
+
+    ``changed`` is called when it opens and when it closes, without the lock, by the thread that
+    reported the decisive call; it becomes half-open as time passes.
+    """
+
+    __slots__ = ("_changed", "_period", "lock", "now", "settings")
+
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        clock: Clock,
+        changed: Callable[[Snapshot], object] = lambda _: None,
+    ) -> None:
+        self.settings = settings
+        self._changed = changed
+        self.now = clock.now
+        """Called with the lock held, so that it does not run backwards."""
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """Closed, with nothing counted; no permit given before counts any more.
+
+        For a forked child: the lock is a new one, that no thread of the parent's holds.
+        """
+        self.lock = threading.RLock()
+        with self.lock:
+            self._period = _Period(State.CLOSED, self.now(), self.settings.window)
+
+    def try_acquire(self) -> Permit | float:
+        """Leave to send one call, or the seconds after which it is worth asking again.
+
+        A probe that does not report, because it hangs or its task is gone, is replaced after the
+        time that the breaker was open. Its report still counts if it comes later.
+        """
+        with self.lock:
+            now = self.now()
+            wait = self._wait(now)
+            if wait > 0:
+                return wait
+            permit = Permit(self, self._period)
+            if self._period.state is State.HALF_OPEN:
+                self._period.under_way[permit] = now + self.settings.open_for
+            return permit
+
+    def next_probe_in(self) -> float:
+        """Seconds after which it is worth asking for a permit; zero where there is one now."""
+        if self._period.state is State.CLOSED:
+            return 0.0
+        return self.snapshot().next_probe_in
+
+    def snapshot(self) -> Snapshot:
+        """For status and metrics: half-open as soon as the time is over, whether there are calls or
+        not."""
+        with self.lock:
+            now = self.now()
+            wait, period = self._wait(now), self._period
+            closed = period.state is State.CLOSED
+            calls, failures = period.counts.sums(now) if closed else period.opened_by
+            return Snapshot(period.state, calls, failures, wait)
+
+    def ended(self, permit: Permit, outcome: Evidence) -> None:
+        """What became of a call; permits call this."""
+        with self.lock:
+            period = permit.period
+            if period is not self._period:
+                return
+            now = self.now()
+            if period.state is State.CLOSED:
+                self._count(outcome, now)
+            else:
+                self._count_probe(permit, outcome, now)
+            change = None if self._period is period else self.snapshot()
+        if change is not None:
+            self._changed(change)
+
+    def _count(self, outcome: Evidence, now: float) -> None:
+        counts, settings = self._period.counts, self.settings
+        if outcome is Evidence.HEALTHY:
+            # It opens nothing, not even as the last call of the minimum.
+            counts.add(now, CALLS)
+        elif outcome is Evidence.UNHEALTHY:
+            counts.add(now, CALLS, FAILURES)
+            calls, failures = counts.sums(now)
+            if calls >= settings.minimum_calls and failures / calls >= settings.failure_rate:
+                self._become(State.OPEN, now, (calls, failures))
+
+    def _count_probe(self, permit: Permit, outcome: Evidence, now: float) -> None:
+        period = self._period
+        period.under_way.pop(permit, None)
+        if permit.reported:
+            return
+        permit.reported = True
+        if outcome is Evidence.UNHEALTHY:
+            self._become(State.OPEN, now, period.opened_by)
+        elif outcome is Evidence.HEALTHY:
+            period.succeeded += 1
+            if period.succeeded >= self.settings.probes:
+                self._become(State.CLOSED, now)
+
+    def _wait(self, now: float) -> float:
+        """As ``next_probe_in``. An open breaker whose time is over becomes half-open."""
+        period, settings = self._period, self.settings
+        if period.state is State.OPEN:
+            left = period.since + settings.open_for - now
+            if left > 0:
+                return left
+            period = self._become(State.HALF_OPEN, now, period.opened_by)
+        if period.state is State.CLOSED:
+            return 0.0
+        # A copy: the same thread may come in between, in a finalizer or a signal handler.
+        under_way = period.under_way.copy()
+        period.under_way = {each: due for each, due in under_way.items() if due > now}
+        if len(period.under_way) + period.succeeded < settings.probes:
+            return 0.0
+        return min(RECHECK, min(period.under_way.values()) - now)
+
+    def _become(self, state: State, now: float, opened_by: tuple[int, int] = (0, 0)) -> _Period:
+        self._period = _Period(state, now, self.settings.window, opened_by)
+        return self._period
+
+
+Server = TypeVar("Server", bound="Hashable")
+
+
+class Breakers(Generic[Server]):
+    """The breakers of one client, made as its servers are called. Thread- and task-safe: each step
+    is one of a dict's, which needs no lock.
+
+    ``changed`` is called as a breaker's own, with the server.
+    """
+
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        clock: Clock,
+        changed: Callable[[Server, Snapshot], object] = lambda *_: None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._changed = changed
+        self._by_server: dict[Server, CircuitBreaker] = {}
+
+    def known(self, server: Server) -> CircuitBreaker | None:
+        """None for one that no call was meant for yet."""
+        return self._by_server.get(server)
+
+    def of(self, server: Server) -> CircuitBreaker:
+        found = self._by_server.get(server)
+        if found is None:
+            made = CircuitBreaker(self._settings, self._clock, partial(self._changed, server))
+            found = self._by_server.setdefault(server, made)
+        return found
+
+    def keep(self, servers: Collection[Server]) -> None:
+        """Forget the others: they have left. One that returns begins again."""
+        for each in self._by_server.copy():
+            if each not in servers:
+                self._by_server.pop(each, None)
+
+    def refusing(self) -> dict[Server, float]:
+        """The servers to which nothing may be sent now, with the seconds after which it is worth
+        asking again; empty where all is well."""
+        waits = {server: it.next_probe_in() for server, it in self._by_server.copy().items()}
+        return {server: wait for server, wait in waits.items() if wait > 0}
+
+    def snapshots(self) -> dict[Server, Snapshot]:
+        return {server: breaker.snapshot() for server, breaker in self._by_server.copy().items()}
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: see CircuitBreaker."""
+        for breaker in self._by_server.values():
+            breaker.reset_after_fork()

@@ -1,1 +1,0 @@
-"""Servers that keep failing are left alone for a time."""
