@@ -170,7 +170,7 @@ def _selectors(
 
     latencies = None
     if counting and config.server_selection == PEAK_EWMA:
-        from pymongo_resilience.server_choice.peak_ewma import PeakEwma  # noqa: PLC0415 - as the selector
+        from pymongo_resilience.server_choice.server_load import PeakEwma  # noqa: PLC0415 - as the selector
 
         latencies = partial(PeakEwma, clock)
     return Selectors(ours, breakers, latencies, counting=counting)

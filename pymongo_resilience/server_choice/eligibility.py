@@ -1,18 +1,18 @@
 """Which servers an operation may go to, and which rule left each other one out.
 
 The rules of Server Selection, "Rules for server selection", in order. Each leaves some of the
-servers that the rule before it has left, and what each has left is kept: selecting takes the last,
-explaining reads all of them. There is no second implementation of the rules.
+servers that the rule before it has left, and what each has left is kept, so that whoever explains
+the result can read all of them. All times are in seconds.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from .read_preference import PRIMARY, Mode, ReadPreference, TagSet
 from .server_description import (
     REPLICA_SETS,
     UNAVAILABLE,
@@ -21,13 +21,63 @@ from .server_description import (
     TopologyDescription,
     TopologyType,
 )
-from .staleness import check_maximum, estimate
 
 Servers = list[ServerDescription]
+TagSet = Mapping[str, object]
 ServerSelector = Callable[[Servers], Iterable[ServerDescription]]
 """The application's own: it may leave some of the servers out."""
 
 LOCAL_THRESHOLD: Final = 0.015
+NO_MAXIMUM = -1
+"""What the specifications and the driver write for "no maximum staleness"."""
+SMALLEST_MAXIMUM = 90.0
+IDLE_WRITE_PERIOD = 10.0
+"""How often an idle primary writes."""
+
+
+class Mode(enum.Enum):
+    """The five modes of a read preference, by the names that a ``$readPreference`` holds."""
+
+    PRIMARY = "primary"
+    PRIMARY_PREFERRED = "primaryPreferred"
+    SECONDARY = "secondary"
+    SECONDARY_PREFERRED = "secondaryPreferred"
+    NEAREST = "nearest"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPreference:
+    """Mode, tag sets and maximum staleness. Immutable, so thread- and task-safe.
+
+    Raises ValueError for a maximum staleness that is no positive number, and for the mode
+    ``primary`` with anything else. Whether a maximum is too small depends on how often servers are
+    checked: see ``check_maximum``. Source: Server Selection, "Read Preference".
+    """
+
+    mode: Mode = Mode.PRIMARY
+    tag_sets: Sequence[TagSet] = ({},)
+    """Tried in order; an empty list matches every server, as does an empty tag set."""
+    max_staleness: float | None = None
+    """None or -1 for no maximum."""
+
+    def __post_init__(self) -> None:
+        limit = self.staleness_limit
+        if limit is not None and not limit > 0:
+            raise ValueError(f"maxStalenessSeconds must be a positive number, not {limit}")
+        if self.mode is not Mode.PRIMARY:
+            return
+        if limit is not None:
+            raise ValueError("read preference mode primary cannot have a maxStalenessSeconds")
+        if any(self.tag_sets):
+            raise ValueError("read preference mode primary cannot have tag sets")
+
+    @property
+    def staleness_limit(self) -> float | None:
+        """The maximum staleness, if there is one."""
+        return None if self.max_staleness == NO_MAXIMUM else self.max_staleness
+
+
+PRIMARY: Final = ReadPreference()
 
 
 class SelectionRule(enum.Enum):
@@ -144,6 +194,42 @@ def latency_window_end(servers: Servers, local_threshold: float) -> float | None
     return min(measured) + local_threshold if measured else None
 
 
+def check_maximum(maximum: float, heartbeat_frequency: float) -> None:
+    """Raise ValueError for a maximum staleness that no estimate is exact enough for.
+
+    Source: Max Staleness, "maxStalenessSeconds".
+    """
+    smallest = max(SMALLEST_MAXIMUM, heartbeat_frequency + IDLE_WRITE_PERIOD)
+    if maximum < smallest:
+        raise ValueError(
+            f"maxStalenessSeconds is {maximum:g}, but must be at least {smallest:g}: "
+            f"{SMALLEST_MAXIMUM:g}, and heartbeatFrequencyMS ({heartbeat_frequency * 1000:g}) "
+            f"with {IDLE_WRITE_PERIOD:g} seconds added"
+        )
+
+
+def staleness(server: ServerDescription, topology: TopologyDescription) -> float | None:
+    """How stale a server of a replica set is, at worst; what is no secondary never is. None where a
+    date that it takes is missing.
+
+    Deprioritized servers count: whether one is avoided changes nothing about what it has written.
+    Source: Max Staleness, "Client".
+    """
+    if server.type is not ServerType.SECONDARY:
+        return 0.0
+    if server.last_write is None:
+        return None
+    if topology.type is TopologyType.REPLICA_SET_WITH_PRIMARY:
+        primary = next((s for s in topology.servers if s.type is ServerType.PRIMARY), None)
+        if primary is None or primary.last_write is None:
+            return None
+        lead = primary.last_update - primary.last_write
+        return server.last_update - server.last_write - lead + topology.heartbeat_frequency
+    writes = [s.last_write for s in topology.servers if s.type is ServerType.SECONDARY]
+    newest = max(each for each in writes if each is not None)
+    return newest - server.last_write + topology.heartbeat_frequency
+
+
 _AFTERWARDS: Final = {
     SelectionRule.APPLICATION,
     SelectionRule.CIRCUIT_BREAKER,
@@ -214,11 +300,10 @@ def _eligible(
     steps = []
     limit = preference.staleness_limit
     if limit is not None:
-        staleness = estimate(topology)
         candidates = [
             server
             for server in candidates
-            if (behind := staleness(server)) is not None and behind <= limit
+            if (behind := staleness(server, topology)) is not None and behind <= limit
         ]
         steps.append((SelectionRule.STALENESS, candidates))
     if preference.tag_sets:

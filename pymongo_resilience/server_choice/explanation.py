@@ -9,8 +9,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from .eligibility import Criteria, Decision, SelectionRule, decide, latency_window_end, matches
-from .read_preference import Mode
+from .eligibility import (
+    Criteria,
+    Decision,
+    Mode,
+    SelectionRule,
+    decide,
+    latency_window_end,
+    matches,
+    staleness,
+)
 from .server_description import (
     REPLICA_SETS,
     ServerDescription,
@@ -18,7 +26,6 @@ from .server_description import (
     TopologyDescription,
     TopologyType,
 )
-from .staleness import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,11 +63,7 @@ class ServerVerdict:
 
 def explain(topology: TopologyDescription, criteria: Criteria) -> tuple[ServerVerdict, ...]:
     """Every server of the topology, in its order. Raises what ``decide`` raises."""
-    return verdicts(decide(topology, criteria))
-
-
-def verdicts(decision: Decision) -> tuple[ServerVerdict, ...]:
-    """What a decision that was taken says of every server."""
+    decision = decide(topology, criteria)
     excluded: dict[str, SelectionRule] = {}
     present = {server.address for server in decision.topology.servers}
     for rule, left in decision.steps:
@@ -134,7 +137,7 @@ def _mode(server: ServerDescription, decision: Decision) -> str:
 
 
 def _stale(server: ServerDescription, decision: Decision) -> str:
-    behind = estimate(decision.topology)(server)
+    behind = staleness(server, decision.topology)
     how = "staleness unknown" if behind is None else f"stale by {_tenths(behind)} s"
     return f"{how}, allowed {_tenths(decision.criteria.read_preference.staleness_limit or 0)} s"
 

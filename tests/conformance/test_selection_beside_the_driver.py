@@ -23,8 +23,7 @@ from pymongo_resilience_instrumentation.retries import deprioritized
 from support.engine.topologies import ALONE, any_criteria, topologies
 from support.hostile_input import examples
 
-from pymongo_resilience.server_choice.eligibility import Criteria, decide
-from pymongo_resilience.server_choice.read_preference import Mode
+from pymongo_resilience.server_choice.eligibility import Criteria, Mode, decide
 from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
     ServerType,

@@ -32,7 +32,7 @@ from support.telemetry import Instrument
 
 import pymongo_resilience
 from pymongo_resilience import status
-from pymongo_resilience.server_choice import peak_ewma
+from pymongo_resilience.server_choice import server_load
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster, Standalone
 
 pytestmark = pytest.mark.oldest
@@ -330,7 +330,7 @@ def test_a_slow_member_loses_its_reads_and_gets_them_back(
         side.do(coll.find_one)
     assert next_reads(side, coll, watching).count(slow) <= 2
     replica_set.clear()
-    monkeypatch.setattr(peak_ewma, "DECAY", 0.02)
+    monkeypatch.setattr(server_load, "DECAY", 0.02)
     wait_until(lambda: next_reads(side, coll, watching).count(slow) > 20)
     assert in_flight(client) == {}
 

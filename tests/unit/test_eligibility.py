@@ -10,11 +10,11 @@ from support.engine.topologies import primary, reading, replica_set, secondary, 
 from pymongo_resilience.server_choice.eligibility import (
     LOCAL_THRESHOLD,
     Criteria,
+    Mode,
     decide,
     in_latency_window,
     without_open_breakers,
 )
-from pymongo_resilience.server_choice.read_preference import Mode
 from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
     ServerType,

@@ -10,8 +10,7 @@ import random
 import pytest
 from support.engine.topologies import secondary
 
-from pymongo_resilience.server_choice.peak_ewma import DECAY, PeakEwma
-from pymongo_resilience.server_choice.two_choices import choose
+from pymongo_resilience.server_choice.server_load import DECAY, PeakEwma, choose
 from pymongo_resilience.testing import FakeClock
 
 

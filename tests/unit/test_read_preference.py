@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from support.engine.topologies import primary, replica_set, secondary, unknown
 
-from pymongo_resilience.server_choice.read_preference import PRIMARY, Mode, ReadPreference
-from pymongo_resilience.server_choice.server_description import ServerDescription
-from pymongo_resilience.server_choice.staleness import (
+from pymongo_resilience.server_choice.eligibility import (
     IDLE_WRITE_PERIOD,
+    PRIMARY,
     SMALLEST_MAXIMUM,
+    Mode,
+    ReadPreference,
     check_maximum,
-    estimate,
+    staleness,
 )
+from pymongo_resilience.server_choice.server_description import ServerDescription
 
 
 def test_the_default_is_the_primary_without_more() -> None:
@@ -53,22 +55,23 @@ def test_the_smallest_maximum(frequency: float, smallest: float) -> None:
 def test_a_secondary_beside_a_primary_is_measured_by_both_delays() -> None:
     late = secondary("b", last_update=110.0, last_write=40.0)
     topology = replica_set(primary("a", last_update=100.0, last_write=90.0), late)
-    assert estimate(topology)(late) == (110 - 40) - (100 - 90) + 10
+    assert staleness(late, topology) == (110 - 40) - (100 - 90) + 10
 
 
 def test_without_a_primary_the_newest_write_counts() -> None:
     late = secondary("b", last_update=500.0, last_write=40.0)
     others = [secondary("a", last_write=90.0), unknown("c", last_write=900.0), secondary("d")]
-    staleness = estimate(replica_set(late, *others, heartbeat_frequency=5.0))
-    assert staleness(late) == 90 - 40 + 5
+    topology = replica_set(late, *others, heartbeat_frequency=5.0)
+    assert staleness(late, topology) == 90 - 40 + 5
 
 
 def test_a_primary_is_never_stale() -> None:
     leader = primary("a", last_write=1.0)
-    assert estimate(replica_set(leader, secondary("b", last_write=500.0)))(leader) == 0
+    topology = replica_set(leader, secondary("b", last_write=500.0))
+    assert staleness(leader, topology) == 0
 
 
 @pytest.mark.parametrize("leader", [primary("a"), primary("a", last_write=1.0), secondary("a")])
 def test_without_a_date_nothing_is_known(leader: ServerDescription) -> None:
     silent = secondary("b")
-    assert estimate(replica_set(leader, silent))(silent) is None
+    assert staleness(silent, replica_set(leader, silent)) is None

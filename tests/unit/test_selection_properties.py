@@ -11,7 +11,7 @@ from support.examples import scaled
 from pymongo_resilience.server_choice.eligibility import Criteria, decide
 from pymongo_resilience.server_choice.explanation import explain
 from pymongo_resilience.server_choice.server_description import TopologyDescription
-from pymongo_resilience.server_choice.two_choices import choose
+from pymongo_resilience.server_choice.server_load import choose
 
 counts = st.dictionaries(st.sampled_from(ADDRESSES), st.integers(0, 20))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.engine.topologies import secondary
 
-from pymongo_resilience.server_choice.two_choices import choose
+from pymongo_resilience.server_choice.server_load import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ConnectionFailure
 
-from pymongo_resilience.server_choice.read_preference import Mode, ReadPreference
+from pymongo_resilience.server_choice.eligibility import Mode, ReadPreference
 from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
     ServerType,

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pymongo_resilience.server_choice.peak_ewma import PeakEwma
+    from pymongo_resilience.server_choice.server_load import PeakEwma
 
 
 class OperationCounts:

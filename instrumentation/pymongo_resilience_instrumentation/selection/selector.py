@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.server_choice.eligibility import in_latency_window
-from pymongo_resilience.server_choice.two_choices import choose
+from pymongo_resilience.server_choice.server_load import choose
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.clients.by_client import keep
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.server_choice.peak_ewma import PeakEwma
     from pymongo_resilience.server_choice.server_description import ServerDescription
+    from pymongo_resilience.server_choice.server_load import PeakEwma
 
     from .breaker_registry import BreakerRegistry, ClientBreakers
 

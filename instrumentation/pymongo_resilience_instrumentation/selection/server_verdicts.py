@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.server_choice.eligibility import Criteria
+from pymongo_resilience.server_choice.eligibility import Criteria, Mode
 from pymongo_resilience.server_choice.explanation import explain
-from pymongo_resilience.server_choice.read_preference import Mode
 from pymongo_resilience.server_choice.server_description import ServerType
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text

@@ -16,15 +16,20 @@ from typing import Any, Final
 from bson import json_util
 from support.conformance.matching import CaseFailed, only_known
 
-from pymongo_resilience.server_choice.eligibility import Criteria, Decision, decide
-from pymongo_resilience.server_choice.read_preference import Mode, ReadPreference
+from pymongo_resilience.server_choice.eligibility import (
+    Criteria,
+    Decision,
+    Mode,
+    ReadPreference,
+    decide,
+)
 from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
     ServerType,
     TopologyDescription,
     TopologyType,
 )
-from pymongo_resilience.server_choice.two_choices import choose
+from pymongo_resilience.server_choice.server_load import choose
 
 _CASE: Final = {
     "deprioritized_servers",

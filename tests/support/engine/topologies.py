@@ -6,8 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pymongo_resilience.server_choice.eligibility import Criteria
-from pymongo_resilience.server_choice.read_preference import PRIMARY, Mode, ReadPreference
+from pymongo_resilience.server_choice.eligibility import PRIMARY, Criteria, Mode, ReadPreference
 from pymongo_resilience.server_choice.server_description import (
     REPLICA_SETS,
     ServerDescription,

@@ -1,6 +1,6 @@
-"""A server's latency as a peak-EWMA: it rises at once, and falls by decay. Seconds as float.
+"""Which of several servers an operation goes to: of two, the less loaded one.
 
-Source: Finagle, "Peak EWMA".
+A load is the number of operations in progress, or what their latencies make of it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
-    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.clock import Clock, Random
+
+    from .server_description import ServerDescription
 
 DECAY = 5.0
 """After so many seconds without an answer a latency counts 1/e of what it was."""
 
 
 class PeakEwma:
-    """The latencies of one client's servers, by address. Thread- and task-safe: each is replaced as
-    a whole, and of two that are noted at the same moment one may be lost."""
+    """The latencies of one client's servers, by address, in seconds: each rises at once, and falls
+    by decay. Thread- and task-safe: each is replaced as a whole, and of two that are noted at the
+    same moment one may be lost. Source: Finagle, "Peak EWMA".
+    """
 
     __slots__ = ("_clock", "_latencies")
 
@@ -32,7 +36,7 @@ class PeakEwma:
         return self._clock.now()
 
     def end(self, address: str, began: float, *, succeeded: bool) -> None:
-        """Of an attempt. One that failed, maybe at once, never lowers the latency."""
+        """Note how long an attempt took. One that failed, maybe at once, never lowers it."""
         now = self._clock.now()
         seconds = now - began
         known, weight = self._decayed(address, now)
@@ -69,3 +73,23 @@ class PeakEwma:
         latency, noted = self._latencies.get(address, (0.0, -math.inf))
         weight = math.exp((noted - now) / DECAY)
         return latency * weight, weight
+
+
+def choose(
+    servers: Sequence[ServerDescription], loads: Mapping[str, float], random: Random
+) -> ServerDescription:
+    """Of two servers picked at random, the one with the smaller load.
+
+    Source: Server Selection, "operationCount-based selection within the latency window".
+
+    ``servers`` must not be empty. ``loads``: by address the number of operations in progress, or
+    what PeakEwma makes of it; 0 where it has none. ``random`` returns a float in [0, 1).
+    """
+    if len(servers) == 1:
+        return servers[0]
+    one = int(random() * len(servers))
+    other = int(random() * (len(servers) - 1))
+    first, second = servers[one], servers[other + (other >= one)]
+    if loads.get(second.address, 0) < loads.get(first.address, 0):
+        return second
+    return first
