@@ -1,6 +1,6 @@
 """The requirements about timeouts: each is tested or explained, and the tests are there and run.
 
-That docs/deadlines.md is written from them is checked with the other documents, in test_docs.py.
+That deadline-requirements.md is written from them is checked in test_docs.py.
 """
 
 from __future__ import annotations

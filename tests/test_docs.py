@@ -34,12 +34,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")]
+)
 TIMEOUT = 60
 
 OPTIONS_PAGE = ROOT / "docs" / "options.md"
 ERRORS = ROOT / "docs" / "errors.md"
-DEADLINES = ROOT / "docs" / "deadlines.md"
+DEADLINES = ROOT / "tests" / "deadline-requirements.md"
 FAILING_FAST = ROOT / "docs" / "failing-fast.md"
 
 

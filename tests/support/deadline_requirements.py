@@ -1,8 +1,8 @@
 """Each MUST of MongoDB's specification about timeouts, in our words, with what holds it.
 
 Source: Client-Side Operations Timeout, its normative sections, and the few rules there that have no
-MUST but are rules. ``python tests/test_docs.py`` writes docs/deadlines.md from this table, and
-test_deadline_requirements.py checks both. Cursors, sessions and GridFS are in
+MUST but are rules. ``python tests/test_docs.py`` writes tests/deadline-requirements.md from
+this table, and test_deadline_requirements.py checks both. Cursors, sessions and GridFS are in
 deadline_requirements_of_objects.py.
 """
 

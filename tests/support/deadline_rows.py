@@ -5,6 +5,7 @@ The rows are in deadline_requirements.py, the checks in test_deadline_requiremen
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -124,13 +125,14 @@ HEAD = "| | what must be | | tests, and what to know |\n|---|---|---|---|\n"
 
 
 def document_tables(sections: Iterable[Section]) -> str:
-    """The tables of docs/deadlines.md."""
+    """The tables of tests/deadline-requirements.md; links in the rows are relative to docs/."""
     sections = tuple(sections)
     tables = [
-        f"### {section.heading}\n\n{HEAD}" + "".join(map(_line, section.rows))
+        f"## {section.heading}\n\n{HEAD}" + "".join(map(_line, section.rows))
         for section in sections
     ]
-    return "\n".join([f"{count_text(sections)}.\n", *tables])
+    text = "\n".join([f"{count_text(sections)}.\n", *tables])
+    return re.sub(r"\]\((?=[a-z-]+\.md)", "](../docs/", text)
 
 
 def _line(row: Requirement) -> str:
