@@ -17,9 +17,8 @@ from opentelemetry.metrics import NoOpMeter
 from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
 from pymongo_resilience_instrumentation.failures.terminal_causes import TABLE as CAUSES, Cause
 from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import ServerGauges
+from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
+from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges
 from support.deadline_requirements import SECTIONS
 from support.deadline_rows import document_tables
 from support.metrics_table import metrics_table

@@ -10,7 +10,7 @@ from opentelemetry import metrics, trace
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.options.config import BY_DATABASE, OFF, PEAK_EWMA, TOKENS
+from pymongo_resilience.options.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
@@ -23,13 +23,9 @@ from pymongo_resilience_instrumentation.clients.coroutine_strategies import Coro
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry.client_tracing import OtherTracers
-from pymongo_resilience_instrumentation.telemetry.commands.command_spans import (
-    CommandSpans,
-    SpanHooks,
-)
+from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
 from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported, Unreported
-from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
-from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import OperationMetrics
+from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
 from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
@@ -66,16 +62,22 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
         tracer = trace.get_tracer(SCOPE, __version__, settings.tracer_provider)
         operation_spans, command_spans = (
             OperationSpans(tracer),
-            CommandSpans(tracer, _hooks(settings), config.command_spans),
+            CommandSpans(
+                tracer,
+                config.command_spans,
+                settings.request_hook,
+                settings.response_hook,
+                settings.failed_hook,
+            ),
         )
         transaction_spans = TransactionSpans(tracer)
         hearing.append(operation_spans)
     if config.metrics:
-        meter = meter_of(settings.meter_provider)
+        meter, everything = meter_of(settings.meter_provider), config.metrics == ALL
         operation_metrics = OperationMetrics(
-            meter, by_collection=config.metrics != BY_DATABASE, without=config.unmeasured
+            meter, by_collection=config.metrics != BY_DATABASE, everything=everything
         )
-        driver_metrics = DriverMetrics(meter, config.unmeasured)
+        driver_metrics = DriverMetrics(meter, everything=everything)
         hearing.append(operation_metrics)
     rules = _rules(config, settings.strategy)
     closings = Closings() if earlier is None else earlier.closings
@@ -125,10 +127,6 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
         owns_retries=owns_retries,
         slow_seconds=None if config.slow_ms is None else config.slow_ms / 1000,
     )
-
-
-def _hooks(settings: Settings) -> SpanHooks:
-    return SpanHooks(settings.request_hook, settings.response_hook, settings.failed_hook)
 
 
 def _breakers(config: Config, clock: Clock, listener: Listener) -> BreakerRegistry | None:

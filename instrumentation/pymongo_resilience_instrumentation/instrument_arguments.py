@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.options.config import Config, Loaded
     from pymongo_resilience.rules.events import Listener
     from pymongo_resilience.rules.strategy import RetryStrategy
-    from pymongo_resilience_instrumentation.telemetry.commands.command_spans import Hook
+    from pymongo_resilience_instrumentation.telemetry.command_spans import Hook
 
 OBJECTS = (
     "strategy",

@@ -22,10 +22,7 @@ from pymongo_resilience_instrumentation.patches import CLIENTS, Patches
 from pymongo_resilience_instrumentation.public_api import client_setup
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import client_tracing, semconv
-from pymongo_resilience_instrumentation.telemetry.metrics.server_gauges import (
-    ServerGauges,
-    server_gauges,
-)
+from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges, server_gauges
 
 from . import deferred, driver, forks, monkey_patching, self_check
 
@@ -159,8 +156,8 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         self._patches.apply(runtime)
         if config.metrics:
             provider = settings.meter_provider
-            left_out = {*config.unmeasured, *(() if runtime.state is State.ALL else OF_POOLS)}
-            self._gauges = server_gauges(meter_of(provider), provider, left_out)
+            self._gauges = server_gauges(meter_of(provider), provider)
+            left_out = () if runtime.state is State.ALL else OF_POOLS
             self._gauges.show(runtime.clients, runtime.breakers, left_out)
         forks.watch(runtime)
         enabled_flag.current = runtime.enabled_flag

@@ -226,7 +226,7 @@ def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.config.command_comment:
-        from pymongo_resilience_instrumentation.telemetry.commands import command_comments  # noqa: PLC0415 - off by default
+        from pymongo_resilience_instrumentation.telemetry import command_comments  # noqa: PLC0415 - off by default
 
         for owner in driver.commands.connections_with(driver.commands.PASSED):
             yield owner, driver.commands.PASSED, command_comments.comment(runtime.enabled_flag)

@@ -43,12 +43,9 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
     from pymongo_resilience_instrumentation.self_check import State
     from pymongo_resilience_instrumentation.telemetry.client_tracing import OtherTracers
-    from pymongo_resilience_instrumentation.telemetry.commands.command_spans import CommandSpans
+    from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
     from pymongo_resilience_instrumentation.telemetry.decisions import Unreported
-    from pymongo_resilience_instrumentation.telemetry.metrics.driver_metrics import DriverMetrics
-    from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import (
-        OperationMetrics,
-    )
+    from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
     from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
     from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
         TransactionSpan,
@@ -126,12 +123,12 @@ class Runtime:
             call.transaction = transaction_of(session)
         self.enter(call)
         if self.operation_spans is not None:
-            self.start_span(call, None if session is None else parent_of(session))
+            self.operation_spans.start(call, None if session is None else parent_of(session))
 
     def start_span(self, call: Call, transaction: TransactionSpan | None = None) -> None:
         """Start the operation span of a call that was entered."""
         if self.operation_spans is not None:
-            self.operation_spans.start(call, None if transaction is None else transaction.span)
+            self.operation_spans.start(call, transaction)
 
     def end(self, call: Call, error: BaseException | None = None) -> BaseException | None:
         """Leave it: the spans end, the duration is recorded, whatever happened.

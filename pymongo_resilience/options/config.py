@@ -48,14 +48,6 @@ SERVER_SELECTIONS = ("driver", "least_loaded", PEAK_EWMA)
 RATIO, TOKENS, OFF = RETRY_BUDGETS = ("ratio", "tokens", "off")
 BREAKER_MODES = ("off", "on", "always")
 ALL, BY_DATABASE = "all", "by_database"
-OF_EACH_OPERATION = frozenset(
-    {
-        "db.client.connection.use_time",
-        "db.client.connection.wait_time",
-        "pymongo_resilience.attempts",
-    }
-)
-"""Metrics that every healthy operation would record beside its duration."""
 SWITCHES = ("enabled", "strategy")
 """Options whose variables win over code: whoever is on call has no other switch."""
 ALWAYS, ON_RETRY, NEVER = COMMAND_SPANS = ("always", "on_retry", "never")
@@ -287,11 +279,6 @@ class Config:
             raise ConfigurationError(problems)
         # A copy: what the caller changes later must not seem to hold.
         object.__setattr__(self, "policies", dict(self.policies))
-
-    @property
-    def unmeasured(self) -> frozenset[str]:
-        """The names of metrics that are not measured."""
-        return frozenset() if self.metrics == ALL else OF_EACH_OPERATION
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:

@@ -66,7 +66,7 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
         (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
         (f"{OTHER_HALF}.selection.operation_counts", "SERVER_SELECTION", "least_loaded"),
         (f"{ENGINE}.server_choice.peak_ewma", "SERVER_SELECTION", "peak_ewma"),
-        (f"{OTHER_HALF}.telemetry.commands.command_comments", "COMMAND_COMMENT", "on"),
+        (f"{OTHER_HALF}.telemetry.command_comments", "COMMAND_COMMENT", "on"),
     ],
     ids=["breakers", "least_loaded", "operation counts", "peak_ewma", "comments"],
 )

@@ -29,7 +29,7 @@ from pymongo_resilience_instrumentation.failures import classify, reasons, safe_
 from pymongo_resilience_instrumentation.selection.breaker_errors import refused
 from pymongo_resilience_instrumentation.selection.shedding_registry import OverloadShedError
 from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
-from pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics import error_type
+from pymongo_resilience_instrumentation.telemetry.metrics import error_type
 from pymongo_resilience_instrumentation.timeouts import timeout_errors as timeouts
 from support.engine.driver_exceptions import built, exceptions, filled, made, nasty_children, others
 from support.hostile_input import (
@@ -280,8 +280,7 @@ def test_every_exception_can_be_shown(error: Exception) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with provider.get_tracer("test").start_as_current_span("find") as span:
-        operation_spans.record_error(span, error)
+    operation_spans.end_span(provider.get_tracer("test").start_span("find"), error)
     (shown,) = exporter.get_finished_spans()
     assert shown.attributes is not None
     assert shown.attributes[semconv.EXCEPTION_TYPE] == safe_texts.qualified_name(error)

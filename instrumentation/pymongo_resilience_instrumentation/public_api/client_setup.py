@@ -12,7 +12,8 @@ from pymongo_resilience_instrumentation.telemetry.client_tracing import (
     keep,
     tracing_of,
 )
-from pymongo_resilience_instrumentation.telemetry.listeners import OurListener, Pools, listeners_of
+from pymongo_resilience_instrumentation.telemetry.command_spans import Commands
+from pymongo_resilience_instrumentation.telemetry.listeners import Heartbeats, OurListener, Pools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,18 +68,27 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
 
 
 def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[Any]:
-    has_spans = runtime.command_spans is not None and tracing.enabled
-    return listeners_of(
-        state,
-        runtime.command_spans if has_spans else None,
-        runtime.driver_metrics,
-        runtime.enabled_flag,
-        tracing=tracing,
-        records_server=not runtime.owns_retries,
-        recorded_elsewhere=(
-            contrib_is_active if has_spans and runtime.tracers.recorded_by_contrib() else None
-        ),
-    )
+    """The listeners of one new client: only what is consumed, since each listener costs.
+
+    No server or topology listeners: with one, pymongo starts a thread for each client, whose
+    ``close()`` then takes half a second longer, and an async client can no longer be made outside
+    of a running event loop. ``client.topology_description`` has the same facts.
+    """
+    spans, metrics = runtime.command_spans if tracing.enabled else None, runtime.driver_metrics
+    if spans is None and metrics is None:
+        return []
+    flag = runtime.enabled_flag
+    chosen: list[Any] = []
+    # Where pymongo's own loop decides, only a command's event shows which server it went to.
+    if spans is not None or not runtime.owns_retries:
+        by_contrib = spans is not None and runtime.tracers.recorded_by_contrib()
+        elsewhere = contrib_is_active if by_contrib else None
+        chosen.append(Commands(spans, flag, tracing, elsewhere))
+    if metrics is not None:
+        chosen.append(Heartbeats(metrics, flag))
+    # Only pool events name the connection of a command, so spans need them too.
+    chosen.append(Pools(state, metrics, flag))
+    return chosen
 
 
 def select_for(

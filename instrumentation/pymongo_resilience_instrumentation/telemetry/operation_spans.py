@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from pymongo_resilience.rules.events import Event
-    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.calls import Call, TransactionSpanState
 
 EVENTS = {
     For.SERVER: semconv.EVENT_SELECTION_WAITED,
@@ -62,8 +62,8 @@ class OperationSpans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def start(self, call: Call, transaction: Span | None = None) -> None:
-        """``transaction``: the span of the one that it is in."""
+    def start(self, call: Call, transaction: TransactionSpanState | None = None) -> None:
+        """``transaction``: the one that it is in."""
         if not (tracing_of(call.client).enabled and is_instrumentation_enabled()):
             return
         outer = context.get_current()
@@ -74,7 +74,7 @@ class OperationSpans:
             call,
             self._tracer.start_span,
             name,
-            outer if transaction is None else trace.set_span_in_context(transaction, outer),
+            outer if transaction is None else trace.set_span_in_context(transaction.span, outer),
             kind=SpanKind.CLIENT,
             attributes=attributes,
         )
@@ -89,19 +89,23 @@ class OperationSpans:
         span = call.span
         if span is None:
             return
-        shown = error is not None and not call.withholds and not isinstance(error, GeneratorExit)
         try:
             # A cancelled task or an interrupted thread leaves a command without its end.
             while call.command_spans:
                 call.command_spans.popitem()[1].interrupt(call, error, ended_ns)
             if span.is_recording():
-                attributes = _result_attributes(call, error)
+                attributes = _retry_attributes(call)
+                attributes[semconv.OUTCOME] = outcome_of(call, error)
                 if call.only_command is not None:
-                    attributes = {**call.only_command.settle(call, error), **attributes}
+                    attributes |= call.only_command.settle(call, error)
                 span.set_attributes(attributes)
         finally:
-            quotes = shown and tracing_of(call.client).quotes
-            end_span(span, error, quotes=quotes, ended_ns=ended_ns)
+            if error is None or isinstance(error, GeneratorExit):
+                # A coroutine that is closed unfinished has left its client.
+                end_span(span, error, ended_ns=ended_ns)
+            else:
+                quotes = not call.withholds and tracing_of(call.client).quotes
+                end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 
     def add_waits(self, call: Call) -> None:
         """Each that had to be, for a server or for a connection, at the time when it was over."""
@@ -147,12 +151,6 @@ def _show_hedge(span: Span, event: ReadHedged) -> None:
     span.set_attribute(semconv.HEDGE_WINNER, event.winner or semconv.NEITHER)
 
 
-def _result_attributes(call: Call, error: BaseException | None) -> dict[str, Any]:
-    attributes = _retry_attributes(call)
-    attributes[semconv.OUTCOME] = outcome_of(call, error)
-    return attributes
-
-
 def _retry_attributes(call: Call) -> dict[str, Any]:
     attributes: dict[str, Any] = {semconv.ATTEMPTS: 1 + len(call.reasons)}
     if call.reasons:
@@ -182,13 +180,6 @@ def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str,
     }
 
 
-def record_error(span: Span, error: BaseException, *, quotes: bool = False) -> None:
-    if span.is_recording():
-        attributes = error_attributes(error, quotes=quotes)
-        span.set_attributes(attributes)
-        span.set_status(Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE]))
-
-
 def end_span(
     span: Span,
     error: BaseException | None = None,
@@ -198,8 +189,10 @@ def end_span(
 ) -> None:
     """With what it ended with; ended in any case, whatever the error is like."""
     try:
-        if error is not None:
-            record_error(span, error, quotes=quotes)
+        if error is not None and span.is_recording():
+            attributes = error_attributes(error, quotes=quotes)
+            span.set_attributes(attributes)
+            span.set_status(Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE]))
     finally:
         span.end(ended_ns)
 

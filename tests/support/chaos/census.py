@@ -41,13 +41,6 @@ FILLED_ONCE = frozenset({
 })  # fmt: skip
 """As much as the driver has, for good: one class for each of its exception classes, and a variable
 for each of its APIs."""
-SERIES = "pymongo_resilience_instrumentation.telemetry.sdk.histograms.Series"
-BOUNDED = (
-    "pymongo_resilience_instrumentation.telemetry.metrics.operation_metrics.OperationMetrics._series",
-    f"{SERIES}.attributes",
-    f"{SERIES}._storages",
-)
-"""A cache that is meant to be filled, and what its values hold; ``KNOWN_NAMES`` is its bound."""
 BETWEEN_CHECKS = "between two checks of a server"
 PATCHED = ("pymongo", "bson", "gridfs")
 CONTAINERS = (
@@ -87,9 +80,7 @@ def take(context: Context, spans: Iterable[tuple[int, str]]) -> dict[str, Things
             for call in ours
             if type(call) is Call and not call.ended
         },
-        "object": _by_number(
-            Counter(name for each in ours if (name := _type_name(type(each))) != SERIES)
-        ),
+        "object": _by_number(Counter(_type_name(type(each)) for each in ours)),
         "entry": _by_number(_entries(ours)),
     }
 
@@ -185,7 +176,7 @@ def _entries(ours: list[Any]) -> Counter[str]:
     """What the containers hold in all that belong to a module, a class or an object of ours."""
     sizes: Counter[str] = Counter()
     for place, value in _attributes(ours):
-        if place in FILLED_ONCE or place in BOUNDED:
+        if place in FILLED_ONCE:
             continue
         if issubclass(type(value), CONTAINERS):
             sizes[place] += len(value)

@@ -12,14 +12,13 @@ from bson import json_util
 from bson.binary import Binary
 
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.telemetry import semconv
+
+from . import semconv
 
 if TYPE_CHECKING:
     from pymongo import monitoring
 
     from pymongo_resilience_instrumentation.addresses import Address
-    from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 
 SENSITIVE = frozenset({
     "authenticate", "saslstart", "saslcontinue", "getnonce", "createuser", "updateuser",
@@ -37,10 +36,14 @@ AGAINST_ADMIN = frozenset({"commitTransaction", "abortTransaction", "bulkWrite"}
 
 
 @functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
-def of_name(
+def _constant_attributes(
     command: str, database: str, collection: str | None, address: Address
 ) -> Mapping[str, Any]:
     """What never changes for the same command on the same collection and server."""
+    if command in AGAINST_ADMIN:
+        database = "admin"
+    if database == "admin":
+        collection = None
     attributes: dict[str, Any] = {
         semconv.DB_SYSTEM_NAME: semconv.MONGODB,
         semconv.DB_NAMESPACE: database,
@@ -54,47 +57,53 @@ def of_name(
     return attributes
 
 
-def collection_of(name: str, command: Mapping[str, Any], database: str) -> str | None:
-    if database == "admin":
-        return None
-    if name != "getMore" and name not in NAMING_A_COLLECTION:
-        return None
-    value = command.get("collection" if name == "getMore" else name)
-    # Plain: a bson.Code is a str that cannot be hashed.
-    return str(value) if isinstance(value, str) else None
-
-
-def of_command(
-    event: monitoring.CommandStartedEvent, call: Call, tracing: Tracing
+def command_attributes(
+    event: monitoring.CommandStartedEvent, driver_connection_id: int | None
 ) -> dict[str, Any]:
-    """Attributes of a command that is being sent. ``tracing``: of its client."""
+    """Attributes of a command that is sent."""
     command, name = event.command, event.command_name
-    database = "admin" if name in AGAINST_ADMIN else event.database_name
-    collection = collection_of(name, command, database)
-    attributes = {**of_name(name, database, collection, event.connection_id)}
-    # The server's word, as the cursor's id further down: what is no number is left out.
-    connection = number(event.server_connection_id)
-    if connection is not None:
-        attributes[semconv.SERVER_CONNECTION_ID] = connection
-    if call.driver_connection_id is not None:
-        attributes[semconv.DRIVER_CONNECTION_ID] = call.driver_connection_id
-    session_id = _session_id(command.get("lsid"))
-    if session_id is not None:
-        attributes[semconv.LSID] = session_id
-    txn_number = number(command.get("txnNumber"))
-    if txn_number is not None:
-        attributes[semconv.TXN_NUMBER] = txn_number
-    if tracing.quotes:
-        attributes[semconv.DB_QUERY_TEXT] = text_of(command, tracing.query_text_max_length)
+    collection = None
+    if name == "getMore" or name in NAMING_A_COLLECTION:
+        collection = command.get("collection" if name == "getMore" else name)
+        # Plain: a bson.Code is a str that cannot be hashed.
+        collection = str(collection) if isinstance(collection, str) else None
+    attributes = dict(
+        _constant_attributes(name, event.database_name, collection, event.connection_id)
+    )
+    for key, value in (
+        (semconv.SERVER_CONNECTION_ID, event.server_connection_id),
+        (semconv.DRIVER_CONNECTION_ID, driver_connection_id),
+        (semconv.TXN_NUMBER, command.get("txnNumber")),
+    ):
+        # The server's word, or the application's: what is no number is left out.
+        if isinstance(value, int) and not isinstance(value, bool):
+            attributes[key] = int(value)
+    lsid: Any = command.get("lsid")
+    session = lsid.get("id") if hasattr(lsid, "get") else None
+    if isinstance(session, uuid.UUID):
+        attributes[semconv.LSID] = str(session)
+    elif isinstance(session, Binary) and len(session) == 16:  # noqa: PLR2004 - the size of a UUID
+        attributes[semconv.LSID] = _uuid_text(bytes(session))
     return attributes
 
 
-def used_cursor(name: str, command: Mapping[str, Any]) -> int | None:
-    """The one cursor that it reads on or closes; an attribute once it has succeeded."""
-    if name == "getMore":
-        return number(command.get("getMore"))
-    if name == "killCursors":
-        ids = command.get("cursors")
+@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
+def _uuid_text(octets: bytes) -> str:
+    """Sessions are used again and again."""
+    return str(uuid.UUID(bytes=octets))
+
+
+def cursor_of(event: monitoring.CommandStartedEvent, reply: object) -> int | None:
+    """The cursor that the reply leaves open, else the one that the command read on or closed."""
+    cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
+    if hasattr(cursor, "get"):
+        opened = number(cursor.get("id"))
+        if opened:
+            return opened
+    if event.command_name == "getMore":
+        return number(event.command.get("getMore"))
+    if event.command_name == "killCursors":
+        ids = event.command.get("cursors")
         return number(ids[0]) if isinstance(ids, list) and len(ids) == 1 else None
     return None
 
@@ -104,28 +113,7 @@ def number(value: object) -> int | None:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _session_id(lsid: object) -> str | None:
-    value = lsid.get("id") if hasattr(lsid, "get") else None
-    if isinstance(value, uuid.UUID):
-        return str(value)
-    if isinstance(value, Binary) and len(value) == 16:  # noqa: PLR2004 - the size of a UUID
-        return _uuid_text(bytes(value))
-    return None
-
-
-@functools.lru_cache(maxsize=semconv.KNOWN_NAMES)
-def _uuid_text(octets: bytes) -> str:
-    """Sessions are used again and again."""
-    return str(uuid.UUID(bytes=octets))
-
-
-def open_cursor(reply: object) -> int | None:
-    cursor: Any = reply.get("cursor") if hasattr(reply, "get") else None
-    return number(cursor.get("id")) if hasattr(cursor, "get") else None
-
-
 LEFT_OUT = frozenset({"lsid", "$db", "$clusterTime", "signature"})
-RELAXED = json_util.RELAXED_JSON_OPTIONS
 
 
 def text_of(command: Mapping[str, Any], length: int) -> str:
@@ -164,13 +152,10 @@ def _cut(value: Any, room: int) -> tuple[Any, int]:
         value = value[: max(room, 0)]
     elif type(value) is Binary:
         value = Binary(value[: max(room, 0)], value.subtype)
-    return _leaf(value), room - (len(value) if isinstance(value, str | bytes) else 1)
-
-
-def _leaf(value: object) -> Any:
+    room -= len(value) if isinstance(value, str | bytes) else 1
     if value is None or type(value) in (str, int, bool):
-        return value
+        return value, room
     try:
-        return json_util.default(value, RELAXED)
+        return json_util.default(value, json_util.RELAXED_JSON_OPTIONS), room
     except Exception:  # noqa: BLE001 - the application's own type: it has a codec, we have not
-        return f"<{type(value).__name__}>"
+        return f"<{type(value).__name__}>", room

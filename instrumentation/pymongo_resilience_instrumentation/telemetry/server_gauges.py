@@ -1,4 +1,7 @@
-"""Servers, circuit breakers, pools and retry budgets of living clients, read on collection."""
+"""Servers, circuit breakers, pools and retry budgets of living clients, read on collection.
+
+A client that cannot be read, a half-made one say, is logged and hides no other.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from opentelemetry.metrics import Observation
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
-from pymongo_resilience_instrumentation.telemetry import semconv
+
+from . import semconv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -28,14 +32,16 @@ class ServerGauges:
     """An SDK keeps the first callback of an instrument for good, so there is one of these for each
     provider, and each ``instrument()`` shows its own clients through it."""
 
-    def __init__(self, meter: Meter, without: Collection[str] = ()) -> None:
-        """``without``, here and below: the names of instruments that are left out."""
-        self._meter = meter
-        self._shown: Clients | None = None
-        self.breakers: BreakerRegistry | None = None
-        self._without = without
-        self._to_make = list(ROWS)
-        self._make()
+    def __init__(self, meter: Meter) -> None:
+        self._clients: Clients | None = None
+        self._breakers: BreakerRegistry | None = None
+        self._without: Collection[str] = ()
+        for row in ROWS:
+            make: Callable[..., object] = meter.create_observable_gauge
+            if row.adds_up:
+                make = meter.create_observable_up_down_counter
+            observe = partial(self._observe, row)
+            make(row.name, callbacks=[observe], unit=row.unit, description=row.description)
 
     def show(
         self,
@@ -43,67 +49,53 @@ class ServerGauges:
         breakers: BreakerRegistry | None = None,
         without: Collection[str] = (),
     ) -> None:
-        """From now on these; None shows nothing."""
-        self._shown = clients
-        self.breakers = breakers
-        if clients is not None:
-            self._without = without
-            self._make()
-
-    def _make(self) -> None:
-        for row in [each for each in self._to_make if each.name not in self._without]:
-            self._to_make.remove(row)
-            make: Callable[..., object] = self._meter.create_observable_gauge
-            if row.adds_up:
-                make = self._meter.create_observable_up_down_counter
-            observe = partial(self._observe, row)
-            make(row.name, callbacks=[observe], unit=row.unit, description=row.description)
+        """From now on these; None shows nothing. ``without``: names of instruments that cannot be
+        read."""
+        self._clients, self._breakers, self._without = clients, breakers, without
 
     def _observe(self, row: Row, _: CallbackOptions) -> Iterable[Observation]:
-        # One that an earlier instrument() asked for cannot be taken back.
-        if row.name in self._without:
-            return
         if pending:
             run_deferred()
-        for client in self._clients(row):
+        shown: Iterable[Any] = ()
+        if row.observe is _breaker_state:
+            shown = () if self._breakers is None else self._breakers.all()
+        elif self._clients is not None and row.name not in self._without:
+            shown = self._clients.alive()
+        for client in shown:
             observed: list[Observation] = []
             with shielded(f"while observing {row.name} of one client"):
                 observed.extend(row.observe(client))
             yield from observed
-
-    def _clients(self, row: Row) -> Iterable[Any]:
-        if row.observe is _breaker_state:
-            return () if self.breakers is None else self.breakers.all()
-        return () if self._shown is None else self._shown.alive()
 
 
 _of_global_provider: list[ServerGauges] = []
 _by_provider: weakref.WeakKeyDictionary[Any, ServerGauges] = weakref.WeakKeyDictionary()
 
 
-def server_gauges(meter: Meter, provider: object, without: Collection[str]) -> ServerGauges:
+def server_gauges(meter: Meter, provider: object) -> ServerGauges:
     """The gauges of a provider, made once; ``provider`` is None for the global one."""
     if provider is None:
         if not _of_global_provider:
-            _of_global_provider.append(ServerGauges(meter, without))
+            _of_global_provider.append(ServerGauges(meter))
         return _of_global_provider[0]
     if provider not in _by_provider:
-        _by_provider[provider] = ServerGauges(meter, without)
+        _by_provider[provider] = ServerGauges(meter)
     return _by_provider[provider]
 
 
 def _rtt(client: ClientState, name: str) -> Iterator[Observation]:
-    client.refresh()
-    for address, server in client.servers().items():
-        seconds = getattr(server, name)
-        if seconds is not None:
-            yield Observation(seconds, semconv.address_attributes(address))
+    for address, server in client.servers()[1].items():
+        known = server is not None and server.is_server_type_known
+        # Before the second check the driver's minimum is 0.
+        if known and getattr(server, name):
+            yield Observation(getattr(server, name), semconv.address_attributes(address))
 
 
 def _state(client: ClientState) -> Iterator[Observation]:
-    client.refresh()
-    for address, server in client.servers().items():
-        kinds = {semconv.SERVER_TYPE: server.type, semconv.TOPOLOGY_TYPE: client.topology_type}
+    topology, servers = client.servers()
+    for address, server in servers.items():
+        kind = "Unknown" if server is None else server.server_type_name
+        kinds = {semconv.SERVER_TYPE: kind, semconv.TOPOLOGY_TYPE: topology}
         yield Observation(1, semconv.address_attributes(address) | kinds)
 
 
@@ -126,7 +118,7 @@ def _pending(client: ClientState) -> Iterator[Observation]:
 
 def _size(client: ClientState, name: str) -> Iterator[Observation]:
     size = getattr(client.pool_sizes(), name)
-    for pool in client.pools() if size is not None else ():
+    for pool in [*client.pools.values()] if size is not None else ():
         yield Observation(size, pool.attributes)
 
 
@@ -148,13 +140,13 @@ class Row(NamedTuple):
 ROWS = (
     Row(
         semconv.SERVER_RTT,
-        partial(_rtt, name="average_rtt"),
+        partial(_rtt, name="round_trip_time"),
         "s",
         "Weighted average of a server's round-trip time.",
     ),
     Row(
         semconv.SERVER_RTT_MIN,
-        partial(_rtt, name="minimum_rtt"),
+        partial(_rtt, name="min_round_trip_time"),
         "s",
         "Minimum of a server's last ten round-trip times.",
     ),

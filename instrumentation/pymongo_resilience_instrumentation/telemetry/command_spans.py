@@ -1,0 +1,270 @@
+"""One span for each command sent, below the operation span of the call it belongs to.
+
+With ``on_retry`` an operation that sends one command, and succeeds with it, shows on its own span
+what the command's would show; with ``never``, every operation does. A command that is part of no
+recorded operation has no span.
+
+The application's hooks are called as opentelemetry-instrumentation-pymongo calls them:
+``request_hook(span, CommandStartedEvent)``, ``response_hook(span, CommandSucceededEvent)`` and
+``failed_hook(span, CommandFailedEvent)``, in the thread or task of the operation.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from pymongo.errors import PyMongoError
+from pymongo.monitoring import CommandListener
+
+from pymongo_resilience.internal_errors import logger
+from pymongo_resilience.options.config import NEVER, ON_RETRY
+from pymongo_resilience_instrumentation import calls
+from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
+
+from . import semconv
+from .client_tracing import DEFAULT
+from .command_attributes import SENSITIVE, command_attributes, cursor_of, number, text_of
+from .listeners import OurListener, callback
+from .operation_spans import error_attributes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.trace import Span, Tracer
+    from pymongo import monitoring
+
+    from pymongo_resilience.enabled_flag import EnabledFlag
+    from pymongo_resilience_instrumentation.calls import Call
+
+    from .client_tracing import Tracing
+
+
+OTHER = "_OTHER"
+"""The name of an unknown error in OpenTelemetry's conventions."""
+OK = Status()
+Hook = Callable[[Any, Any], object]
+
+
+def _harmless(name: str, hook: Hook | None) -> Callable[[Span, Any], None] | None:
+    """The hook; what it raises is logged once, and never hurts the operation."""
+    if hook is None:
+        return None
+    logged = False
+
+    def call(span: Span, event: object) -> None:
+        nonlocal logged
+        try:
+            calls.reported(hook, span, event)
+        except Exception:
+            if not logged:
+                logged = True
+                logger.exception("the %s raised; later errors of it are not logged", name)
+
+    return call
+
+
+class CommandSpans:
+    """Whether and how commands are shown. Immutable, so thread- and task-safe; so are the hooks as
+    far as the application's are."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        mode: str = ON_RETRY,
+        request_hook: Hook | None = None,
+        response_hook: Hook | None = None,
+        failed_hook: Hook | None = None,
+    ) -> None:
+        """``mode``: of the option ``command_spans``."""
+        self.tracer = tracer
+        self.mode = mode
+        self.request_hook = _harmless("request_hook", request_hook)
+        self.response_hook = _harmless("response_hook", response_hook)
+        self.failed_hook = _harmless("failed_hook", failed_hook)
+
+
+class SentCommand:
+    """One command, and what its span shows. It belongs to one thread or task."""
+
+    __slots__ = (
+        "_driver_connection_id", "_spans", "around", "ended_ns", "event", "result", "span",
+        "started_ns", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        spans: CommandSpans,
+        event: monitoring.CommandStartedEvent,
+        around: Span,
+        driver_connection_id: int | None,
+    ) -> None:
+        """``around``: the operation's span."""
+        self._spans = spans
+        self.event = event
+        self._driver_connection_id = driver_connection_id
+        self.around = around
+        self.result: dict[str, Any] = {}
+        """Attributes beside those of what was sent."""
+        self.span: Span | None = None
+        """None where it is only started once the command has ended, if at all."""
+        self.started_ns = time.time_ns()
+        self.ended_ns = 0
+        self.status = OK
+
+    def start_span(self) -> None:
+        self.span = self._spans.tracer.start_span(
+            self.event.command_name,
+            trace.set_span_in_context(self.around, context.get_current()),
+            kind=SpanKind.CLIENT,
+            attributes=self._attributes(),
+            start_time=self.started_ns,
+        )
+
+    def end(self, call: Call, ended_ns: int | None = None) -> None:
+        """End its span, or keep it for the end of the operation. ``ended_ns``: None is now."""
+        self.ended_ns = ended_ns or time.time_ns()
+        if self.span is None:
+            if self._spans.mode == NEVER:
+                call.only_command = self
+                return
+            if self is call.only_command:
+                if self.status is OK:
+                    return
+                call.has_command_spans, call.only_command = True, None
+        calls.publish(call, self.record)
+
+    def record(self) -> None:
+        """End its span, which is made now where there is none."""
+        if self.span is None:
+            self.start_span()
+        else:
+            self.span.set_attributes(self.result)
+        if self.span is not None:
+            if self.status is not OK:
+                self.span.set_status(self.status)
+            self.span.end(self.ended_ns)
+
+    def interrupt(self, call: Call, error: BaseException | None, ended_ns: int | None) -> None:
+        """End it with the operation, where the driver did not report its end."""
+        if error is not None:
+            attributes, self.status = _error_of(error)
+            self.result |= attributes
+        self.end(call, ended_ns)
+
+    def settle(self, call: Call, error: BaseException | None) -> Mapping[str, Any]:
+        """Attributes to copy onto the operation's span when it ends with a single command."""
+        if self._spans.mode == NEVER:
+            # The span of an operation has no error.type.
+            self.result.pop(semconv.ERROR_TYPE, None)
+        elif error is not None or call.reasons:
+            self.record()
+            return {}
+        return self._attributes()
+
+    def _attributes(self) -> dict[str, Any]:
+        return command_attributes(self.event, self._driver_connection_id) | self.result
+
+
+class Commands(OurListener, CommandListener):
+    """Notes which server a call's command went to, and records its span."""
+
+    def __init__(
+        self,
+        spans: CommandSpans | None,
+        enabled_flag: EnabledFlag,
+        tracing: Tracing = DEFAULT,
+        recorded_elsewhere: Callable[[], bool] | None = None,
+    ) -> None:
+        """``tracing``: of the client; ``recorded_elsewhere``: asked for each command, where another
+        tracer was active when the client was made."""
+        super().__init__(enabled_flag)
+        self._spans = spans
+        self._tracing = tracing
+        self._recorded_elsewhere = recorded_elsewhere
+
+    @callback
+    def started(self, event: monitoring.CommandStartedEvent, call: Call | None) -> None:
+        if call is None:
+            return
+        call.server = event.connection_id
+        spans, around = self._spans, call.span
+        if spans is None or (self._recorded_elsewhere is not None and self._recorded_elsewhere()):
+            return
+        if not event.command or event.command_name.lower() in SENSITIVE:
+            call.withholds = True
+            return
+        if around is None or not around.is_recording():
+            return
+        earlier = call.command_spans.pop(event.request_id, None)
+        if earlier is not None:
+            earlier.interrupt(call, None, None)
+        sent = SentCommand(spans, event, around, call.driver_connection_id)
+        call.command_spans[event.request_id] = sent
+        if self._tracing.query_text_max_length:
+            # Now: later, the application may have changed its documents.
+            text = text_of(event.command, self._tracing.query_text_max_length)
+            sent.result[semconv.DB_QUERY_TEXT] = text
+        first: SentCommand | None = call.only_command
+        if spans.mode == ON_RETRY and not (call.has_command_spans or first or call.reasons):
+            call.only_command = sent
+        elif spans.mode != NEVER:
+            call.has_command_spans, call.only_command = True, None
+            if first is not None and first.ended_ns:
+                calls.publish(call, first.record)
+            calls.publish(call, sent.start_span)
+        if spans.request_hook is not None:
+            spans.request_hook(sent.span or around, event)
+
+    @callback
+    def succeeded(self, event: monitoring.CommandSucceededEvent, call: Call | None) -> None:
+        sent = None if call is None else call.command_spans.pop(event.request_id, None)
+        if call is None or sent is None or self._spans is None:
+            return
+        cursor_id = cursor_of(sent.event, event.reply)
+        if cursor_id:
+            sent.result[semconv.CURSOR_ID] = cursor_id
+        try:
+            if self._spans.response_hook is not None:
+                self._spans.response_hook(sent.span or sent.around, event)
+        finally:
+            sent.end(call)
+
+    @callback
+    def failed(self, event: monitoring.CommandFailedEvent, call: Call | None) -> None:
+        sent = None if call is None else call.command_spans.pop(event.request_id, None)
+        if call is None or sent is None or self._spans is None:
+            return
+        attributes, sent.status = _failure_of(event, quotes=self._tracing.quotes)
+        sent.result |= attributes
+        try:
+            if self._spans.failed_hook is not None:
+                self._spans.failed_hook(sent.span or sent.around, event)
+        finally:
+            sent.end(call)
+
+
+def _failure_of(
+    event: monitoring.CommandFailedEvent, *, quotes: bool
+) -> tuple[dict[str, Any], Status]:
+    # The driver reports the failure while it handles the exception, and so do we an interruption.
+    error = sys.exception()
+    is_an_interruption = not isinstance(error, Exception)
+    if error is not None and (is_an_interruption or isinstance(error, PyMongoError | OSError)):
+        attributes, status = _error_of(error, quotes=quotes)
+    else:
+        attributes, status = {semconv.ERROR_TYPE: OTHER}, Status(StatusCode.ERROR)
+    code = number(event.failure.get("code")) if hasattr(event.failure, "get") else None
+    if code is not None:
+        attributes[semconv.DB_RESPONSE_STATUS_CODE] = attributes[semconv.ERROR_TYPE] = str(code)
+    return attributes, status
+
+
+def _error_of(error: BaseException, *, quotes: bool = False) -> tuple[dict[str, Any], Status]:
+    attributes = error_attributes(error, quotes=quotes)
+    attributes[semconv.ERROR_TYPE] = qualified_name(error)
+    return attributes, Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE])

@@ -1,1 +1,0 @@
-"""What is shown of each command: its span, attributes, text, comment, and the hooks on it."""
