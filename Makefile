@@ -15,7 +15,7 @@
 #   make bench-recovery             how fast operations go on after a fault, beside plain pymongo
 #   make bench-overload             what an overloaded server gets done, by how its clients retry
 #   make docs                       the documents as a site: build/site/index.html
-#   make fleet                      simulated fleets under overload: a table and a figure of docs/overload.md
+#   make fleet                      simulated fleets under overload: a table and a figure of bench/overload.md
 #   make package                    sdist and wheel: metadata, tests from the sdist, types by mypy and pyright
 #   make clean                      remove what the other targets made
 
@@ -109,7 +109,7 @@ bench-recovery: $(MAIN)/demo.stamp
 bench: $(MAIN)/dev.stamp build/canned_server
 	@$(MAIN)/bin/python bench/healthy.py $(ARGS)
 
-# bench/report.json and the tables and figures of docs/performance.md, docs/overload.md and docs/recovery.md. All but overload;
+# bench/report.json and the tables and figures of docs/performance.md, bench/overload.md and docs/recovery.md. All but overload;
 # one section anew: ARGS="--only footprint"; the documents alone: ARGS=--documents; more: ARGS=--help.
 report: $(MAIN)/bench.stamp build/canned_server
 	@$(MAIN)/bin/python bench/make_report.py $(ARGS)

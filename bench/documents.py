@@ -19,11 +19,11 @@ import recovery_table
 ROOT = Path(__file__).parent.parent
 REPORT = Path(__file__).with_name("report.json")
 PERFORMANCE = ROOT / "docs" / "performance.md"
-OVERLOAD = ROOT / "docs" / "overload.md"
+OVERLOAD = ROOT / "bench" / "overload.md"
 RECOVERY = ROOT / "docs" / "recovery.md"
 FIGURES = {
     "overload": ROOT / "docs" / "overload.svg",
-    "fleet": ROOT / "docs" / "fleet.svg",
+    "fleet": ROOT / "bench" / "fleet.svg",
 }
 
 SHOWN = {"overload": ("overload",), "fleet": ("fleet",)}

@@ -1,4 +1,4 @@
-"""The figure of the simulated fleets in docs/overload.md, drawn from the report."""
+"""The figure of the simulated fleets in bench/overload.md, drawn from the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/overload.md."""
+"""The tables of bench/overload.md."""
 
 from __future__ import annotations
 

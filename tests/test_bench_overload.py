@@ -1,6 +1,6 @@
 """The benchmark of overload runs, its server does what it says, and its bars are judged.
 
-How fast anything is, and so its bars, depends on the machine: see docs/overload.md.
+How fast anything is, and so its bars, depends on the machine: see bench/overload.md.
 """
 
 from __future__ import annotations

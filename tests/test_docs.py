@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "tests").glob("*.md"),
+        *(ROOT / "bench").glob("*.md"),
+    ]
 )
 TIMEOUT = 60
 

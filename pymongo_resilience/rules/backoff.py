@@ -51,7 +51,7 @@ def held_back(attempt: int, random: Random) -> float:
     """With the budget spent, from the second retry on: 100 and 400 ms, then 1.6 s each, less a
     random part of up to a half.
 
-    docs/overload.md has the simulation that the numbers are from.
+    bench/overload.md has the simulation that the numbers are from.
     """
     step = min(max(attempt, 2), len(HELD_BACK_STEPS) + 1) - 2
     return HELD_BACK_STEPS[step] * (0.5 + random() / 2)

@@ -1,7 +1,7 @@
 """The retry budget of one client: what its retries may spend.
 
 ``RatioBudget`` is the default; ``TokenBucket`` is the specification's, for retries after overload
-errors alone. docs/overload.md has the simulation that the numbers of the first are from.
+errors alone. bench/overload.md has the simulation that the numbers of the first are from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Client-side throttling: a client refuses itself part of what a server would reject.
 
 Source: Google, Site Reliability Engineering, chapter "Handling Overload", "Client-Side Throttling".
-docs/overload.md has the simulation that the numbers are from.
+bench/overload.md has the simulation that the numbers are from.
 """
 
 from __future__ import annotations
