@@ -1,22 +1,28 @@
-"""Bulk writes that an election stops half-way: continued with the same transaction number."""
+"""Bulk writes that an election or a passing failure stops half-way: continued with the same
+transaction number."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
+from bson import Int64
 from pymongo import DeleteOne, InsertOne, UpdateOne
-from pymongo.errors import BulkWriteError
-from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Amend
+from pymongo.errors import BulkWriteError, ClientBulkWriteException
+from pymongo_resilience_instrumentation.failures.reasons import BY_CODE
+from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import (
+    FailStatement,
+    OnCommand,
+)
+from pymongo_resilience_instrumentation.tools.testbed.traffic import Amend, Answer
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience import RetryScheduled, retry_transaction
 from pymongo_resilience.rules.failure import RetryReason
-from pymongo_resilience.testbed import ReplicaSet
+from pymongo_resilience.testbed import Election, ReplicaSet
 
 pytestmark = pytest.mark.oldest
 
@@ -36,6 +42,26 @@ class StopAt(OnCommand):
 
     def verdict(self, request: Any) -> Any:
         return Amend(self._reply)
+
+
+class StopClientsBulkAt(OnCommand):
+    """The same of a client's bulk write: each statement's result is a document of the cursor.
+
+    Nothing is executed: the embedded server does not recognise a bulkWrite that is repeated.
+    """
+
+    def __init__(self, index: int, times: int = 1, *, code: int = 189, **more: Any) -> None:
+        super().__init__("bulkWrite", times)
+        done = [{"ok": 1.0, "idx": each, "n": 1, "nModified": 1} for each in range(index)]
+        text = "Not primary while writing to db.coll"
+        failed = {"ok": 0.0, "idx": index, "code": code, "errmsg": text, "n": 0}
+        self._results = [*done, failed]
+        self._counts = {"nErrors": 1, "nInserted": index, "nMatched": 0, "nModified": 0, **more}
+
+    def verdict(self, request: Any) -> Any:
+        results = self._results[-1:] if request.body["errorsOnly"] else self._results
+        cursor = {"id": 0, "firstBatch": results, "ns": "admin.$cmd.bulkWrite"}
+        return Answer({"cursor": cursor, **self._counts, "ok": 1.0})
 
 
 INC = {"$inc": {"n": 1}}
@@ -94,13 +120,183 @@ def test_it_is_continued_with_the_same_number_and_applied_once(
     assert all(isinstance(each, RetryScheduled) for each in telemetry.decisions.events)
 
 
-@pytest.mark.parametrize("code", [91, 10107, 11600, 11602, 13435, 13436])
-def test_so_it_is_for_each_code_of_a_member_that_is_no_primary(
-    code: int, side: Side, proxy: ReplicaSet, coll: Any, instrument: Instrument
+class ElectionAt(OnCommand):
+    """The primary stops at a statement since it has just stepped down; nothing is executed."""
+
+    def __init__(self, fault: Any, deployment: ReplicaSet) -> None:
+        super().__init__(fault._command)
+        self._fault, self._deployment, self._elections = fault, deployment, set[Any]()
+
+    def verdict(self, request: Any) -> Any:
+        election = Election(0.3).strike(self._deployment, ())
+        self._elections.add(asyncio.get_running_loop().create_task(election))
+        return self._fault.verdict(request)
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 20_000])
+@pytest.mark.parametrize("name", ["update_one", "bulk_write", "client"])
+def test_its_one_retry_without_a_timeout_waits_for_the_new_primary(
+    name: str, timeout_ms: int | None, side: Side, replica_set: ReplicaSet, database: str,
+    sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    """Of statements that fail the driver learns nothing about the server."""
+    instrument(timeout_ms=timeout_ms)
+    client = side.client(replica_set.uri, event_listeners=[sent])
+    coll = client[database].coll
+    side.do(coll.insert_one, {"_id": 1, "n": 0})
+    command = "bulkWrite" if name == "client" else "update"
+    fault = StopClientsBulkAt(0) if name == "client" else FailStatement("update", code=189)
+    replica_set.inject(ElectionAt(fault, replica_set))
+    if name == "update_one":
+        side.do(coll.update_one, {"_id": 1}, INC)
+    elif name == "bulk_write":
+        side.do(coll.bulk_write, [UpdateOne({"_id": 1}, INC)])
+    else:
+        model = UpdateOne({"_id": 1}, INC, namespace=f"{database}.coll")
+        side.do(client.bulk_write, [model])
+    assert len({each["txnNumber"] for each in sent.named(command)}) == 1
+    assert len(sent.named(command)) == 2
+    assert side.do(coll.find_one) == {"_id": 1, "n": 1}
+
+
+def models_of(database: str) -> list[Any]:
+    namespace = f"{database}.coll"
+    inserted: list[Any] = [InsertOne({"_id": n}, namespace=namespace) for n in (7, 8)]
+    updated = [UpdateOne({"_id": n}, INC, namespace=namespace) for n in (1, 2)]
+    return [*inserted, *updated, DeleteOne({"_id": 3}, namespace=namespace)]
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 20_000])
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("verbose", [True, False])
+def test_so_is_a_clients_bulk(
+    verbose: bool, ordered: bool, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any,
+    database: str, control: Any, sent: SentCommands, instrument: Instrument,
+) -> None:  # fmt: skip
+    telemetry = instrument(timeout_ms=timeout_ms)
+    times = 1 if timeout_ms is None else 3
+    proxy.inject(StopClientsBulkAt(0, times))
+    options = {"ordered": ordered, "verbose_results": verbose}
+    result = side.do(coll.database.client.bulk_write, models_of(database), **options)
+    commands = sent.named("bulkWrite")
+    assert len(commands) == times + 1
+    assert len({each["txnNumber"] for each in commands}) == 1
+    assert (result.inserted_count, result.modified_count, result.deleted_count) == (2, 2, 1)
+    if verbose:
+        assert [*result.insert_results, *result.update_results, *result.delete_results] == [
+            *range(5)
+        ]
+    found = {each["_id"]: each.get("n") for each in control[database].coll.find()}
+    assert found == {1: 1, 2: 1, 7: None, 8: None}
+    reasons = [each.reason for each in telemetry.decisions.events]
+    assert reasons == [RetryReason.NOT_PRIMARY] * times
+    assert all(isinstance(each, RetryScheduled) for each in telemetry.decisions.events)
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_the_last_error_of_a_clients_bulk_is_what_the_server_has_sent(
+    verbose: bool, side: Side, proxy: ReplicaSet, coll: Any, database: str, instrument: Instrument
 ) -> None:
     instrument()
-    proxy.inject(StopAt("insert", 0, code=code))
-    assert len(side.do(coll.insert_many, [{}, {}]).inserted_ids) == 2
+    proxy.inject(StopClientsBulkAt(1, 2))
+    models = models_of(database)
+    with pytest.raises(ClientBulkWriteException) as caught:
+        side.do(coll.database.client.bulk_write, models, verbose_results=verbose)
+    error = caught.value
+    assert (error.error, error.write_concern_errors) == (None, [])
+    listed: Any = error.write_errors
+    assert [(each["idx"], each["code"]) for each in listed] == [(1, 189)]
+    assert listed[0]["op"]["document"] == {"_id": 8}
+    assert error.partial_result is not None
+    assert error.partial_result.inserted_count == 1
+    if verbose:
+        assert error.partial_result.insert_results[0].inserted_id == 7
+    assert "'writeConcernErrors': []" in str(error)
+    assert vars(error)["attempts"] == 2
+
+
+@pytest.mark.parametrize("where", ["duplicate", "cursor", "retryWrites=False", "mongodb"])
+def test_what_else_ends_a_clients_bulk_is_final(
+    where: str, side: Side, proxy: ReplicaSet, database: str, coll: Any, sent: SentCommands,
+    instrument: Instrument,
+) -> None:  # fmt: skip
+    instrument(**({"config_strategy": "mongodb"} if where == "mongodb" else {}))
+    uri = {"retryWrites": False} if where == "retryWrites=False" else {}
+    client = side.client(proxy.uri, event_listeners=[sent], **uri)
+    fault = StopClientsBulkAt(1, code=11000 if where == "duplicate" else 189)
+    if where == "cursor":
+        # The rest of the results is to be fetched: an ordered bulk ends with its first error.
+        fault._counts["cursor"] = {
+            "id": Int64(5), "firstBatch": fault._results, "ns": "admin.$cmd.bulkWrite",
+        }  # fmt: skip
+    proxy.inject(fault)
+    with pytest.raises(ClientBulkWriteException):
+        side.do(client.bulk_write, models_of(database))
+    assert len(sent.named("bulkWrite")) == 1
+
+
+ROUTERS = (133, 6, 7, 89, 90, 202, 262, 9001)
+"""mongos lists a statement with one of these where a shard has no primary or does not answer."""
+CODES = [91, 10107, 11600, 11602, 13435, 13436, 112, 24, 365, 462, 91331, *ROUTERS]
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 20_000])
+@pytest.mark.parametrize("client_bulk", [True, False])
+@pytest.mark.parametrize("code", CODES)
+def test_so_it_is_for_each_code_after_which_a_single_write_is_repeated(
+    code: int, client_bulk: bool, timeout_ms: int | None, side: Side, proxy: ReplicaSet, coll: Any,
+    database: str, control: Any, instrument: Instrument,
+) -> None:  # fmt: skip
+    telemetry = instrument(timeout_ms=timeout_ms)
+    if client_bulk:
+        proxy.inject(StopClientsBulkAt(0, code=code))
+        result = side.do(coll.database.client.bulk_write, models_of(database))
+        assert (result.inserted_count, result.modified_count, result.deleted_count) == (2, 2, 1)
+    else:
+        proxy.inject(StopAt("update", 1, code=code))
+        result = side.do(coll.bulk_write, [UpdateOne({"_id": n}, INC) for n in (1, 2)])
+        assert result.modified_count == 2
+    found = control[database].coll.find({"_id": {"$lt": 3}})
+    assert [each["n"] for each in found] == [1, 1]
+    reasons = [each.reason for each in telemetry.decisions.events]
+    assert reasons == [BY_CODE[code]]
+
+
+@pytest.mark.parametrize("code", [13, 18, 50, 64, 121, 11000, 11601])
+def test_after_any_other_code_it_is_final(
+    code: int, side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    instrument(timeout_ms=20_000)
+    proxy.inject(StopAt("insert", 1, code=code))
+    with pytest.raises(BulkWriteError):
+        side.do(coll.insert_many, [{}, {}])
+    assert len(sent.named("insert")) == 1
+
+
+def test_an_unordered_bulk_goes_on_behind_what_no_retry_mends(
+    side: Side, proxy: ReplicaSet, coll: Any, sent: SentCommands, instrument: Instrument
+) -> None:
+    """As in plain pymongo: the updates are sent although the inserts failed twice."""
+    instrument()
+    proxy.inject(StopAt("insert", 1, 2, code=133))
+    models = [InsertOne({"_id": 7}), InsertOne({"_id": 8}), UpdateOne({"_id": 1}, INC)]
+    with pytest.raises(BulkWriteError) as caught:
+        side.do(coll.bulk_write, models, ordered=False)
+    details = caught.value.details
+    assert [(each["index"], each["code"]) for each in details["writeErrors"]] == [(1, 133)]
+    assert (details["nInserted"], details["nModified"]) == (1, 1)
+    assert (len(sent.named("insert")), len(sent.named("update"))) == (2, 1)
+
+
+def test_labels_of_its_reply_change_nothing(
+    side: Side, proxy: ReplicaSet, coll: Any, instrument: Instrument
+) -> None:
+    instrument()
+    proxy.inject(StopAt("insert", 1, 2, more={"errorLabels": ["RetryableWriteError"]}))
+    with pytest.raises(BulkWriteError) as caught:
+        side.do(coll.insert_many, [{}, {}])
+    assert caught.value.details["writeConcernErrors"] == []
+    assert vars(caught.value)["attempts"] == 2
 
 
 def test_its_last_error_is_what_the_server_has_sent(
@@ -184,8 +380,18 @@ def test_documents_that_a_server_does_not_account_for_are_named_in_the_log(
 def test_a_reply_of_another_shape_is_left_to_the_driver(
     fields: dict[str, Any], coll: Any, side: Side, proxy: ReplicaSet, instrument: Instrument
 ) -> None:
-    """And it is no fault of ours."""
+    """And it is no fault of ours: what comes of it is what comes of it without the library."""
+
+    def outcome() -> Any:
+        fault = StopAt("insert", 0, more=fields)
+        if "writeErrors" not in fields:
+            del fault._reply["writeErrors"]
+        proxy.inject(fault)
+        try:
+            return side.do(coll.insert_many, [{"_id": 7}]).inserted_ids
+        except Exception as error:  # noqa: BLE001 - the driver's
+            return type(error), str(error)
+
+    plain = outcome()
     instrument()
-    proxy.inject(StopAt("insert", 0, more=fields))
-    with suppress(Exception):
-        side.do(coll.insert_many, [{"_id": 7}])
+    assert outcome() == plain

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pymongo.errors import ClientBulkWriteException
+from pymongo.errors import ClientBulkWriteException, NotPrimaryError, WriteConcernError
 
-from pymongo_resilience.rules.failure import RETRYABLE_WRITE, Stage
+from pymongo_resilience.rules.failure import RETRYABLE_WRITE, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind
 
-from .retry_loop import bulk_progress, in_transaction, kind
+from .retry_loop import bulk_progress, in_transaction, is_sharded, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,34 @@ def needed_unpin(loop: Any, failure: Failure) -> Callable[[], Any] | None:
         method: Callable[[], Any] = loop._session._unpin
         return method
     return None
+
+
+class _ErrorContext(NamedTuple):
+    """What the driver's topology reads of an error."""
+
+    error: Exception
+    max_wire_version: int
+    sock_generation: int
+    completed_handshake: bool
+    service_id: Any
+
+
+def needed_check(loop: Any, failure: Failure) -> Callable[[], Any] | None:
+    """The topology's own method to take a server for unknown until it is checked, where one of a
+    write's statements says that it is no primary: there the driver ignores it, and the next
+    attempt would go to the same server. A coroutine function in async clients.
+
+    None of what a router relays: it is not the router's state.
+    """
+    in_statement = failure.executed and not isinstance(failure.error, WriteConcernError)
+    if failure.reason is not RetryReason.NOT_PRIMARY or not in_statement or is_sharded(loop):
+        return None
+    connection, error = loop.connection, NotPrimaryError("", {"code": failure.code})
+    context = _ErrorContext(
+        error, connection.max_wire_version, connection.generation, True, connection.service_id
+    )
+    topology = loop._client._topology
+    return partial(topology.handle_error, loop._server.description.address, context)
 
 
 def stays_pinned(loop: Any, failure: Failure) -> bool:

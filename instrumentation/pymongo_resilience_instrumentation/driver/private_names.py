@@ -65,10 +65,11 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
         (client, (LOOP,), LOOKING_UP),
         (
             f"{package}.bulk:_{prefix}Bulk",
-            (
-                "current_run", "retrying", "started_retryable_write",
-                f"{EXECUTE_BATCH}(self, bwc, cmd, ops, client)",
-            ),
+            ("current_run", "retrying", "started_retryable_write", EXECUTE_BATCH),
+        ),
+        (
+            f"{package}.client_bulk:_{prefix}ClientBulk",
+            ("idx_offset", "ops", "retrying", "started_retryable_write", EXECUTE_BATCH),
         ),
         (
             session,
@@ -109,6 +110,7 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
             (
                 "_condition", "_description", "_opened", "_seed_addresses", "_servers",
                 "_settings", "get_server_by_address", CHANGE,
+                "handle_error(self, address, err_ctx)",
                 f"{SELECTION_TIMEOUT}(self)", *OF_A_TOPOLOGY,
             ),
         ),
@@ -122,8 +124,8 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
         (
             connection,
             (
-                "cancel_context", "pool_ref", "supports_sessions", LIMITED, HELLO,
-                f"{FAILED}(self, error)",
+                "cancel_context", "generation", "pool_ref", "service_id", "supports_sessions",
+                LIMITED, HELLO, f"{FAILED}(self, error)",
             ),
         ),
         (connection, ("is_standalone",), "_hello"),

@@ -32,9 +32,11 @@ EXECUTE_BATCH = "_execute_batch"
 
 
 def bulk_classes() -> Iterator[tuple[type, bool]]:
-    """The driver's bulks, each with whether it is the async one."""
-    yield importlib.import_module("pymongo.synchronous.bulk")._Bulk, False
-    yield importlib.import_module("pymongo.asynchronous.bulk")._AsyncBulk, True
+    """The driver's bulks, of collections and clients, each with whether it is async."""
+    for half, prefix in (("synchronous", ""), ("asynchronous", "Async")):
+        for module, name in (("bulk", "Bulk"), ("client_bulk", "ClientBulk")):
+            found = importlib.import_module(f"pymongo.{half}.{module}")
+            yield getattr(found, f"_{prefix}{name}"), bool(prefix)
 
 
 def loop_modules() -> tuple[tuple[ModuleType, bool], ...]:

@@ -50,7 +50,7 @@ from . import reasons, terminal_causes
 from .connection_errors import AttemptTimeoutError, InterruptedAttemptError, LostConnectionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 LABELS = (
     NO_WRITES_PERFORMED,
@@ -71,6 +71,26 @@ REFUSAL = (
 )
 """How pymongo 4.17 to 4.20 begin it (``Connection.apply_timeout``); the timeouts follow. The other
 end is ``driver``'s own.."""
+
+
+class StoppedBulk(dict[str, Any]):
+    """In place of a writeConcernError, at which the driver raises: no server has sent it.
+
+    Its code is one that each driver's loop ends a bulk's command for.
+    """
+
+    def __init__(self, statement: Mapping[str, Any], bulk: Any, results: Sequence[Any]) -> None:
+        super().__init__(code=10107)
+        self.statement = statement
+        """The error of the statement at which the server stopped."""
+        self.results = results
+        """Of a client's bulk, what the server has sent of each statement."""
+        if results:
+            self.offset, self.operations = bulk.idx_offset, bulk.ops
+
+    def copy(self) -> StoppedBulk:
+        """The driver copies it where the reply has labels, which are not the statement's."""
+        return self
 
 
 class Attempt(NamedTuple):
@@ -252,6 +272,8 @@ def _document(error: Exception) -> Mapping[str, Any]:
     if isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         errors = details.get("writeConcernErrors")
         last = errors[-1] if isinstance(errors, list) and errors else None
+        if isinstance(last, StoppedBulk):
+            return last.statement
         return last if isinstance(last, Mapping) else {}
     return details
 

@@ -127,3 +127,9 @@ BY_CODE: Mapping[int, RetryReason] = {code.number: row.reason for row in ROWS fo
 """Every other code is the application's own concern."""
 NOT_LISTED = frozenset(code.number for row in ROWS for code in row.codes if not code.listed)
 """Of those codes, the ones that MongoDB's specifications do not retry unless a label says so."""
+PASSING = frozenset(
+    code
+    for code, reason in BY_CODE.items()
+    if reason not in (RetryReason.AUTHENTICATION_ERROR, RetryReason.ACCESS_ERROR)
+)
+"""Of those codes, the ones after which a write that carries its transaction number is repeated."""

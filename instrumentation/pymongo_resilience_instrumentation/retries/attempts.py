@@ -365,7 +365,8 @@ class Attempts(driver.retry_loop.DriverLoop):
         return failure
 
     def release_attempt(self, failure: Failure) -> Callable[[], Any] | None:
-        return driver.next_attempt.needed_unpin(self, failure)
+        check = driver.next_attempt.needed_check(self, failure)
+        return driver.next_attempt.needed_unpin(self, failure) if check is None else check
 
     def prepare(self, failure: Failure, operation: Operation) -> None:
         if self.last is None or not (failure.no_writes_performed or _refused(failure)):

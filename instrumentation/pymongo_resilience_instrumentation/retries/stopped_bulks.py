@@ -1,4 +1,4 @@
-"""Bulk writes and insert_many that an election stops half-way.
+"""Bulk writes and insert_many that a passing failure of the server stops half-way.
 
 The server answers ``ok: 1`` then, with NotWritablePrimary (10107) or its like for the statement at
 which it stopped. The driver takes that for final. Here the command is repeated with its transaction
@@ -10,40 +10,39 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, ClientBulkWriteException
+from pymongo.results import DeleteResult, InsertOneResult, UpdateResult
 
 from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.rules.strategy import MongoDBSpecification
 from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.failures.classify import StoppedBulk
+from pymongo_resilience_instrumentation.failures.reasons import PASSING
 from pymongo_resilience_instrumentation.interception.methods import Method
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.interception.interceptor import Wrapped
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 Reply = dict[str, Any]
-STOPPED = frozenset({91, 189, 10107, 11600, 11602, 13435, 13436})
-"""The member is no primary, or is shutting down: the statement was not executed."""
-
-
-class _Stop(dict[str, Any]):
-    """In place of a writeConcernError, at which the driver raises: no server has sent it."""
 
 
 def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
     def around(execute: Function) -> Function:
-        def method(bulk: Any, bwc: Any, cmd: Any, ops: Any, client: Any) -> Any:
-            reply, sent = execute(bulk, bwc, cmd, ops, client)
-            return _checked(runtime, cmd, reply, sent), sent
+        def method(bulk: Any, bwc: Any, cmd: Any, *rest: Any) -> Any:
+            reply, *sent = execute(bulk, bwc, cmd, *rest)
+            return _checked(runtime, bulk, cmd, reply, sent[0]), *sent
 
         return method
 
     def around_async(execute: Function) -> Function:
-        async def method(bulk: Any, bwc: Any, cmd: Any, ops: Any, client: Any) -> Any:
-            reply, sent = await execute(bulk, bwc, cmd, ops, client)
-            return _checked(runtime, cmd, reply, sent), sent
+        async def method(bulk: Any, bwc: Any, cmd: Any, *rest: Any) -> Any:
+            reply, *sent = await execute(bulk, bwc, cmd, *rest)
+            return _checked(runtime, bulk, cmd, reply, sent[0]), *sent
 
         return method
 
@@ -55,17 +54,26 @@ def wrapped(runtime: Runtime) -> Iterator[Wrapped]:
         )
 
 
-def _checked(runtime: Runtime, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]) -> Reply:
+def _checked(
+    runtime: Runtime, bulk: Any, cmd: Mapping[str, Any], reply: Reply, sent: Sequence[Any]
+) -> Reply:
     """The reply, as the driver is to see it. ``cmd``: without what is ``sent``."""
     # A reply of another shape is the driver's to refuse.
-    with shielded("after a bulk write"), suppress(AttributeError, TypeError):
-        if not runtime.enabled_flag.on or calls.current() is None:
+    with shielded("after a bulk write"), suppress(AttributeError, TypeError, KeyError):
+        call = calls.current()
+        if not runtime.enabled_flag.on or call is None or "error" in reply:
             return reply
-        errors = reply.get("writeErrors", ())
+        results: Sequence[Any] = ()
+        if "bulkWrite" in cmd:
+            # Of more than one batch, the rest is behind a cursor that the driver reads and closes.
+            results = reply["cursor"]["firstBatch"] if not reply["cursor"]["id"] else ()
+            errors = [each for each in results if not each["ok"]]
+        else:
+            errors = reply.get("writeErrors", ())
+        stop = next((each for each in errors if each.get("code") in PASSING), None)
         numbered = "txnNumber" in cmd and "autocommit" not in cmd
-        stop = next((each for each in errors if each.get("code") in STOPPED), None)
-        if numbered and stop is not None and "writeConcernError" not in reply:
-            return {**reply, "writeConcernError": _Stop(code=stop["code"])}
+        if stop is not None and numbered and _continued(runtime, call, bulk, cmd, reply):
+            return {**reply, "writeConcernError": StoppedBulk(stop, bulk, results)}
         goes_on = not (errors and cmd["ordered"])
         counted = reply.get("n", 0) + len(errors)
         if "insert" in cmd and goes_on and counted < len(sent):
@@ -78,14 +86,45 @@ def _checked(runtime: Runtime, cmd: Mapping[str, Any], reply: Reply, sent: Seque
     return reply
 
 
+def _continued(
+    runtime: Runtime, call: Call, bulk: Any, cmd: Mapping[str, Any], reply: Reply
+) -> bool:
+    """Whether the retry rules are to decide, and not the driver: for it, an error of a statement is
+    final, and an unordered bulk goes on behind it."""
+    strategy = call.wanted(runtime.rules, "strategy") or runtime.rules.strategy
+    if "writeConcernError" in reply or isinstance(strategy, MongoDBSpecification):
+        return False
+    # Without a deadline there is one retry: behind it the rest of an unordered bulk is sent.
+    return bool(cmd["ordered"] or not bulk.retrying or driver.csot.timeout_in_force() is not None)
+
+
 def show_as_answered(error: Exception) -> None:
-    """After a decision on the error: it shows what the server has sent."""
-    if not isinstance(error, BulkWriteError):
+    """Show in the error what the server has sent, once the failure is classified."""
+    if not isinstance(error, (BulkWriteError, ClientBulkWriteException)):
         return
     details: Any = error.details
-    before = str(details)
     concerns = details.get("writeConcernErrors", ())
-    kept = [each for each in concerns if not isinstance(each, _Stop)]
-    if len(kept) < len(concerns):
-        details["writeConcernErrors"] = kept
-        error.args = (str(error.args[0]).replace(before, str(details)), *error.args[1:])
+    stop = next((each for each in concerns if isinstance(each, StoppedBulk)), None)
+    if stop is None:
+        return
+    before = str(details)
+    details["writeConcernErrors"] = [each for each in concerns if each is not stop]
+    if isinstance(error, ClientBulkWriteException):
+        _add_results(details, stop, error.verbose)
+    error.args = (str(error.args[0]).replace(before, str(details)), *error.args[1:])
+
+
+def _add_results(details: Any, stop: StoppedBulk, verbose: bool) -> None:
+    """The driver raises before it reads the results of a client's bulk."""
+    for result in stop.results:
+        index = result["idx"] + stop.offset
+        kind, operation = stop.operations[index]
+        if not result["ok"]:
+            details["writeErrors"].append({**result, "idx": index, "op": operation})
+        elif verbose and kind == "insert":
+            details["insertResults"][index] = InsertOneResult(operation["document"]["_id"], True)
+        elif verbose and kind == "delete":
+            details["deleteResults"][index] = DeleteResult(result, True)
+        elif verbose:
+            details["updateResults"][index] = UpdateResult(result, True, in_client_bulk=True)
+    details["writeErrors"].sort(key=lambda each: each["idx"])

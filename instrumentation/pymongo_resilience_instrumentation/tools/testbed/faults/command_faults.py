@@ -202,7 +202,8 @@ class FailStatement(OnCommand):
 
     def verdict(self, request: Message) -> Verdict:
         """Answer with the error."""
-        return Answer(self._document)
+        more: Document = {"nModified": 0} if request.command_name == "update" else {}
+        return Answer(self._document | more)
 
 
 class Corrupt(OnCommand):
