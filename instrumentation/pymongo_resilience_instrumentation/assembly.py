@@ -19,7 +19,6 @@ from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
-from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry.client_tracing import OtherTracers
@@ -99,7 +98,7 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
     return Runtime(
         config=config,
         rules=rules,
-        coroutines=CoroutineStrategies(rules),
+        coroutines=rules.coroutines(),
         timeouts=TimeoutRules(rules, config, csot_available=state is State.ALL),
         deprecated=DeprecatedOptions(config.timeout_ms),
         executor=Executor(*parts),

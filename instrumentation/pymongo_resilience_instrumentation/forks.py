@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pymongo_resilience.internal_errors import shielded
 
 from . import calls, deferred
-from .clients import by_client
+from .clients import background_work
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -42,7 +42,7 @@ def _in_child() -> None:
     if runtime is None:
         return
     steps = [deferred.forget_deferred, calls.detach_in_child, calls.clear_inherited]
-    steps += [by_client.reset_after_fork, runtime.in_flight.clear]
+    steps += [background_work.reset_after_fork, runtime.in_flight.clear]
     for name in HAVE_LOCKS:
         part = getattr(runtime, name)
         if part is not None:

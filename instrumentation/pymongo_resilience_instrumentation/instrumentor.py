@@ -24,7 +24,7 @@ from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import client_tracing, semconv
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges, server_gauges
 
-from . import deferred, driver, forks, monkey_patching, self_check
+from . import deferred, driver, forks, self_check
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -100,7 +100,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
         if not settings.config.enabled:
             _log_off(settings)
             return
-        refusal = monkey_patching.refusal()
+        refusal = self_check.refusal()
         if refusal is None:
             self._state = self_check.check(driver.private_names.parts())
             if self._state is State.OFF:
@@ -128,7 +128,7 @@ class PymongoResilienceInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # 
             _log_off(settings)
             super().uninstrument()
         elif differences:
-            refusal = monkey_patching.refusal()
+            refusal = self_check.refusal()
             if refusal is not None:
                 raise ConfigurationError([refusal])
             self._put_on(settings, self._runtime)
@@ -307,7 +307,7 @@ def _log_error(message: str, error: ConfigurationError) -> None:
 def _reach_existing_clients(runtime: Runtime) -> None:
     count = 0
     for client in driver.clients.existing_clients():
-        runtime.coroutines.register(client)
+        client_setup.warn_of_coroutines(runtime, client)
         runtime.deprecated.register(client)
         client_tracing.keep_for_existing(client)
         count += not client_setup.carry_over(runtime, client)

@@ -31,7 +31,7 @@ from pymongo_resilience_instrumentation.interception.methods import (
     is_async,
 )
 from pymongo_resilience_instrumentation.operations import public_operations
-from pymongo_resilience_instrumentation.public_api import client_constructor, public_methods
+from pymongo_resilience_instrumentation.public_api import client_setup, public_methods
 from pymongo_resilience_instrumentation.recovery import (
     lost_connections,
     lost_primaries,
@@ -156,7 +156,7 @@ def _of_the_public_api(runtime: Runtime) -> Iterator[Wrapped]:
             yield owner, name, made(runtime, owner, operation)
     for owner in CLIENTS:
         yield owner, "start_session", session_methods.start_session()
-        yield owner, "__init__", client_constructor.constructor(runtime)
+        yield owner, "__init__", client_setup.constructor(runtime)
 
 
 def _of_cursors(runtime: Runtime) -> Iterator[Wrapped]:

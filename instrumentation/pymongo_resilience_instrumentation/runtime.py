@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
     from pymongo_resilience_instrumentation.clients.client_registry import Clients
     from pymongo_resilience_instrumentation.clients.closings import Closings
-    from pymongo_resilience_instrumentation.clients.coroutine_strategies import CoroutineStrategies
     from pymongo_resilience_instrumentation.interception.call_interceptor import Sender
     from pymongo_resilience_instrumentation.selection.breaker_registry import BreakerRegistry
     from pymongo_resilience_instrumentation.selection.operation_counts import OperationCounts
@@ -61,7 +60,6 @@ class Runtime:
 
     config: Config
     rules: NamespaceRules
-    coroutines: CoroutineStrategies
     timeouts: TimeoutRules
     deprecated: DeprecatedOptions
     executor: Executor
@@ -90,6 +88,9 @@ class Runtime:
     """Whether retries are decided here, not in the driver's own loop."""
     slow_seconds: float | None = None
     """Calls that take as long have their timeline logged; None is off."""
+    coroutines: dict[str, Any] = field(default_factory=dict)
+    """Strategies that are coroutines, by pattern, until a sync client is found that cannot await
+    them."""
     hedges: Any = None
     """A HedgeRegistry (hedged_reads/), from the first policy on that hedges."""
     senders: dict[str, list[Sender]] = field(default_factory=dict)

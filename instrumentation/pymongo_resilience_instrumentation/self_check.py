@@ -1,10 +1,12 @@
-"""Compares the installed pymongo with what ``driver`` uses, and chooses what the library does."""
+"""Compares the installed pymongo with what ``driver`` uses, and chooses what the library does; and
+whether this process has sockets and threads that the library can act with."""
 
 from __future__ import annotations
 
 import enum
 import importlib
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymongo
@@ -13,6 +15,10 @@ from pymongo_resilience.internal_errors import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+_PATCHERS = (("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched"))
+_GREEN = ("socket", "thread", "threading")
 
 
 class State(enum.Enum):
@@ -34,6 +40,22 @@ class Part(NamedTuple):
     """The method that sets those that are attributes of instances."""
     without: State = State.TELEMETRY
     """What is left where a name is missing."""
+
+
+def refusal() -> str | None:
+    """Why the library cannot act in this process; None where it can. Imports nothing.
+
+    What is retried, for how long, and in which order spans end is proved for threads and asyncio,
+    and not with green threads below.
+    """
+    for module, says in _PATCHERS:
+        is_patched = getattr(sys.modules.get(module), says, None)
+        if is_patched is not None and any(is_patched(name) for name in _GREEN):
+            return (
+                f"{module.partition('.')[0]} has monkey-patched this process, which is not "
+                "supported: use threads or asyncio, or leave instrument() out"
+            )
+    return None
 
 
 def check(parts: Iterable[Part]) -> State:

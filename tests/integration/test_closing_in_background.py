@@ -12,7 +12,7 @@ from typing import Any
 import pymongo
 import pytest
 from opentelemetry import trace
-from pymongo_resilience_instrumentation.clients import by_client
+from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
@@ -292,7 +292,7 @@ def test_what_is_left_for_the_task_has_its_next_run(
         return later() if side.name == "async" else ran.append(number)
 
     for number in range(3):
-        by_client.leave(client, functools.partial(work, number))
+        background_work.leave(client, functools.partial(work, number))
     run_background(side, client)
     run_background(side, client)
     assert ran == [0, 2]

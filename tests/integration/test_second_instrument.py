@@ -263,7 +263,7 @@ def test_a_configuration_that_is_refused_leaves_the_one_in_force(
 ) -> None:
     again()
     before = _methods()
-    place = "pymongo_resilience_instrumentation.instrumentor.monkey_patching.refusal"
+    place = "pymongo_resilience_instrumentation.instrumentor.self_check.refusal"
     with monkeypatch.context() as patch:
         patch.setattr(place, lambda: "refused")
         with pytest.raises(ConfigurationError, match="refused"):

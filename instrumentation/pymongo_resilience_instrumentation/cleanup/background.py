@@ -10,7 +10,8 @@ from pymongo.errors import InvalidOperation, PyMongoError
 
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.clients.by_client import keep, taken
+from pymongo_resilience_instrumentation.clients.background_work import taken
+from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import pending, run_deferred
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor

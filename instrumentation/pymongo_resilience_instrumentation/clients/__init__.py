@@ -3,5 +3,5 @@
 ``client_registry`` knows its servers, connections and round-trip times, for gauges;
 ``budget_registry`` its retry budget; ``closings`` whether it is closed, which ends waits.
 ``client_options`` takes our options out of its arguments, ``by_client`` keeps anything by a
-client's identity, and what its background task is to do: ``open_transactions``, say.
+client's identity, ``background_work`` what its background task is to do.
 """

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 class Budgets:
-    """One for each client, found by the client's identity: two clients of the same servers
-    count as equal. Holds no client alive. Thread- and task-safe."""
+    """One for each client, or None; holds no client alive. Thread- and task-safe."""
 
     def __init__(self, kind: str, clock: Clock, chosen: dict[int, bool] | None = None) -> None:
         """``kind``: of clients that do not choose; ``chosen``: what existing clients chose."""
@@ -40,22 +39,19 @@ class Budgets:
 
     def open(self, client: object, adaptive: bool | None) -> RetryBudget | None:
         """For a client that is being made, with what it says itself."""
+        kind = self._kind
         if adaptive is not None:
             keep(self.chosen, client, adaptive)
-            made = self._made(TOKENS if adaptive else OFF)
-        else:
-            made = self._made(self._kind)
+            kind = TOKENS if adaptive else OFF
+        made: RetryBudget | None = None
+        if kind == TOKENS:
+            made = TokenBucket(incomplete=self.incomplete)
+        elif kind != OFF:
+            made = RatioBudget(incomplete=self.incomplete, clock=self._clock)
         kept = keep(self._budgets, client, made)
         if kept is not None and kept is made:
             weakref.finalize(client, self.incomplete.discard, kept).atexit = False
         return kept
-
-    def _made(self, kind: str) -> RetryBudget | None:
-        if kind == OFF:
-            return None
-        if kind == TOKENS:
-            return TokenBucket(incomplete=self.incomplete)
-        return RatioBudget(incomplete=self.incomplete, clock=self._clock)
 
     def succeeded(self, client: object) -> None:
         """At its first attempt; to be asked where ``incomplete`` has any."""

@@ -1,16 +1,12 @@
-"""What is kept for a client that cannot carry it: found by its identity, gone with it.
-
-And what its background task is to do once more than pymongo has it do.
-"""
+"""What is kept for a client that cannot carry it: found by its identity, gone with it."""
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
+    from collections.abc import Callable, MutableMapping
 
 T = TypeVar("T")
 
@@ -25,23 +21,34 @@ def keep(values: MutableMapping[int, T], client: object, made: T) -> T:
     return kept
 
 
-MOST = 1000
-"""What is left for one task: where it does not run, nothing may grow for ever."""
-_left: dict[int, deque[Callable[[], Any]]] = {}
+class HasLocks(Protocol):
+    """What a forked child must not take over as it is."""
+
+    def reset_after_fork(self) -> None: ...
 
 
-def leave(client: object, work: Callable[[], Any]) -> None:
-    """Have the next run of the client's task call it; an async client's awaits what it returns."""
-    keep(_left, client, deque(maxlen=MOST)).append(work)
+K = TypeVar("K", bound=HasLocks)
 
 
-def taken(client: object) -> Iterator[Callable[[], Any]]:
-    """For that task alone."""
-    left = _left.get(id(client), deque())
-    for _ in range(len(left)):  # what they leave in turn has the next run
-        yield left.popleft()
+class ByClient(Generic[K]):
+    """A value for each client, made when it is first asked for. Thread- and task-safe."""
 
+    def __init__(self, make: Callable[[object], K]) -> None:
+        self._make = make
+        self._values: dict[int, K] = {}
 
-def reset_after_fork() -> None:
-    """In a forked child: what is left is the parent's."""
-    _left.clear()
+    def of(self, client: object) -> K:
+        """The client's; one that was made before ``instrument()`` gets its own here."""
+        found = self._values.get(id(client))
+        return keep(self._values, client, self._make(client)) if found is None else found
+
+    def known(self, client: object) -> K | None:
+        """None where nobody has asked for the client's yet."""
+        return self._values.get(id(client))
+
+    def all(self) -> list[K]:
+        return list(self._values.values())
+
+    def reset_after_fork(self) -> None:
+        for each in self.all():
+            each.reset_after_fork()

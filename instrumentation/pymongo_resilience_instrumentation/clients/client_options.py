@@ -6,15 +6,12 @@ Source: Client Backpressure, "Token Bucket".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote_plus
 
 from pymongo.errors import ConfigurationError
 
 from pymongo_resilience_instrumentation import driver
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 OPTION = "adaptiveRetries"
 TIMEOUT = "timeoutMS"
@@ -59,12 +56,12 @@ def refuse_negative_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
                     )
 
 
-def server_selector(kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """The name of the option as it was written, and the selector, if one was given."""
+def server_selector(kwargs: dict[str, Any]) -> tuple[str, Any]:
+    """The name of the option as it was written, and the selector; None where none was given."""
     for name, value in kwargs.items():
         if name.lower() == driver.selection.SELECTOR:
-            return name, (value,)
-    return driver.selection.SELECTOR, ()
+            return name, value
+    return driver.selection.SELECTOR, None
 
 
 def _is_negative(value: str) -> bool:
@@ -93,14 +90,20 @@ def _from_hosts(host: object) -> tuple[Any, bool | None]:
 
 
 def _from_uri(uri: str) -> tuple[str, bool | None]:
-    if OPTION.lower() not in uri.lower():
-        return uri, None
+    said, rest = None, []
     head, options, separator = _options(uri)
-    ours = [each for each in options if each.partition("=")[0].lower() == OPTION.lower()]
-    rest = [each for each in options if each not in ours]
-    said = [_from_text(unquote_plus(each.partition("=")[2])) for each in ours]
-    left = head + "?" + separator.join(rest) if any(rest) else head
-    return left, _last(said)
+    for each in options:
+        name, _, value = each.partition("=")
+        if name.lower() != OPTION.lower():
+            rest.append(each)
+        elif unquote_plus(value).lower() in _BOOLEANS:
+            said = _BOOLEANS[unquote_plus(value).lower()]
+        else:
+            value = unquote_plus(value)
+            raise ConfigurationError(f"{OPTION}={value} in the URI: expected true or false")
+    if said is None:
+        return uri, None
+    return head + "?" + separator.join(rest) if any(rest) else head, said
 
 
 def _options(uri: str) -> tuple[str, list[str], str]:
@@ -108,13 +111,3 @@ def _options(uri: str) -> tuple[str, list[str], str]:
     head, _, query = uri.partition("?")
     separator = ";" if ";" in query and "&" not in query else "&"
     return head, query.split(separator), separator
-
-
-def _from_text(value: str) -> bool:
-    if value.lower() not in _BOOLEANS:
-        raise ConfigurationError(f"{OPTION}={value} in the URI: expected true or false")
-    return _BOOLEANS[value.lower()]
-
-
-def _last(answers: Sequence[bool]) -> bool | None:
-    return answers[-1] if answers else None

@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.operations.write_operations import END_SESSIONS
 
-from .by_client import keep
+from .by_client import ByClient
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.methods import Function
@@ -75,23 +75,15 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Closings:
-    """Of every client that has waited. Holds none alive. Thread- and task-safe."""
+class Closings(ByClient[Closing]):
+    """Of every client that has waited."""
 
     def __init__(self) -> None:
-        self._by_client: dict[int, Closing] = {}
-
-    def of(self, client: object) -> Closing:
-        found = self._by_client.get(id(client))
-        return keep(self._by_client, client, Closing()) if found is None else found
+        super().__init__(lambda _: Closing())
 
     def closed(self, client: object) -> bool:
-        found = self._by_client.get(id(client))
+        found = self.known(client)
         return found is not None and found.closed
-
-    def reset_after_fork(self) -> None:
-        for each in list(self._by_client.values()):
-            each.reset_after_fork()
 
 
 class ClientClock(MonotonicClock):

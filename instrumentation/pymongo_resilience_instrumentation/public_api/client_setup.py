@@ -1,48 +1,86 @@
-"""What a client that is being made gets of the library: listeners, a retry budget, a selector."""
+"""What runs in place of a client's constructor: a new client gets our listeners, a retry budget and
+a selector, and gives us the options that are ours."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pymongo import MongoClient
+
 from pymongo_resilience.enabled_flag import EnabledFlag
-from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation import deferred, monkey_patching
-from pymongo_resilience_instrumentation.telemetry.client_tracing import (
-    contrib_is_active,
-    keep,
-    tracing_of,
-)
+from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.policies.namespaces import EVERYTHING
+from pymongo_resilience_instrumentation import deferred, self_check
+from pymongo_resilience_instrumentation.clients import client_options
+from pymongo_resilience_instrumentation.interception.methods import Method
+from pymongo_resilience_instrumentation.telemetry import client_tracing
 from pymongo_resilience_instrumentation.telemetry.command_spans import Commands
 from pymongo_resilience_instrumentation.telemetry.listeners import Heartbeats, OurListener, Pools
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pymongo_resilience_instrumentation.clients.client_registry import ClientState
+    from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.telemetry.client_tracing import Tracing
 
 
-def configure(
+def constructor(runtime: Runtime) -> Method:
+    """A client's ``__init__``: it gets our listeners beside its own, and gives us our options."""
+
+    def around(original: Function) -> Function:
+        def construct(client: Any, *args: Any, **kwargs: Any) -> None:
+            # Also while it is switched off: an application that gives the option has to start.
+            (args, kwargs), adaptive = client_options.take(args, kwargs)
+            kwargs, tracing_option = client_tracing.take(kwargs)
+            # What is no sequence, None included, is the driver's to refuse.
+            refused = not isinstance(kwargs.get("event_listeners", ()), Sequence)
+            if refused or not runtime.enabled_flag.on:
+                original(client, *args, **kwargs)
+                return
+            client_options.refuse_negative_timeout(args, kwargs)
+            with shielded("before a client was made"):
+                own = kwargs.get("event_listeners", ())
+                kwargs["event_listeners"] = _configure(
+                    runtime, client, own, adaptive, tracing_option
+                )
+                _select_for(runtime, client, kwargs)
+            original(client, *args, **kwargs)
+            with shielded("after a client was made"):
+                runtime.deprecated.register(client)
+
+        return construct
+
+    return Method(around)
+
+
+def _configure(
     runtime: Runtime,
     client: Any,
     listeners: Sequence[Any],
     adaptive: bool | None,
-    tracing_option: Mapping[str, Any] | None = None,
+    tracing_option: Mapping[str, Any] | None,
 ) -> list[Any]:
     """The client's listeners: its own, and ours once.
 
     ``adaptive``, ``tracing_option``: what the client says of its retry budget and its spans.
     """
     own = [each for each in listeners if not isinstance(each, OurListener)]
-    if not _may_act(runtime):
+    refusal = self_check.refusal()
+    if refusal is not None:
+        # The process was patched after instrument(), which cannot be noticed when it happens.
+        runtime.enabled_flag.turn(on=False)
+        logger.error("%s; pymongo-resilience is switched off from now on", refusal)
         return own
     deferred.run_at_exit(True)
     budget = runtime.budgets.open(client, adaptive)
-    runtime.coroutines.register(client)
+    warn_of_coroutines(runtime, client)
     state = runtime.clients.add(client, budget)
     tracing = runtime.tracers.settle(tracing_option)
-    keep(client, tracing)
+    client_tracing.keep(client, tracing)
     return own + _listeners(runtime, state, tracing)
 
 
@@ -57,7 +95,8 @@ def carry_over(runtime: Runtime, client: Any) -> bool:
     if state is None or not runtime.clients.has(state):
         return False
     state.budget = runtime.budgets.of(client)
-    wanted = {type(each): each for each in _listeners(runtime, state, tracing_of(client))}
+    listeners = _listeners(runtime, state, client_tracing.tracing_of(client))
+    wanted = {type(each): each for each in listeners}
     for each in ours:
         made = wanted.pop(type(each), None)
         if made is None:
@@ -82,7 +121,7 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
     # Where pymongo's own loop decides, only a command's event shows which server it went to.
     if spans is not None or not runtime.owns_retries:
         by_contrib = spans is not None and runtime.tracers.recorded_by_contrib()
-        elsewhere = contrib_is_active if by_contrib else None
+        elsewhere = client_tracing.contrib_is_active if by_contrib else None
         chosen.append(Commands(spans, flag, tracing, elsewhere))
     if metrics is not None:
         chosen.append(Heartbeats(metrics, flag))
@@ -91,24 +130,23 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
     return chosen
 
 
-def select_for(
-    runtime: Runtime, client: Any, option: tuple[str, tuple[Any, ...]], kwargs: dict[str, Any]
-) -> None:
+def warn_of_coroutines(runtime: Runtime, client: object) -> None:
+    """Log once that a sync client cannot await a strategy. An error where the strategy is that of
+    the process, for every retry of the client is refused then; else a warning, for what the client
+    is for is unknown. Two clients made at once may both be logged."""
+    found = runtime.coroutines
+    if found and isinstance(client, MongoClient):
+        logger.log(
+            logging.ERROR if EVERYTHING in found else logging.WARNING,
+            "a sync client cannot await a strategy and repeats nothing under it: %s",
+            ", ".join(f"{type(each).__name__} for {pattern}" for pattern, each in found.items()),
+        )
+        found.clear()
+
+
+def _select_for(runtime: Runtime, client: Any, kwargs: dict[str, Any]) -> None:
     """Put our selector among the client's options, around its own."""
-    name, given = option
-    own = given[0] if given else None
+    name, own = client_options.server_selector(kwargs)
     # What cannot be called is the driver's to refuse.
     if runtime.selectors is not None and runtime.enabled_flag.on and (own is None or callable(own)):
         kwargs[name] = runtime.selectors.of_new_client(client, own)
-
-
-def _may_act(runtime: Runtime) -> bool:
-    """False once the process was monkey-patched after ``instrument()``: then it is all off.
-
-    Checked when a client is made, since the patching itself cannot be noticed.
-    """
-    refusal = monkey_patching.refusal()
-    if refusal is not None:
-        runtime.enabled_flag.turn(on=False)
-        logger.error("%s; pymongo-resilience is switched off from now on", refusal)
-    return refusal is None

@@ -32,7 +32,7 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.rule_texts import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.clients import open_transactions
+from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
@@ -411,9 +411,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         name = driver.retry_loop.operation_name(self)
         if name == ABORT and (failure.stage is not Stage.ANSWERED or failure.overloaded):
             session = driver.retry_loop.session(self)
-            open_transactions.leave_open(
-                self.call.client, driver.sessions.open_transaction(session)
-            )
+            background_work.leave_open(self.call.client, driver.sessions.open_transaction(session))
         raised = self._chosen(failure)
         error = raised.error
         if self.call.whole is not None:

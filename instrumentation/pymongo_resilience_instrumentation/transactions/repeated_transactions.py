@@ -20,7 +20,7 @@ from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience.rules.transaction_rules import Repeat
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.clients.open_transactions import leave_open
+from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.driver.csot import Timeout
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import (

@@ -12,7 +12,7 @@ from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
-from pymongo_resilience_instrumentation.clients.open_transactions import leave_open
+from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
