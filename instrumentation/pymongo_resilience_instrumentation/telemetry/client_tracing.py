@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pymongo.errors import ConfigurationError
@@ -25,14 +26,12 @@ from pymongo_resilience_instrumentation import driver
 OPTION = "tracing"
 ENABLED_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_ENABLED"
 LENGTH_VARIABLE = "OTEL_PYTHON_INSTRUMENTATION_MONGODB_QUERY_TEXT_MAX_LENGTH"
-LENGTH = integer(0, 16 * 1024 * 1024)
-"""Characters; 0 is no text at all."""
+_LENGTH = integer(0, 16 * 1024 * 1024)
 _KINDS: dict[Any, tuple[Any, str]] = {
     "enabled": (BOOLEAN.legal, "True or False"),
-    "query_text_max_length": (LENGTH.legal, LENGTH.allowed),
+    "query_text_max_length": (_LENGTH.legal, _LENGTH.allowed),
 }
-_TRUE = frozenset({"1", "true", "yes"})
-_FALSE = frozenset({"0", "false", "no"})
+_SPELLINGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _KEPT = "_pymongo_resilience_tracing"
 """A client's attribute."""
 CONTRIB = "opentelemetry.instrumentation.pymongo"
@@ -67,7 +66,7 @@ def keep(client: object, tracing: Tracing) -> None:
 def keep_for_existing(client: object) -> None:
     """One that was made without the instrumentation goes by the variables as they are now."""
     if getattr(client, _KEPT, None) is None:
-        keep(client, settled(None))
+        keep(client, _settled(None))
 
 
 def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -76,21 +75,17 @@ def take(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     A driver that knows the option gets and checks it. Else raises ConfigurationError
     (pymongo's) that names every bad value.
     """
-    if OPTION not in kwargs:
-        return kwargs, None
+    said = kwargs.get(OPTION)
     if driver.clients.knows_tracing():
-        said = kwargs[OPTION]
         return kwargs, said if isinstance(said, Mapping) else None
-    rest = kwargs.copy()
-    said = rest.pop(OPTION)
-    if said is None:
-        return rest, None
-    check(said)
-    return rest, said
+    if OPTION in kwargs:
+        kwargs = {name: value for name, value in kwargs.items() if name != OPTION}
+    if said is not None:
+        _check(said)
+    return kwargs, said
 
 
-def check(said: object) -> None:
-    """Raises ConfigurationError (pymongo's) that names every bad value."""
+def _check(said: object) -> None:
     if isinstance(said, Mapping):
         problems = [f"unknown key {shown(each)}" for each in said if each not in _KINDS]
         problems += [
@@ -107,7 +102,7 @@ def check(said: object) -> None:
         )
 
 
-def settled(said: Mapping[str, Any] | None, environ: Mapping[str, str] = os.environ) -> Tracing:
+def _settled(said: Mapping[str, Any] | None) -> Tracing:
     """What holds for a client that said this of itself, under the variables as they are now.
 
     A bad variable is logged, and counts as the value that shows less: telemetry must not keep an
@@ -116,45 +111,35 @@ def settled(said: Mapping[str, Any] | None, environ: Mapping[str, str] = os.envi
     said = said or {}
     enabled, length = said.get("enabled"), said.get("query_text_max_length")
     if enabled is None:
-        enabled = _enabled(environ.get(ENABLED_VARIABLE, "").strip())
+        enabled = _enabled(unset=True)
     if length is None:
-        length = _length(environ.get(LENGTH_VARIABLE, "").strip())
+        length = _length()
     return Tracing(enabled, length)
 
 
-def says_enabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the variable asks for tracing by name: unset, a driver's own tracing is off."""
-    return environ.get(ENABLED_VARIABLE, "").strip().lower() in _TRUE
-
-
-def _enabled(text: str) -> bool:
-    if not text or text.lower() in _TRUE:
-        return True
-    if text.lower() not in _FALSE:
+def _enabled(*, unset: bool) -> bool:
+    text = os.environ.get(ENABLED_VARIABLE, "").strip()
+    if not text:
+        return unset
+    if text.lower() not in _SPELLINGS:
         logger.error(
             "%s=%r: expected 1, true, yes, 0, false or no; no spans are recorded",
             ENABLED_VARIABLE,
             text,
         )
-    return False
+    return _SPELLINGS.get(text.lower(), False)
 
 
-def _length(text: str) -> int:
-    if not text:
-        return 0
-    try:
-        length = int(text)
-    except ValueError:
-        length = -1
-    if not LENGTH.legal(length):
-        logger.error(
-            "%s=%r: expected %s; no text of commands is shown",
-            LENGTH_VARIABLE,
-            text,
-            LENGTH.allowed,
-        )
-        return 0
-    return length
+def _length() -> int:
+    text = os.environ.get(LENGTH_VARIABLE, "").strip() or "0"
+    with suppress(ValueError):
+        if _LENGTH.legal(int(text)):
+            return int(text)
+    expected = _LENGTH.allowed
+    logger.error(
+        "%s=%r: expected %s; no text of commands is shown", LENGTH_VARIABLE, text, expected
+    )
+    return 0
 
 
 class OtherTracers:
@@ -165,11 +150,12 @@ class OtherTracers:
 
     def settle(self, said: Mapping[str, Any] | None) -> Tracing:
         """What holds for a client that is being made, which said this of itself."""
-        tracing = settled(said)
+        tracing = _settled(said)
         if not driver.clients.knows_tracing():
             return tracing
         asked = (said or {}).get("enabled")
-        if not (says_enabled() if asked is None else asked):
+        # Without the variable, a driver's own tracing is off.
+        if not (_enabled(unset=False) if asked is None else asked):
             return tracing
         self._warn(
             "the driver",

@@ -58,18 +58,19 @@ def _constant_attributes(
 
 
 def command_attributes(
-    event: monitoring.CommandStartedEvent, driver_connection_id: int | None
+    event: monitoring.CommandStartedEvent,
+    driver_connection_id: int | None,
+    result: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Attributes of a command that is sent."""
+    """Attributes of a command that is sent; ``result``: further ones."""
     command, name = event.command, event.command_name
     collection = None
     if name == "getMore" or name in NAMING_A_COLLECTION:
         collection = command.get("collection" if name == "getMore" else name)
         # Plain: a bson.Code is a str that cannot be hashed.
         collection = str(collection) if isinstance(collection, str) else None
-    attributes = dict(
-        _constant_attributes(name, event.database_name, collection, event.connection_id)
-    )
+    known = _constant_attributes(name, event.database_name, collection, event.connection_id)
+    attributes = {**known, **result}
     for key, value in (
         (semconv.SERVER_CONNECTION_ID, event.server_connection_id),
         (semconv.DRIVER_CONNECTION_ID, driver_connection_id),

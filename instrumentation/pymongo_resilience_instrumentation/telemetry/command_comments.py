@@ -34,10 +34,12 @@ def comment(enabled_flag: EnabledFlag) -> Method:
     """A connection's method that each command passes on its way, with the command."""
 
     def around(original: Function) -> Function:
-        def method(connection: object, *args: Any, **kwargs: Any) -> Any:
+        def method(connection: Any, *args: Any, **kwargs: Any) -> Any:
             with shielded("before a command was sent"):
-                if enabled_flag.on:
-                    _add(connection, *driver.commands.passing_command(args, kwargs))
+                command, client = driver.commands.passing_command(args, kwargs)
+                # Without a client it is a handshake, an authentication or a monitor's.
+                if enabled_flag.on and client is not None and next(iter(command)) in COMMENTED:
+                    _add(connection, command)
             return original(connection, *args, **kwargs)
 
         return method
@@ -45,14 +47,9 @@ def comment(enabled_flag: EnabledFlag) -> Method:
     return Method(around)
 
 
-def _add(connection: Any, command: Any, client: Any) -> None:
-    # Without a client it is a handshake, an authentication or a monitor's.
-    if client is None or next(iter(command)) not in COMMENTED:
-        return
-    if command.get("comment") is not None:
-        return
+def _add(connection: Any, command: Any) -> None:
     call = calls.current()
-    if call is None or call.span is None:
+    if call is None or call.span is None or command.get("comment") is not None:
         return
     if call.operation == "runCommand":
         # The document is the application's own: what is put there would stay there.

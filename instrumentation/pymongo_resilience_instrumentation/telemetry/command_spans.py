@@ -121,7 +121,7 @@ class SentCommand:
             self.event.command_name,
             trace.set_span_in_context(self.around, context.get_current()),
             kind=SpanKind.CLIENT,
-            attributes=self._attributes(),
+            attributes=command_attributes(self.event, self._driver_connection_id, self.result),
             start_time=self.started_ns,
         )
 
@@ -164,10 +164,7 @@ class SentCommand:
         elif error is not None or call.reasons:
             self.record()
             return {}
-        return self._attributes()
-
-    def _attributes(self) -> dict[str, Any]:
-        return command_attributes(self.event, self._driver_connection_id) | self.result
+        return command_attributes(self.event, self._driver_connection_id, self.result)
 
 
 class Commands(OurListener, CommandListener):

@@ -24,19 +24,9 @@ from pymongo_resilience_instrumentation.timeouts.wait_times import For
 from . import semconv
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pymongo_resilience.rules.events import Event, RetryDeclined
+    from pymongo_resilience.rules.events import Event
     from pymongo_resilience.timeline import Phase
     from pymongo_resilience_instrumentation.calls import Call
-
-
-def note(call: Call, event: RetryScheduled | RetryDeclined) -> None:
-    """An attempt has failed just now."""
-    delay = event.delay if isinstance(event, RetryScheduled) else 0.0
-    taken = sum(len(each.waits) for each in call.runs)
-    run = Run(call.elapsed(), event.server, _waits(call, taken), event.reason.value, delay)
-    call.runs = (*call.runs, run)
 
 
 def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:
@@ -46,8 +36,7 @@ def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:
         # Its failure was final: what was left to do belongs to it.
         runs[-1] = runs[-1]._replace(ended=seconds)
     else:
-        taken = sum(len(each.waits) for each in runs)
-        runs.append(Run(seconds, _server(call), _waits(call, taken)))
+        runs.append(Run(seconds, _server(call), _waits(call)))
     return timeline.phases(runs, call.policy_seconds)
 
 
@@ -61,20 +50,18 @@ def show(call: Call, error: BaseException | None, seconds: float, slow: float | 
     if isinstance(error, OperationTimeoutError):
         error.timeline = found
     if call.span is not None and call.span.is_recording():
-        call.span.add_event(semconv.EVENT_TIMELINE, _attributes(found))
+        names = (f"{each.name} {each.server}" if each.server else each.name for each in found)
+        attributes: dict[str, Any] = {
+            semconv.PHASES: tuple(names),
+            semconv.MILLISECONDS: tuple(round(each.milliseconds, 3) for each in found),
+        }
+        call.span.add_event(semconv.EVENT_TIMELINE, attributes)
     timeline.log(call.operation, call.namespace, outcome_of(call, error), found)
 
 
-def _attributes(found: Sequence[Phase]) -> dict[str, Any]:
-    return {
-        semconv.PHASES: tuple(
-            f"{each.name} {each.server}" if each.server else each.name for each in found
-        ),
-        semconv.MILLISECONDS: tuple(round(each.milliseconds, 3) for each in found),
-    }
-
-
-def _waits(call: Call, taken: int) -> tuple[Wait, ...]:
+def _waits(call: Call) -> tuple[Wait, ...]:
+    """Those that no earlier attempt had."""
+    taken = sum(len(each.waits) for each in call.runs)
     return tuple(
         Wait(each.seconds, each.what is For.SERVER, each.connecting or 0.0)
         for each in (call.waits or ())[taken:]
@@ -95,12 +82,15 @@ class CallLog:
         call = calls.current()
         if call is None or not isinstance(event, RetryEvent):
             return
-        note(call, event)
+        delay = 0.0
         if isinstance(event, RetryScheduled):
+            delay = event.delay
             call.reasons = (*call.reasons, event.reason)
-            call.backoff += event.delay
+            call.backoff += delay
         else:
             call.declined_by = event.rule
+        run = Run(call.elapsed(), event.server, _waits(call), event.reason.value, delay)
+        call.runs = (*call.runs, run)
 
 
 class Reported(Broadcast):

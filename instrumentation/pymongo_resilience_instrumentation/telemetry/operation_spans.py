@@ -100,11 +100,12 @@ class OperationSpans:
                     attributes |= call.only_command.settle(call, error)
                 span.set_attributes(attributes)
         finally:
-            if error is None or isinstance(error, GeneratorExit):
-                # A coroutine that is closed unfinished has left its client.
-                end_span(span, error, ended_ns=ended_ns)
+            if error is None:
+                span.end(ended_ns)
             else:
-                quotes = not call.withholds and tracing_of(call.client).quotes
+                # A coroutine that is closed unfinished has left its client.
+                shown = not (call.withholds or isinstance(error, GeneratorExit))
+                quotes = shown and tracing_of(call.client).quotes
                 end_span(span, error, quotes=quotes, ended_ns=ended_ns)
 
     def add_waits(self, call: Call) -> None:
@@ -182,7 +183,7 @@ def error_attributes(error: BaseException, *, quotes: bool = False) -> dict[str,
 
 def end_span(
     span: Span,
-    error: BaseException | None = None,
+    error: BaseException | None,
     *,
     quotes: bool = False,
     ended_ns: int | None = None,

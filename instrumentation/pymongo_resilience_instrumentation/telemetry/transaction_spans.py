@@ -170,20 +170,17 @@ def parent_of(session: Any) -> TransactionSpan | None:
 class StartTransaction(Interceptor):
     """Nothing is sent, and nothing may fail but what fails in the driver."""
 
-    def __init__(self, spans: TransactionSpans | None) -> None:
+    def __init__(self, spans: TransactionSpans) -> None:
         self._spans = spans
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         call = calls.current()
         # One that is an operation as a whole has that operation's span.
-        if self._spans is None or (call is not None and call.whole is not None):
-            return None
-        return Entered(given[0])
+        return None if call is not None and call.whole is not None else Entered(given[0])
 
     def succeeded(self, entered: Entered, result: object) -> Any:
         with shielded("after start_transaction"):
-            if self._spans is not None:
-                self._spans.start(entered.instance)
+            self._spans.start(entered.instance)
         return result
 
 
@@ -194,17 +191,14 @@ class EndSession(Interceptor):
         return None if span_of(given[0]) is None else Entered(given[0])
 
     def succeeded(self, entered: Entered, result: object) -> Any:
-        self._end(entered)
-        return result
-
-    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
-        if entered is not None and not is_closing(error):
-            self._end(entered)
-        return error
-
-    def _end(self, entered: Entered) -> None:
         with shielded("after end_session"):
             # Its abort may have ended it.
             found = span_of(entered.instance)
             if found is not None:
                 found.end()
+        return result
+
+    def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
+        if entered is not None and not is_closing(error):
+            self.succeeded(entered, None)
+        return error

@@ -41,12 +41,12 @@ def of_a_session(runtime: Runtime, asynchronous: bool) -> Iterator[tuple[str, In
 
     end_session is not there: it waits for nothing but the abort_transaction that it calls.
     """
-    yield from (
-        ("start_transaction", transaction_spans.StartTransaction(runtime.transaction_spans)),
-        ("with_transaction", WithTransaction(runtime, asynchronous)),
-        ("commit_transaction", EndTransaction(runtime, COMMIT, whole_timeout=False)),
-        ("abort_transaction", EndTransaction(runtime, ABORT, whole_timeout=True)),
-    )
+    spans = runtime.transaction_spans
+    if spans is not None:
+        yield "start_transaction", transaction_spans.StartTransaction(spans)
+    yield "with_transaction", WithTransaction(runtime, asynchronous)
+    yield "commit_transaction", EndTransaction(runtime, COMMIT, whole_timeout=False)
+    yield "abort_transaction", EndTransaction(runtime, ABORT, whole_timeout=True)
 
 
 def start_session() -> Method:
