@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry.metrics import NoOpMeter
-from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
-from pymongo_resilience_instrumentation.failures.terminal_causes import TABLE as CAUSES, Cause
+from pymongo_resilience_instrumentation.failures.causes import TERMINAL
+from pymongo_resilience_instrumentation.failures.error_texts import OUTCOMES
 from pymongo_resilience_instrumentation.telemetry import semconv
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.server_gauges import ServerGauges
@@ -25,6 +25,7 @@ from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 
 from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import EmbeddedServer
 
@@ -79,13 +80,13 @@ def causes_table() -> str:
     rows = [
         "| `terminal_cause` | what it is | check |",
         "|---|---|---|",
-        *(f"| {_attribute(cause)} | {row.says} | {row.check} |" for cause, row in CAUSES.items()),
+        *(f"| {_attribute(cause)} | {cause.says} | {cause.check} |" for cause in TERMINAL),
     ]
     return "\n".join(rows) + "\n"
 
 
-def _attribute(cause: Cause) -> str:
-    return "none, code 18" if cause is Cause.PASSWORD else f"`{cause.value}`"
+def _attribute(cause: Symptom) -> str:
+    return "none, code 18" if cause is Symptom.PASSWORD else f"`{cause.value}`"
 
 
 TABLES = {
@@ -247,7 +248,7 @@ def test_every_outcome_is_documented() -> None:
         "ok", "retried_ok", "not_retryable", "deadline", "overloaded", "attempts_exhausted",
         "budget", "terminal", "breaker_open", "load_shed",
     }  # fmt: skip
-    shown = set(outcome_of.__globals__["_BY_RULE"].values()) | {"ok", "retried_ok", "not_retryable"}
+    shown = set(OUTCOMES.values()) | {"ok", "retried_ok", "not_retryable"}
 
     assert shown == outcomes
     assert all(f"`{outcome}`" in text for outcome in outcomes)

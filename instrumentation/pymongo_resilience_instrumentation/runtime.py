@@ -13,7 +13,7 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
-from pymongo_resilience_instrumentation.failures.origins import state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.telemetry import decisions
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
 from pymongo_resilience_instrumentation.timeouts import timeout_errors, wait_times

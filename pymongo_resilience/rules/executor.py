@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from pymongo_resilience.internal_errors import is_closing, logger
 
 from .events import RetryDeclined, RetryScheduled, of_both_events
+from .explanations import why_not_repeated
 from .retry_rules import GiveUp, NeedsStrategy, RetryRules
-from .rule_texts import why_not_repeated
 from .strategy import RetryAction
 
 if TYPE_CHECKING:

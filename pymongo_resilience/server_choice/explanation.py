@@ -1,4 +1,4 @@
-"""Why a server may be chosen, or which rule left it out: one line for each server.
+"""What became of each server in a selection: one line each, with the sentence of NOT_CHOSEN.
 
 Read off the steps of a decision; nothing is decided here.
 """
@@ -6,42 +6,17 @@ Read off the steps of a decision; nothing is decided here.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from .eligibility import (
-    Criteria,
-    Decision,
-    Mode,
-    SelectionRule,
-    decide,
-    latency_window_end,
-    matches,
-    staleness,
-)
-from .server_description import (
-    REPLICA_SETS,
-    ServerDescription,
-    ServerType,
-    TopologyDescription,
-    TopologyType,
-)
+from pymongo_resilience.rules.explanations import NOT_CHOSEN
+
+from .eligibility import Criteria, Decision, SelectionRule, decide, latency_window_end, staleness
+from .server_description import REPLICA_SETS, ServerDescription, TopologyDescription
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_NAMES: Final = {
-    ServerType.UNKNOWN: "unknown",
-    ServerType.POSSIBLE_PRIMARY: "possible primary",
-    ServerType.STANDALONE: "standalone",
-    ServerType.MONGOS: "mongos",
-    ServerType.PRIMARY: "primary",
-    ServerType.SECONDARY: "secondary",
-    ServerType.ARBITER: "arbiter",
-    ServerType.OTHER: "other member",
-    ServerType.GHOST: "ghost",
-    ServerType.LOAD_BALANCER: "load balancer",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,107 +40,67 @@ def explain(topology: TopologyDescription, criteria: Criteria) -> tuple[ServerVe
     """Every server of the topology, in its order. Raises what ``decide`` raises."""
     decision = decide(topology, criteria)
     excluded: dict[str, SelectionRule] = {}
-    present = {server.address for server in decision.topology.servers}
+    present = {server.address for server in topology.servers}
     for rule, left in decision.steps:
         still_present = {server.address for server in left}
         excluded.update(dict.fromkeys(present - still_present, rule))
         present = still_present
-    return tuple(
-        _verdict(each, excluded.get(each.address), decision) for each in decision.topology.servers
-    )
+    return tuple(_verdict(each, excluded.get(each.address), decision) for each in topology.servers)
 
 
 def _verdict(
     server: ServerDescription, rule: SelectionRule | None, decision: Decision
 ) -> ServerVerdict:
-    start = f"{server.address} {_NAMES[server.type]}"
-    if rule is SelectionRule.AVAILABILITY:
-        return ServerVerdict(server.address, rule, f"{start}: {_last_error(server)}")
-    if rule is not None:
-        return ServerVerdict(
-            server.address, rule, f"{start}, excluded: {_why(rule, server, decision)}"
-        )
-    # Open breakers exclude no server where every breaker is open.
-    is_open = server.address in decision.criteria.open_breakers
-    note = f", {_breaker(server, decision)}" if is_open else ""
-    return ServerVerdict(server.address, None, f"{start}, eligible{note}")
+    # "PossiblePrimary" is a possible primary, "RSPrimary" a primary.
+    words = re.findall("[A-Z][a-z]+", server.type.value.removeprefix("RS"))
+    text = f"{server.address} {' '.join(words).lower()}"
+    if rule is None:
+        text += ", eligible"
+        # Open breakers exclude no server where every breaker is open.
+        if server.address in decision.criteria.open_breakers:
+            text += f", {_why(SelectionRule.CIRCUIT_BREAKER, server, decision)}"
+    else:
+        begins = ": " if rule is SelectionRule.AVAILABILITY else ", excluded: "
+        text += begins + _why(rule, server, decision)
+    return ServerVerdict(server.address, rule, text)
 
 
 def _why(rule: SelectionRule, server: ServerDescription, decision: Decision) -> str:
+    return NOT_CHOSEN[rule.value].format(**_facts(rule, server, decision))
+
+
+def _facts(rule: SelectionRule, server: ServerDescription, decision: Decision) -> dict[str, str]:
+    criteria, topology = decision.criteria, decision.topology
+    preference = criteria.read_preference
     match rule:
-        case SelectionRule.BOUND:
-            return "the operation is bound to another server"
-        case SelectionRule.DEPRIORITIZED:
-            return "deprioritized, another server can serve"
+        case SelectionRule.AVAILABILITY:
+            error = server.error or server.check or "not checked yet"
+            age = "" if server.error_age is None else f" {server.error_age:.1f} s ago"
+            return {"error": error + age}
+        case SelectionRule.MODE if topology.type not in REPLICA_SETS:
+            return {"wanted": f"the deployment is {topology.type.value}"}
+        case SelectionRule.MODE:
+            mode = f"mode {criteria.mode.value}"
+            return {"wanted": "writes go to the primary" if criteria.write else mode}
         case SelectionRule.STALENESS:
-            return _stale(server, decision)
+            behind = staleness(server, topology)
+            how = "staleness unknown" if behind is None else f"stale by {_tenths(behind)} s"
+            return {"behind": how, "allowed": _tenths(preference.staleness_limit or 0)}
         case SelectionRule.TAGS:
-            return _tags(server, decision)
-        case SelectionRule.APPLICATION:
-            return "removed by the application's server selector"
+            wanted = ", else ".join(map(_tag_set, preference.tag_sets))
+            return {"tags": _tag_set(server.tags), "wanted": wanted}
         case SelectionRule.CIRCUIT_BREAKER:
-            return _breaker(server, decision)
+            return {"probe": _tenths(criteria.open_breakers[server.address])}
         case SelectionRule.LATENCY:
-            return _far(server, decision)
-        case _:
-            return _mode(server, decision)
-
-
-def _last_error(server: ServerDescription) -> str:
-    if server.error is None:
-        return server.check or "not checked yet"
-    if server.error_age is None:
-        return server.error
-    return f"{server.error} {server.error_age:.1f} s ago"
-
-
-def _mode(server: ServerDescription, decision: Decision) -> str:
-    topology, criteria = decision.topology.type, decision.criteria
-    if topology is TopologyType.UNKNOWN:
-        return "the type of the deployment is not known yet"
-    if topology not in REPLICA_SETS:
-        return f"the deployment is {topology.value}"
-    if server.type not in {ServerType.PRIMARY, ServerType.SECONDARY}:
-        return "neither primary nor secondary"
-    if criteria.write:
-        return "writes go to the primary"
-    there = {
-        Mode.PRIMARY_PREFERRED: ", and a primary is there",
-        Mode.SECONDARY_PREFERRED: ", and a secondary is eligible",
-    }
-    return f"mode {criteria.mode.value}{there.get(criteria.mode, '')}"
-
-
-def _stale(server: ServerDescription, decision: Decision) -> str:
-    behind = staleness(server, decision.topology)
-    how = "staleness unknown" if behind is None else f"stale by {_tenths(behind)} s"
-    return f"{how}, allowed {_tenths(decision.criteria.read_preference.staleness_limit or 0)} s"
-
-
-def _tags(server: ServerDescription, decision: Decision) -> str:
-    wanted = decision.criteria.read_preference.tag_sets
-    if any(matches(tag_set, server) for tag_set in wanted):
-        return f"tags {_tag_set(server.tags)}, another server matches an earlier tag set"
-    return f"tags {_tag_set(server.tags)}, wanted {' or '.join(map(_tag_set, wanted))}"
+            end = latency_window_end(decision.before_window, criteria.local_threshold) or 0
+            rtt = server.average_rtt
+            took = "not measured yet" if rtt is None else f"{_tenths(rtt * 1000)} ms"
+            return {"rtt": took, "end": _tenths(end * 1000)}
+    return {}
 
 
 def _tag_set(tags: Mapping[str, object]) -> str:
     return "{" + ", ".join(f"{name}: {value}" for name, value in tags.items()) + "}"
-
-
-def _breaker(server: ServerDescription, decision: Decision) -> str:
-    wait = decision.criteria.open_breakers[server.address]
-    return f"circuit breaker open, next probe in {_tenths(wait)} s"
-
-
-def _far(server: ServerDescription, decision: Decision) -> str:
-    if server.average_rtt is None:
-        return "no round-trip time measured yet"
-    end = latency_window_end(decision.before_window, decision.criteria.local_threshold) or 0
-    return (
-        f"round-trip time {_tenths(server.average_rtt * 1000)} ms, "
-        f"the latency window ends at {_tenths(end * 1000)} ms"
-    )
 
 
 def _tenths(value: float) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.tools import cli
 from pymongo_resilience_instrumentation.tools.doctor import examination, installation
@@ -32,6 +31,7 @@ from support.fake_servers import Peer, with_tls
 from support.misconfigurations import MISCONFIGURATIONS, PASSWORD, World, world
 from support.wait_helpers import NOBODY
 
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.testbed import (
     Election,
     Interception,
@@ -78,7 +78,7 @@ def test_each_misconfiguration_is_named_in_time(name: str, world: World) -> None
         found = examine(uri)
     assert found.verdict.symptom is symptom, found
     assert not found.verdict.well
-    assert ROWS[symptom].check in found.verdict.advice
+    assert symptom.check in found.verdict.advice
     assert found.seconds < LIMIT
     for shown in (as_text(found, colours=False), as_json(found), repr(found)):
         assert "c4n" not in shown

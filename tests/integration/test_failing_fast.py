@@ -19,7 +19,7 @@ import pytest
 import trustme
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.failures import terminal_causes
+from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.selection.fast_fail import TerminalDetector
 from support import fake_servers
 from support.clients import Side, wait_until
@@ -35,6 +35,7 @@ from pymongo_resilience import (
     RetryReason,
     override,
 )
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import CutBefore, EmbeddedServer, ReplicaSet
 
@@ -185,7 +186,7 @@ def test_fails_at_the_second_check(
     assert error.terminal_cause == cause
     for said in (
         "127.0.0.1:",
-        terminal_causes.TABLE[terminal_causes.Cause(cause)].says,
+        Symptom(cause).says,
         check,
         "1 attempt",
     ):
@@ -380,7 +381,7 @@ def test_a_fault_of_ours_waits_as_ever(
     def broken(_: Any) -> None:
         raise LookupError("of the test")
 
-    monkeypatch.setattr(terminal_causes, "cause_of", broken)
+    monkeypatch.setattr(causes, "cause_of", broken)
     instrument()
     error, took = _fails(side, untrusted.coll(side, serverSelectionTimeoutMS=SHORT_MS))
     assert took >= SHORT_MS / 1000

@@ -16,7 +16,7 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.failures.origins import state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Overload
 from support.clients import Side
 from support.telemetry import Instrument

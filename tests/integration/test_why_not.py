@@ -22,8 +22,8 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 from pymongo.read_preferences import Secondary
-from pymongo_resilience_instrumentation.selection import conversions, server_verdicts
-from pymongo_resilience_instrumentation.selection.diagnosis import Diagnosis, Symptom
+from pymongo_resilience_instrumentation.failures.causes import Diagnosis
+from pymongo_resilience_instrumentation.selection import conversions
 from pymongo_resilience_instrumentation.tools.testbed.faults import Refuse
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
@@ -36,7 +36,9 @@ from pymongo_resilience import (
     is_instrumented,
     override,
 )
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
+from pymongo_resilience.server_choice import explanation
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
 pytestmark = pytest.mark.oldest
@@ -205,7 +207,7 @@ def test_a_fault_of_ours_leaves_the_driver_s_words(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(server_verdicts, "explain", broken)
+    monkeypatch.setattr(explanation, "explain", broken)
     error = unselected(side, client["db"].coll.find_one)
     assert str(error).startswith(f"{plain}, Timeout: ")
     assert any("while a failed selection was explained" in each for each in caplog.messages)
@@ -230,7 +232,7 @@ def test_explain_selection_answers_for_every_server(
         assert said(writes=True)[1] == "secondary, excluded: writes go to the primary"
         assert said(Secondary(tag_sets=[{"member": "2"}, {}])) == [
             "primary, excluded: mode secondary",
-            "secondary, excluded: tags {member: 1}, another server matches an earlier tag set",
+            "secondary, excluded: tags {member: 1}, wanted {member: 2}, else {}",
             "secondary, eligible",
         ]
         rules = sorted(each.excluded_by.value for each in explain_selection(client, NOWHERE))

@@ -111,12 +111,12 @@ CASES = {
     ),
     "no server for a retry": Case(
         insert_one, lambda: Election(gap=3.0), Rule.SELECTION,
-        "insert_one: no server could be selected for a retry within serverSelectionTimeoutMS",
+        "insert_one: a failed server selection is not repeated",
         (RetryReason.NOT_PRIMARY,), {}, {"serverSelectionTimeoutMS": 300},
     ),
     "a transaction": Case(
         in_transaction, cut("find"), Rule.NEVER_REPEATED,
-        "find_one in a transaction is never repeated by itself",
+        "find_one is never repeated: a transaction is repeated as a whole",
     ),
     "another write": Case(
         update_many, lambda: CutAfter("update"), Rule.NOT_SAFE,
@@ -124,16 +124,16 @@ CASES = {
     ),
     "no timeout": Case(
         find_one, cut("find"), Rule.ATTEMPTS,
-        "find_one: without a timeout there is one retry: set timeout_ms", (CUT,),
+        "find_one: the limit of retries is reached: one without timeout_ms", (CUT,),
     ),
     "overload": Case(
         insert_one, overload("insert"), Rule.ATTEMPTS,
-        "insert_one: the limit of 5 retries after an overload error is reached", (OVERLOADED,) * 5,
+        "insert_one: the limit of retries is reached: 5 after an overload error", (OVERLOADED,) * 5,
         {"base_backoff_ms": 1},
     ),
     "overload, no retries": Case(
         find_one, overload("find"), Rule.ATTEMPTS,
-        "find_one: the limit of 0 retries after an overload error is reached", (),
+        "find_one: the limit of retries is reached: 0 after an overload error", (),
         {"max_retries": 0},
     ),
     "switched off": Case(

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pymongo_resilience_instrumentation.selection.diagnosis import (
-    ROWS,
-    Found,
-    Symptom,
-    diagnose,
-    symptom_of,
-)
+from pymongo_resilience_instrumentation.failures.causes import Found, diagnose, symptom_of
+
+from pymongo_resilience.rules.explanations import Symptom
 
 pytestmark = pytest.mark.oldest
 
@@ -86,5 +82,5 @@ def test_the_cause(servers: list[Found], facts: dict[str, object], symptom: Symp
 
 
 def test_every_symptom_has_words() -> None:
-    assert ROWS.keys() == set(Symptom)
-    assert all(row.says and row.check for row in ROWS.values())
+    assert all(each.says and each.check for each in Symptom)
+    assert len({each.says for each in Symptom}) == len(Symptom)

@@ -25,7 +25,7 @@ from pymongo.errors import (
 )
 from pymongo.pool_options import PoolOptions
 from pymongo.synchronous.pool import Connection
-from pymongo_resilience_instrumentation.failures import classify, reasons, safe_texts
+from pymongo_resilience_instrumentation.failures import classify, error_texts, reasons
 from pymongo_resilience_instrumentation.selection.breaker_errors import refused
 from pymongo_resilience_instrumentation.selection.shedding_registry import OverloadShedError
 from pymongo_resilience_instrumentation.telemetry import operation_spans, semconv
@@ -283,7 +283,7 @@ def test_every_exception_can_be_shown(error: Exception) -> None:
     operation_spans.end_span(provider.get_tracer("test").start_span("find"), error)
     (shown,) = exporter.get_finished_spans()
     assert shown.attributes is not None
-    assert shown.attributes[semconv.EXCEPTION_TYPE] == safe_texts.qualified_name(error)
+    assert shown.attributes[semconv.EXCEPTION_TYPE] == error_texts.qualified_name(error)
     assert str(shown.attributes[semconv.EXCEPTION_MESSAGE]).startswith(type(error).__name__)
     assert isinstance(error_type(error), str)
 
@@ -314,5 +314,5 @@ def test_every_error_of_the_driver_can_run_out_of_time(error: Exception) -> None
 def test_only_a_name_leaves_as_the_name_of_a_code(said: Any, shown: str | None) -> None:
     """It becomes an attribute of metrics, too: not any text of a server's."""
     error = OperationFailure("hostile", 6, {"ok": 0, "code": 6, "codeName": said})
-    assert safe_texts.code_name(error) == shown
+    assert error_texts.code_name(error) == shown
     assert error_type(error) == (shown or "pymongo.errors.OperationFailure")

@@ -13,7 +13,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 from pymongo_resilience_instrumentation.failures import classify, reasons
-from pymongo_resilience_instrumentation.failures.connection_errors import (
+from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptTimeoutError,
     DeadPeerError,
     InterruptedAttemptError,

@@ -9,10 +9,10 @@ import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.clock import Deadline
+from pymongo_resilience.rules.explanations import why_not_repeated
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.rules.rule_texts import why_not_repeated
 from pymongo_resilience.testing import FakeClock
 
 SECRET = "a value of a document"
@@ -50,18 +50,18 @@ def test_no_two_rules_say_the_same() -> None:
     ("rule", "facts", "said"),
     [
         (Rule.NOT_SAFE, {"acknowledged": False},
-         "update is unacknowledged: whether it was executed is unknown"),
+         "update was sent unacknowledged: whether it was executed is unknown"),
         (Rule.SWITCHED_OFF, {}, "update: retryWrites is off"),
         (Rule.SWITCHED_OFF, {"kind": Kind.READ}, "update: retryReads is off"),
         (Rule.SWITCHED_OFF, {"kind": Kind.COMMAND}, "update: retryReads or retryWrites is off"),
         (Rule.ATTEMPTS, {"retry_window": Deadline.after(FakeClock(), 1)},
-         "update: with a timeout of 0, retries end after serverSelectionTimeoutMS"),
+         "update: the limit of retries is reached: serverSelectionTimeoutMS with a timeout of 0"),
         (Rule.ATTEMPTS, {"overloaded": True, "attempts": 2},
-         "update: the limit of 1 retry after an overload error is reached"),
+         "update: the limit of retries is reached: 1 after an overload error"),
         (Rule.NEVER_REPEATED, {"kind": Kind.AGGREGATE_WRITE, "method": "aggregate"},
          "aggregate is never repeated: half of what $out or $merge writes may be there"),
         (Rule.BREAKER, {"deadline": Deadline.after(FakeClock(), 1)},
-         "update: the circuit breaker's next probe is after the deadline"),
+         "update: no timeout leaves time for the circuit breaker's next probe"),
     ],
 )  # fmt: skip
 def test_what_it_depends_on(rule: Rule, facts: dict[str, Any], said: str) -> None:

@@ -19,8 +19,7 @@ from pymongo.errors import (
 from pymongo.hello import Hello
 from pymongo.server_description import ServerDescription
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
-from pymongo_resilience_instrumentation.failures import classify, terminal_causes
-from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
+from pymongo_resilience_instrumentation.failures import causes, classify
 from pymongo_resilience_instrumentation.selection.fast_fail import (
     PROBE_EVERY,
     UNCHANGED_S,
@@ -29,6 +28,7 @@ from pymongo_resilience_instrumentation.selection.fast_fail import (
     found_on,
 )
 
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.failure import RetryReason
 
 pytestmark = pytest.mark.oldest
@@ -45,27 +45,28 @@ NO_TLS = AutoReconnect(
     "SSL handshake failed: a:1: [SSL: WRONG_VERSION_NUMBER] wrong version number"
 )
 WRONG = OperationFailure("no", 18, {"ok": 0.0, "errmsg": "authentication failed", "code": 18})
-AT_C = "; c:3 (a primary, which this operation does not use)"
+SELECTIONS = [each for each in causes.TERMINAL if each is not Symptom.PASSWORD]
+AT_C = "; c:3 (primary)"
 OTHER_SET = "client is configured to connect to a replica set named 'x' but this node belongs to "
 
 
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
-        (UNTRUSTED, Cause.CERTIFICATE),
-        (AutoReconnect(f"{VERIFY}certificate has expired"), Cause.CERTIFICATE),
-        (AutoReconnect(f"{VERIFY}Hostname mismatch, not valid for 'a'"), Cause.CERTIFICATE),
+        (UNTRUSTED, Symptom.CERTIFICATE),
+        (AutoReconnect(f"{VERIFY}certificate has expired"), Symptom.CERTIFICATE),
+        (AutoReconnect(f"{VERIFY}Hostname mismatch, not valid for 'a'"), Symptom.CERTIFICATE),
         # PyOpenSSL 26.4 with service-identity 26.1.
-        (AutoReconnect("[('SSL routines', '', 'certificate verify failed')]"), Cause.CERTIFICATE),
-        (AutoReconnect('("VerificationError(errors=[IPAddressMismatch(…)])",)'), Cause.CERTIFICATE),
-        (NO_TLS, Cause.PLAIN_PORT),
-        (AutoReconnect("[('SSL routines', '', 'wrong version number')]"), Cause.PLAIN_PORT),
-        (ConfigurationError(f"{OTHER_SET}a set named 'rs0'"), Cause.SET_NAME),
-        (WRONG, Cause.PASSWORD),
+        (AutoReconnect("[('SSL routines', '', 'certificate verify failed')]"), Symptom.CERTIFICATE),
+        (AutoReconnect('("VerificationError(errors=[IPAddressMismatch])",)'), Symptom.CERTIFICATE),
+        (NO_TLS, Symptom.PLAIN_PORT),
+        (AutoReconnect("[('SSL routines', '', 'wrong version number')]"), Symptom.PLAIN_PORT),
+        (ConfigurationError(f"{OTHER_SET}a set named 'rs0'"), Symptom.SET_NAME),
+        (WRONG, Symptom.PASSWORD),
     ],
 )  # fmt: skip
-def test_terminal(error: Exception, cause: Cause) -> None:
-    assert terminal_causes.cause_of(error) is cause
+def test_terminal(error: Exception, cause: Symptom) -> None:
+    assert causes.cause_of(error) is cause
 
 
 @pytest.mark.parametrize(
@@ -90,29 +91,28 @@ def test_terminal(error: Exception, cause: Cause) -> None:
     ],
 )
 def test_not_terminal(error: Exception | None) -> None:
-    assert terminal_causes.cause_of(error) is None
+    assert causes.cause_of(error) is None
 
 
-@pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
+@pytest.mark.parametrize("cause", SELECTIONS)
 def test_the_error_is_pymongos_with_the_cause_the_servers_and_what_to_check(
-    cause: Cause,
+    cause: Symptom,
 ) -> None:
     found = {A: UNTRUSTED, B: None, C: "primary"}
-    error = terminal_causes.selection_error(cause, found, "orders")
+    error = causes.selection_error(cause, found, "orders")
     assert type(error) is ServerSelectionTimeoutError
-    row = terminal_causes.TABLE[cause]
-    for said in (row.says, row.check, "a:1 (a:1: [SSL", "; b:2; ", AT_C):
+    for said in (cause.says, cause.check, "a:1 (a:1: [SSL", "; b:2; ", AT_C):
         assert said in str(error)
-    assert ('replicaSet="orders"' in str(error)) == (cause is Cause.SET_NAME)
+    assert ('replicaSet="orders"' in str(error)) == (cause is Symptom.SET_NAME)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - what was pickled here
     assert (again.terminal_cause, str(again)) == (cause.value, str(error))
 
 
-@pytest.mark.parametrize("cause", [each for each in Cause if each is not Cause.PASSWORD])
-def test_the_error_is_classified_as_the_table_has_it(cause: Cause) -> None:
-    error = terminal_causes.selection_error(cause, {A: UNTRUSTED}, None)
+@pytest.mark.parametrize("cause", SELECTIONS)
+def test_the_error_is_classified_as_the_table_has_it(cause: Symptom) -> None:
+    error = causes.selection_error(cause, {A: UNTRUSTED}, None)
     failure = classify.failure_of(error, NOT_SENT)
-    assert failure.reason is terminal_causes.TABLE[cause].reason
+    assert failure.reason is causes.TERMINAL[cause]
     assert (failure.selection, failure.terminal, failure.timed_out) == (True, True, False)
     assert not classify.expired(error)
 
@@ -126,12 +126,12 @@ def test_an_attribute_of_somebody_elses_says_nothing(said: Any) -> None:
 
 
 def test_a_refusal_that_is_told_again_is_another_error_of_the_same_type() -> None:
-    again = terminal_causes.refused_again(WRONG, A, 0.25)
+    again = causes.refused_again(WRONG, A, 0.25)
     assert type(again) is OperationFailure
     assert again is not WRONG
     assert (again.code, again.details) == (18, WRONG.details)
     assert "authentication failed (by a:1 0.2 s ago" in str(again)
-    assert terminal_causes.TABLE[Cause.PASSWORD].check in str(again)
+    assert Symptom.PASSWORD.check in str(again)
 
 
 def down(address: tuple[str, int], error: Exception | None) -> ServerDescription:
@@ -154,20 +154,20 @@ def topology(*servers: ServerDescription, of: str = "Unknown") -> TopologyDescri
     return TopologyDescription(kind, known, "x", None, None, SETTINGS)
 
 
-def looks(*topologies: TopologyDescription, refusals: int = 0) -> list[Cause | None]:
+def looks(*topologies: TopologyDescription, refusals: int = 0) -> list[Symptom | None]:
     terminal_detector = TerminalDetector(applies=True)
     return [terminal_detector.look(each, 0.0, lambda _: refusals) for each in topologies]
 
 
 def test_two_checks_in_a_row() -> None:
     first, second = topology(down(A, UNTRUSTED)), topology(down(A, UNTRUSTED))
-    assert looks(first, first, first, second) == [None, None, None, Cause.CERTIFICATE]
+    assert looks(first, first, first, second) == [None, None, None, Symptom.CERTIFICATE]
 
 
 def test_a_check_in_between_that_found_something_else_begins_anew() -> None:
     found = [UNTRUSTED, REFUSED, UNTRUSTED, NO_TLS, UNTRUSTED, UNTRUSTED]
     seen = looks(*(topology(down(A, error)) for error in found))
-    assert seen == [None] * 5 + [Cause.CERTIFICATE]
+    assert seen == [None] * 5 + [Symptom.CERTIFICATE]
 
 
 def test_a_server_that_was_known_in_between_begins_anew() -> None:
@@ -177,11 +177,11 @@ def test_a_server_that_was_known_in_between_begins_anew() -> None:
 
 
 def test_every_server_and_for_the_same_cause() -> None:
-    def twice(*errors: Exception) -> Cause | None:
+    def twice(*errors: Exception) -> Symptom | None:
         pairs = list(zip((A, B), errors, strict=False))
         return looks(*(topology(*(down(*pair) for pair in pairs)) for _ in range(2)))[-1]
 
-    assert twice(UNTRUSTED, UNTRUSTED) is Cause.CERTIFICATE
+    assert twice(UNTRUSTED, UNTRUSTED) is Symptom.CERTIFICATE
     assert twice(UNTRUSTED, NO_TLS) is None
     assert twice(UNTRUSTED, REFUSED) is None
     assert twice(REFUSED, UNTRUSTED) is None
@@ -195,11 +195,11 @@ def test_the_last_server_to_qualify_counts() -> None:
         topology(early[1], down(B, None)),
         topology(early[1], late[0]),
         topology(early[1], late[1]),
-    ) == [None, None, None, Cause.CERTIFICATE]
+    ) == [None, None, None, Symptom.CERTIFICATE]
 
 
 def test_a_password_that_two_logins_in_a_row_were_refused_for() -> None:
-    assert looks(topology(down(A, WRONG)), refusals=2) == [Cause.PASSWORD]
+    assert looks(topology(down(A, WRONG)), refusals=2) == [Symptom.PASSWORD]
     assert looks(*[topology(down(A, WRONG))] * 3, refusals=1) == [None] * 3
     assert looks(topology(down(A, WRONG), down(B, None)), refusals=2) == [None]
 
@@ -215,15 +215,15 @@ def test_the_name_of_another_set_that_stands_while_no_check_comes_back() -> None
     first, second = (topology(down(A, other), of="Single") for _ in range(2))
     assert terminal_detector.look(first, 10.0, never) is None
     assert terminal_detector.look(first, 10.0 + 0.9 * UNCHANGED_S, never) is None
-    assert terminal_detector.look(first, 10.0 + UNCHANGED_S, never) is Cause.SET_NAME
+    assert terminal_detector.look(first, 10.0 + UNCHANGED_S, never) is Symptom.SET_NAME
     again = TerminalDetector(applies=True)
-    assert [again.look(each, 10.0, never) for each in (first, second)] == [None, Cause.SET_NAME]
+    assert [again.look(each, 10.0, never) for each in (first, second)] == [None, Symptom.SET_NAME]
     certificate, terminal_detector = topology(down(A, UNTRUSTED)), TerminalDetector(applies=True)
     assert {terminal_detector.look(certificate, now, never) for now in (0.0, 60.0)} == {None}
 
 
 def test_a_set_without_a_server_is_another_set() -> None:
-    assert looks(topology(of="ReplicaSetNoPrimary")) == [Cause.SET_NAME]
+    assert looks(topology(of="ReplicaSetNoPrimary")) == [Symptom.SET_NAME]
     # An SRV record may bring servers here.
     assert looks(topology(of="Sharded")) == [None]
     assert looks(topology()) == [None]
@@ -231,11 +231,11 @@ def test_a_set_without_a_server_is_another_set() -> None:
 
 @pytest.mark.parametrize(
     ("said", "cause"),
-    [((A, A), Cause.CERTIFICATE), ((None, None), None), ((A, None), None), ((C, C), None)],
+    [((A, A), Symptom.CERTIFICATE), ((None, None), None), ((A, None), None), ((C, C), None)],
     ids=["both name the terminal one", "neither knows one", "one knows none", "one of them"],
 )
 def test_members_that_are_reached_may_elect_a_primary(
-    said: tuple[Any, Any], cause: Cause | None
+    said: tuple[Any, Any], cause: Symptom | None
 ) -> None:
     members = [up(address, primary=each) for address, each in zip((B, C), said, strict=True)]
 
@@ -253,7 +253,7 @@ def test_with_a_primary_the_other_members_have_their_roles() -> None:
     def once() -> TopologyDescription:
         return topology(down(A, UNTRUSTED), primary, of="ReplicaSetWithPrimary")
 
-    assert looks(once(), once()) == [None, Cause.CERTIFICATE]
+    assert looks(once(), once()) == [None, Symptom.CERTIFICATE]
 
 
 RECOVERING = {"ismaster": False, "secondary": False}
@@ -267,15 +267,15 @@ ARBITER = {"arbiterOnly": True}
         ("ReplicaSetNoPrimary", RECOVERING, None),
         # Too far behind: it may catch up.
         ("ReplicaSetWithPrimary", {"secondary": True}, None),
-        ("ReplicaSetWithPrimary", ARBITER, Cause.CERTIFICATE),
-        ("ReplicaSetNoPrimary", ARBITER, Cause.CERTIFICATE),
+        ("ReplicaSetWithPrimary", ARBITER, Symptom.CERTIFICATE),
+        ("ReplicaSetNoPrimary", ARBITER, Symptom.CERTIFICATE),
         # The application's own selector refuses it for now.
         ("Sharded", {"msg": "isdbgrid"}, None),
     ],
     ids=["recovering", "recovering, no primary", "behind", "arbiter", "arbiter too", "mongos"],
 )
 def test_a_member_that_is_reached_and_may_come_to_serve_is_waited_for(
-    of: str, hello: dict[str, Any], cause: Cause | None
+    of: str, hello: dict[str, Any], cause: Symptom | None
 ) -> None:
     said = {"ok": 1, "setName": "x", "hosts": ["a:1", "b:2"], "primary": "a:1"}
     if of == "Sharded":

@@ -46,8 +46,8 @@ from pymongo_resilience.rules.failure import (
 )
 from pymongo_resilience_instrumentation import driver
 
-from . import reasons, terminal_causes
-from .connection_errors import AttemptTimeoutError, InterruptedAttemptError, LostConnectionError
+from . import causes, reasons
+from .reasons import AttemptTimeoutError, InterruptedAttemptError, LostConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,7 +147,7 @@ def _describe(error: Exception, attempt: Attempt) -> Failure:
         base_backoff=_base_backoff(document),
         min_rtt=attempt.min_rtt,
         selection=isinstance(cause, ServerSelectionTimeoutError),
-        terminal=terminal_causes.terminal_cause(cause) is not None,
+        terminal=causes.terminal_cause(cause) is not None,
         listed_retryable=refusal is None and _listed_retryable(labels, code),
         transaction_over=_says(document, TRANSIENT_TRANSACTION),
         executed=executed,
@@ -182,7 +182,7 @@ def _is_expiry(error: Exception) -> bool:
         return False
     if isinstance(error, OperationFailure):
         return MAX_TIME_EXPIRED in map(_code, _codes(error))
-    if terminal_causes.terminal_cause(error) is not None:
+    if causes.terminal_cause(error) is not None:
         # Of a class that pymongo raises for nothing but timeouts.
         return False
     return bool(attribute(error, "timeout"))
@@ -316,8 +316,8 @@ def _reason(
             # proves nothing about this command.
             if attempt.reached_connection:
                 return RetryReason.UNKNOWN
-            given_up = terminal_causes.terminal_cause(error)
-            return row.reason if given_up is None else terminal_causes.TABLE[given_up].reason
+            given_up = causes.terminal_cause(error)
+            return row.reason if given_up is None else causes.TERMINAL[given_up]
     if isinstance(error, reasons.UNKNOWN.errors):
         # The pool is full of this process's own work; a repetition would wait once more.
         return RetryReason.UNKNOWN

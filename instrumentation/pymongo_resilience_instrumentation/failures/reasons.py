@@ -1,4 +1,5 @@
-"""What leads to which RetryReason: the table that the classification goes by.
+"""What leads to which RetryReason: the table that the classification goes by, and the errors by
+which the library itself ends a connection.
 
 Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Couchbase RFC 0049
 ("RetryReason"). The names of codes are the server's.
@@ -6,9 +7,10 @@ Sources: Retryable Reads ("Retryable Error"), Client Backpressure ("Terms"), Cou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pymongo.errors import (
+    AutoReconnect,
     ConnectionFailure,
     NotPrimaryError,
     ServerSelectionTimeoutError,
@@ -133,3 +135,43 @@ PASSING = frozenset(
     if reason not in (RetryReason.AUTHENTICATION_ERROR, RetryReason.ACCESS_ERROR)
 )
 """Of those codes, the ones after which a write that carries its transaction number is repeated."""
+
+
+class LostConnectionError(OSError):
+    """What pymongo takes for a network error. Without an errno: a timeout would be none to it."""
+
+    reason: ClassVar[RetryReason]
+
+
+class DeadPeerError(LostConnectionError):
+    """The peer's kernel acknowledged nothing for so long that the connection was given up."""
+
+    reason = RetryReason.DEAD_PEER
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(
+            f"connection closed: nothing received from the server's host for {seconds} s"
+        )
+
+
+class AttemptTimeoutError(LostConnectionError, TimeoutError):
+    """Nothing was answered in the time of an attempt; pymongo takes it for a network timeout."""
+
+    reason = RetryReason.ATTEMPT_TIMEOUT
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"timed out: no answer within {seconds * 1000:.0f} ms")
+
+
+class InterruptedAttemptError(LostConnectionError):
+    """Its server is no longer the primary, and does not answer."""
+
+    reason = RetryReason.INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted: the server is no longer the primary and does not answer")
+
+
+class AttemptInterruptedError(AutoReconnect):
+    """Raised in place of AutoReconnect itself, to which pymongo adds labels of overload where it
+    strikes in a handshake."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.failures.connection_errors import (
+from pymongo_resilience_instrumentation.failures.reasons import (
     AttemptInterruptedError,
     DeadPeerError,
     InterruptedAttemptError,

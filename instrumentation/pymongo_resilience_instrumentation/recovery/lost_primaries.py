@@ -21,7 +21,7 @@ from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry
 from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.failures.connection_errors import InterruptedAttemptError
+from pymongo_resilience_instrumentation.failures.reasons import InterruptedAttemptError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 
 if TYPE_CHECKING:

@@ -26,20 +26,19 @@ from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.policy import shorter
+from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.rules.rule_texts import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.strategy import follows_specification
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients import background_work
 from pymongo_resilience_instrumentation.clients.closings import CLOSED
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.failures.origins import state_origin
-from pymongo_resilience_instrumentation.failures.terminal_causes import terminal_cause
+from pymongo_resilience_instrumentation.failures.causes import terminal_cause
+from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.operations.write_operations import ABORT
-from pymongo_resilience_instrumentation.selection.selection_errors import explain
 from pymongo_resilience_instrumentation.timeouts import (
     attempt_timeouts,
     cursor_timeouts,
@@ -331,7 +330,9 @@ class Attempts(driver.retry_loop.DriverLoop):
         unselected = isinstance(error, ServerSelectionTimeoutError) and not self.reached_connection
         if unselected and terminal_cause(error) is None:
             with shielded("while a failed selection was explained"):
-                explain(error, self)
+                from pymongo_resilience_instrumentation.selection import explanations  # noqa: PLC0415 - rarely needed
+
+                explanations.explain(error, self)
         if terminal_cause(error) is not None:
             driver.waits.forget_transient(error)
         failure = classify.failure_of(

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from pymongo_resilience.rules.events import Listener
     from pymongo_resilience_instrumentation.addresses import Address
 
-ALONE = frozenset({"Single", "LoadBalanced"})
-"""Topologies with nowhere else to go."""
-
 
 class ClientBreakers(Breakers["Address"]):
     """Those of one client, which is not held alive. Thread- and task-safe."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ConnectionFailure
 
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.server_choice.eligibility import Mode, ReadPreference
 from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
@@ -18,11 +19,9 @@ from pymongo_resilience.server_choice.server_description import (
 )
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.failures.causes import cause_of, symptom_of
 from pymongo_resilience_instrumentation.failures.classify import attribute
-from pymongo_resilience_instrumentation.failures.safe_texts import safe_message
-from pymongo_resilience_instrumentation.failures.terminal_causes import Cause, cause_of
-
-from .diagnosis import Symptom, symptom_of
+from pymongo_resilience_instrumentation.failures.error_texts import safe_message
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.addresses import Address
@@ -79,8 +78,8 @@ def symptom(described: Any, of: Any) -> Symptom | None:
     if described.is_server_type_known:
         return None
     cause = cause_of(described.error)
-    if cause in {Cause.PASSWORD, Cause.SET_NAME}:
-        return Symptom(cause.value)
+    if cause in {Symptom.PASSWORD, Symptom.SET_NAME}:
+        return cause
     if described.error is None:
         return symptom_of(_check(of, described.address))
     return symptom_of(error_text(described.error, described.address))

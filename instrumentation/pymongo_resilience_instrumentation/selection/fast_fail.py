@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 from pymongo.errors import OperationFailure
 
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.strategy import FastFailOnTerminalError
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.failures import terminal_causes
-from pymongo_resilience_instrumentation.failures.terminal_causes import Cause
+from pymongo_resilience_instrumentation.failures import causes
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method
 
@@ -46,14 +46,14 @@ class Found(NamedTuple):
     """A server as a selection found it. Immutable."""
 
     description: Any
-    cause: Cause | None
+    cause: Symptom | None
     times: int
     """For how many checks in a row."""
     since: float
     """When the last of them was seen first, in seconds."""
 
     def is_terminal(self, now: float) -> bool:
-        if self.cause is Cause.SET_NAME and now - self.since >= UNCHANGED_S:
+        if self.cause is Symptom.SET_NAME and now - self.since >= UNCHANGED_S:
             return True
         return self.cause is not None and self.times >= CHECKS
 
@@ -71,7 +71,7 @@ class TerminalDetector:
         self.probing: Exception | None = None
         """The refusal that this selection is to try anew."""
 
-    def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Cause | None:
+    def look(self, topology: Any, now: float, refusals: Callable[[Address], int]) -> Symptom | None:
         """The terminal cause that all servers that could serve have in common; else None.
 
         ``now``: in seconds. ``refusals``: how many logins in a row a server has refused.
@@ -84,13 +84,13 @@ class TerminalDetector:
         }
         if not servers and topology.topology_type_name == NO_PRIMARY:
             # pymongo has dropped every server for being none of the set, and checks none any more.
-            return Cause.SET_NAME
+            return Symptom.SET_NAME
         if not all(each.is_terminal(now) for each in self.found.values()):
             return None
-        causes = {each.cause for each in self.found.values()}
-        if len(causes) != 1 or self._may_be_served_by_another(topology):
+        common = {each.cause for each in self.found.values()}
+        if len(common) != 1 or self._may_be_served_by_another(topology):
             return None
-        return causes.pop()
+        return common.pop()
 
     def _look_at(
         self,
@@ -100,8 +100,8 @@ class TerminalDetector:
         refusals: Callable[[Address], int],
     ) -> Found:
         before = self.found.get(address)
-        cause = terminal_causes.cause_of(description.error)
-        if cause is Cause.PASSWORD:
+        cause = causes.cause_of(description.error)
+        if cause is Symptom.PASSWORD:
             return Found(description, cause, refusals(address), now)
         if before is not None and before.description is description:
             return before
@@ -149,7 +149,7 @@ class RefusedLogins(Interceptor):
     def failed(self, entered: Entered | None, error: BaseException, *_: Any) -> BaseException:
         if entered is None or not isinstance(error, OperationFailure):
             return error
-        if terminal_causes.cause_of(error) is Cause.PASSWORD:
+        if causes.cause_of(error) is Symptom.PASSWORD:
             self._refused[entered.instance] = self._refused.get(entered.instance, 0) + 1
         return error
 
@@ -237,15 +237,15 @@ def _verdict(
         for address, found in terminal_detector.found.items():
             # Of one connection, perhaps: the next login shows whether the password is wrong, and it
             # cannot be tried before the server was checked.
-            if found.cause is Cause.PASSWORD and password_probe.take_first(
+            if found.cause is Symptom.PASSWORD and password_probe.take_first(
                 found.description.error, now
             ):
                 driver.waits.cancel_checks(client, [address])
         return None
-    if cause is Cause.PASSWORD:
+    if cause is Symptom.PASSWORD:
         return _refusal(client, terminal_detector, password_probe, now)
     found = found_on(topology) or dict.fromkeys(_seeds(client))
-    return terminal_causes.selection_error(cause, found, topology.replica_set_name)
+    return causes.selection_error(cause, found, topology.replica_set_name)
 
 
 def _seeds(client: object) -> list[Address]:
@@ -280,4 +280,4 @@ def _refusal(
         # A streamed hello comes back after heartbeatFrequencyMS: no login could be tried before.
         driver.waits.cancel_checks(client, terminal_detector.found)
         return None
-    return terminal_causes.refused_again(refusal, newest.address, now - newest.last_update_time)
+    return causes.refused_again(refusal, newest.address, now - newest.last_update_time)

@@ -24,7 +24,7 @@ from pymongo.monitoring import CommandListener
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.options.config import NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
-from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name
+from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
 
 from . import semconv
 from .client_tracing import DEFAULT

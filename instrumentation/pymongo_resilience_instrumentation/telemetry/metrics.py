@@ -17,8 +17,11 @@ from pymongo.monitoring import ConnectionCheckOutFailedReason
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
-from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
-from pymongo_resilience_instrumentation.failures.safe_texts import code_name, qualified_name
+from pymongo_resilience_instrumentation.failures.error_texts import (
+    code_name,
+    outcome_of,
+    qualified_name,
+)
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv

@@ -13,8 +13,11 @@ from pymongo_resilience.redaction import stack
 from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import namespace_text
-from pymongo_resilience_instrumentation.failures.outcomes import outcome_of
-from pymongo_resilience_instrumentation.failures.safe_texts import qualified_name, safe_message
+from pymongo_resilience_instrumentation.failures.error_texts import (
+    outcome_of,
+    qualified_name,
+    safe_message,
+)
 from pymongo_resilience_instrumentation.timeouts.wait_times import For
 
 from . import semconv

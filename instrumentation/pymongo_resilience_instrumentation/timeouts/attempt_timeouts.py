@@ -12,7 +12,7 @@ from pymongo.errors import NetworkTimeout
 from pymongo_resilience.rules.failure import RetryReason, Stage
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.failures.connection_errors import AttemptTimeoutError
+from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method, is_async
 

@@ -15,7 +15,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.failures.origins import attempts_text
+from pymongo_resilience_instrumentation.failures.error_texts import attempts_text
 
 from . import cursor_timeouts
 

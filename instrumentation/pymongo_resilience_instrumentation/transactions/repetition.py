@@ -13,15 +13,15 @@ from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.policies.overrides import override
 from pymongo_resilience.rules import transaction_rules
 from pymongo_resilience.rules.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
+from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Retry, RetryRules, Rule
-from pymongo_resilience.rules.rule_texts import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience.rules.transaction_rules import Repeat
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
-from pymongo_resilience_instrumentation.failures.origins import state_origin
+from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 

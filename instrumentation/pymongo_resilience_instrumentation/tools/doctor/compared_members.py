@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import common
 
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
 
 from .findings import Finding, Level, diagnosed
 

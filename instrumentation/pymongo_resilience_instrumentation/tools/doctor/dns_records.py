@@ -9,8 +9,8 @@ from dns.exception import DNSException, Timeout
 from pymongo.errors import PyMongoError
 from pymongo.uri_parser import split_options
 
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
 
 from .findings import Finding, Level
 
@@ -79,5 +79,5 @@ def _missing(name: str, error: Exception) -> Finding:
         text = f"DNS does not answer a question for the SRV records {name}"
         return Finding("dns", Level.WRONG, text, "check the DNS of this machine or container")
     text = f"there are no SRV records {name} ({type(error).__name__})"
-    advice = f"check {ROWS[Symptom.UNKNOWN_HOST].check}; without such records write mongodb://"
+    advice = f"check {Symptom.UNKNOWN_HOST.check}; without such records write mongodb://"
     return Finding("dns", Level.WRONG, text, advice, symptom=Symptom.UNKNOWN_HOST)

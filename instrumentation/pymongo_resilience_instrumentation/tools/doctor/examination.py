@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
+from pymongo_resilience.rules.explanations import Symptom
 
 from . import compared_members, dns_records, idle, verdict
 from .findings import Finding, Level
@@ -80,7 +80,7 @@ def examine(
 
 
 _NO_DNS: Final = Finding(
-    "dns", Level.WRONG, "DNS does not answer in time", f"check {ROWS[Symptom.UNKNOWN_HOST].check}"
+    "dns", Level.WRONG, "DNS does not answer in time", f"check {Symptom.UNKNOWN_HOST.check}"
 )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pymongo_resilience_instrumentation.selection.diagnosis import ROWS, Symptom
+if TYPE_CHECKING:
+    from pymongo_resilience.rules.explanations import Symptom
 
 
 class Level(enum.IntEnum):
@@ -41,5 +42,5 @@ def diagnosed(
     server: str | None = None,
 ) -> Finding:
     """A symptom in the classifier's words, and ``more`` about it."""
-    row = ROWS[symptom]
-    return Finding(check, level, f"{row.says}{more}", f"check {row.check}", server, symptom)
+    advice = f"check {symptom.check}"
+    return Finding(check, level, f"{symptom.says}{more}", advice, server, symptom)

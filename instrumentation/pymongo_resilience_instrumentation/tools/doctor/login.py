@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo import MongoClient, ReadPreference
 from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation import driver
-from pymongo_resilience_instrumentation.failures.safe_texts import safe_message
-from pymongo_resilience_instrumentation.selection.diagnosis import Symptom
-from pymongo_resilience_instrumentation.selection.server_verdicts import diagnosis
+from pymongo_resilience_instrumentation.failures.error_texts import safe_message
+from pymongo_resilience_instrumentation.selection.explanations import diagnosis
 
 from .findings import Finding, Level, diagnosed
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.selection.diagnosis import Symptom, symptom_of
+from pymongo_resilience_instrumentation.failures.causes import symptom_of
 
 from .findings import Finding, Level
 from .hello import NotMongoDBError, round_trip, say_hello

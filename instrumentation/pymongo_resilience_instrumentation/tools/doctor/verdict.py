@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from pymongo_resilience_instrumentation.selection.diagnosis import Found, Symptom, diagnose
+from pymongo_resilience.rules.explanations import Symptom
+from pymongo_resilience_instrumentation.failures.causes import Found, diagnose
 
 from .findings import Level
 
@@ -50,8 +51,8 @@ def decide(findings: Sequence[Finding], probes: Sequence[Probe], target: Target 
             if diagnosis is not None:
                 servers = ", ".join(diagnosis.servers)
                 said = next((each.said for each in probes if each.symptom is diagnosis.symptom), "")
-                text = f"{diagnosis.says} ({servers}{f': {said}' if said else ''})"
-                return Verdict(False, text, f"check {diagnosis.check}", diagnosis.symptom)
+                text = f"{diagnosis.symptom.says} ({servers}{f': {said}' if said else ''})"
+                return Verdict(False, text, f"check {diagnosis.symptom.check}", diagnosis.symptom)
         found = min(wrong, key=_rank)
     server = f" ({found.server})" if found.server else ""
     return Verdict(False, f"{found.text}{server}", found.advice, found.symptom)

@@ -1,0 +1,190 @@
+"""From the error that a server was last found with to the likely cause, and to the terminal ones.
+
+pymongo keeps only the type and text of a failed check (it drops ``__cause__``), so texts are
+matched. A failed selection has the errors of pymongo's monitors; ``pymongo-resilience doctor``
+tries each server itself. The sentences are those of ``Symptom``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from pymongo.errors import (
+    ConfigurationError,
+    NotPrimaryError,
+    OperationFailure,
+    ServerSelectionTimeoutError,
+)
+
+from pymongo_resilience.rules.explanations import Symptom
+from pymongo_resilience.rules.failure import RetryReason
+from pymongo_resilience_instrumentation.addresses import address_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pymongo_resilience_instrumentation.addresses import Address
+
+AUTHENTICATION_FAILED = 18
+TERMINAL: Mapping[Symptom, RetryReason] = {
+    Symptom.CERTIFICATE: RetryReason.TLS_ERROR,
+    Symptom.CLIENT_CERTIFICATE: RetryReason.TLS_ERROR,
+    Symptom.PLAIN_PORT: RetryReason.TLS_ERROR,
+    Symptom.SET_NAME: RetryReason.NODE_NOT_AVAILABLE,
+    Symptom.PASSWORD: RetryReason.AUTHENTICATION_ERROR,
+}
+"""What does not pass by waiting. In doubt a cause is not terminal: a server that refuses, hangs up,
+is slow or has a name that does not resolve may be there the next moment."""
+_OF_TLS: Mapping[Symptom, str] = {
+    # Of the standard library, with the reason after it, and of PyOpenSSL, which has other words for
+    # a wrong host. What is not valid yet will be.
+    Symptom.CERTIFICATE: r"certificate verify failed(?!.*not yet valid)"
+    r"|VerificationError\(errors=",
+    # Alerts of the server's, which has read the client's certificate, or found none.
+    Symptom.CLIENT_CERTIFICATE: r"alert (certificate (required|expired|revoked|unknown)"
+    r"|bad certificate|unknown ca)",
+    Symptom.PLAIN_PORT: r"wrong version number",
+}
+_OF_THE_SET = r"this node belongs to a set named '(?!None')"
+"""A server that is down, or has not read its configuration yet, has the name None."""
+_TEXTS = {
+    Symptom.EXPIRED: "certificate has expired",
+    Symptom.NOT_YET_VALID: "not yet valid",
+    Symptom.WRONG_HOST_NAME: "mismatch|not valid for|doesn't match",
+    Symptom.UNKNOWN_AUTHORITY: "certificate verify failed",
+    Symptom.CERTIFICATE: r"VerificationError\(errors=",
+    Symptom.PLAIN_PORT: "wrong.version.number|record.layer.failure|http.request",
+    Symptom.TLS_VERSION: "protocol.version|unsupported.protocol|no.protocols|no.shared",
+    Symptom.CLIENT_CERTIFICATE: "certificate.required|alert.(unknown.ca|bad.certificate|handshake)",
+    Symptom.NOT_MONGODB: "ProtocolError",
+    Symptom.UNKNOWN_HOST: "not known|name resolution|no address associated|getaddrinfo|not resolve",
+    Symptom.REFUSED: "refused",
+    Symptom.BLACK_HOLE: "no answer to a connection|unreachable|no route to host",
+    Symptom.NO_TLS_ANSWER: "handshake.*(unanswered|timed out)",
+    Symptom.SILENT: "timed out|no answer to hello",
+    Symptom.HANGS_UP: "reset by peer|broken pipe|eof|connection closed|aborted",
+}
+"""What an error without values says, or a check in progress; the first that matches counts."""
+_OF_NETWORK = {Symptom.UNKNOWN_HOST, Symptom.REFUSED, Symptom.BLACK_HOLE}
+
+
+class Found(NamedTuple):
+    """A server as it was found. Immutable."""
+
+    address: str
+    symptom: Symptom | None
+    """None where it is reached and usable, or nothing is known of it yet."""
+    is_primary: bool = False
+    is_member: bool = False
+    """It is reached, and of a replica set."""
+
+
+class Diagnosis(NamedTuple):
+    """The likely cause, and the servers that show it. Immutable."""
+
+    symptom: Symptom
+    servers: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"Likely cause: {self.symptom.says}. Check {self.symptom.check}"
+
+
+def symptom_of(text: str | None) -> Symptom | None:
+    """Of the error or the unfinished check of a server, in words without values; None of None."""
+    if text is None:
+        return None
+    matching = (each for each, said in _TEXTS.items() if re.search(said, text, re.IGNORECASE))
+    return next(matching, Symptom.OTHER)
+
+
+def cause_of(error: Exception | None) -> Symptom | None:
+    """The terminal cause of the error that a server was last found with; None where waiting may
+    help."""
+    if isinstance(error, OperationFailure):
+        return Symptom.PASSWORD if error.code == AUTHENTICATION_FAILED else None
+    if error is None or isinstance(error, NotPrimaryError):
+        # What a server says may have any text in it.
+        return None
+    text = str(error)
+    if isinstance(error, ConfigurationError):
+        return Symptom.SET_NAME if re.search(_OF_THE_SET, text) else None
+    return next((each for each, said in _OF_TLS.items() if re.search(said, text)), None)
+
+
+def diagnose(
+    servers: Sequence[Found],
+    *,
+    seeds: Sequence[str] = (),
+    replica_set: bool = False,
+    wants_primary: bool = True,
+) -> Diagnosis | None:
+    """The likely cause why an operation finds no server; None where there is nothing to say.
+
+    ``servers``: those that the client knows now; ``seeds``: the addresses that it was made with;
+    ``replica_set``: it looks for the members of one; ``wants_primary``: no other member will do.
+    """
+    if not servers:
+        # pymongo drops every server that is not of the set.
+        return Diagnosis(Symptom.SET_NAME, tuple(seeds)) if replica_set else None
+    failed = {each.address: each.symptom for each in servers if each.symptom is not None}
+    reached = [each for each in servers if each.symptom is None and each.is_member]
+    if any(each.is_primary for each in servers) or (reached and not wants_primary):
+        return Diagnosis(Symptom.NO_MATCH)
+    if reached:
+        enough = len(reached) * 2 > len(servers)
+        return Diagnosis(Symptom.ELECTION if enough else Symptom.NO_MAJORITY, tuple(failed))
+    if not failed:
+        return None
+    are_announced = bool(seeds) and not {each.address for each in servers} & set(seeds)
+    if are_announced and _OF_NETWORK.issuperset(failed.values()):
+        return Diagnosis(Symptom.MEMBER_NAMES, tuple(failed))
+    # The most frequent one; of several, the one that explains the others.
+    counts, order = Counter(failed.values()), list(Symptom)
+    cause = min(counts, key=lambda each: (-counts[each], order.index(each)))
+    return Diagnosis(cause, tuple(at for at, symptom in failed.items() if symptom is cause))
+
+
+def selection_error(
+    cause: Symptom, found: Mapping[Address, Exception | str | None], asked_for: str | None
+) -> ServerSelectionTimeoutError:
+    """The error of a selection that is given up: pymongo's own class, with the cause, each server
+    and what to check. Its attribute ``terminal_cause`` is the cause in one word.
+
+    ``found``: the servers and what they were found with, of one that is reached what it is;
+    ``asked_for``: the replica set's name.
+    """
+    name = f' (replicaSet="{asked_for}")' if cause is Symptom.SET_NAME else ""
+    servers = "; ".join(
+        address_text(address) + ("" if what is None else f" ({what})")
+        for address, what in found.items()
+    )
+    error = ServerSelectionTimeoutError(
+        f"no server can be used, and waiting would not help: {cause.says}{name}. "
+        f"Found on {servers}. Check {cause.check}"
+    )
+    vars(error)["terminal_cause"] = cause.value
+    return error
+
+
+def terminal_cause(error: BaseException) -> Symptom | None:
+    """Of an error that ``selection_error`` made."""
+    if not isinstance(error, ServerSelectionTimeoutError):
+        return None
+    word = vars(error).get("terminal_cause")
+    return next((cause for cause in TERMINAL if cause.value == word), None)
+
+
+def refused_again(error: OperationFailure, address: Address, seconds: float) -> OperationFailure:
+    """The refusal of a password once more, as a new error, for an operation that did not ask the
+    server. ``seconds``: its age."""
+    details = error.details
+    text = None if details is None else details.get("errmsg")
+    again: OperationFailure = type(error)(
+        f"{text or Symptom.PASSWORD.says} (by {address_text(address)} {seconds:.1f} s ago; "
+        f"tried again after at most a second. Check {Symptom.PASSWORD.check})",
+        error.code,
+        None if details is None else dict(details),
+    )
+    return again

@@ -1,0 +1,100 @@
+"""What an error states to people and to telemetry: its origin, its outcome, and its safe text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pymongo_resilience import redaction
+from pymongo_resilience.errors import (
+    CircuitBreakerOpenError,
+    OperationTimeoutError,
+    OverloadShedError,
+)
+from pymongo_resilience.rules.retry_rules import Rule
+
+from .classify import attribute
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pymongo.errors import PyMongoError
+
+    from pymongo_resilience.rules.failure import RetryReason
+    from pymongo_resilience_instrumentation.calls import Call
+
+OUTCOMES = {
+    Rule.ATTEMPTS: "attempts_exhausted",
+    Rule.DEADLINE: "deadline",
+    Rule.OVERLOAD_WAIT: "overloaded",
+    Rule.TERMINAL: "terminal",
+    Rule.BUDGET: "budget",
+    Rule.BREAKER: "breaker_open",
+    Rule.LOAD_SHEDDING: "load_shed",
+}
+"""By the rule that declined a retry; the words of the telemetry contract."""
+_BY_ERROR = (
+    (OperationTimeoutError, Rule.DEADLINE),
+    (CircuitBreakerOpenError, Rule.BREAKER),
+    (OverloadShedError, Rule.LOAD_SHEDDING),
+)
+
+
+def outcome_of(call: Call, error: BaseException | None) -> str:
+    """``ok``, ``retried_ok``, or the reason why the error reached the application."""
+    if error is None:
+        return "retried_ok" if call.reasons else "ok"
+    rule = next((rule for cls, rule in _BY_ERROR if isinstance(error, cls)), call.declined_by)
+    return "not_retryable" if rule is None else OUTCOMES.get(rule, "not_retryable")
+
+
+def attempts_text(attempts: int) -> str:
+    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
+
+
+def state_origin(
+    error: PyMongoError,
+    *,
+    server: str | None,
+    attempts: int,
+    reasons: Sequence[RetryReason] = (),
+    rule: Rule | None = None,
+    why: str = "",
+    answered: bool = False,
+) -> None:
+    """Give ``error`` the attributes ``server`` (``"host:port"``, None where none was selected),
+    ``attempts``, ``retry_reasons`` (one for each retry) and ``retry_rule`` (by which there was no
+    further one; None where there was nothing to decide), and its text the same at its end: ``why``
+    is the rule in words. What a server ``answered`` to the only attempt is the application's, and
+    its text stays as it is. Once: an error may be raised again.
+
+    Source: Retryable Reads, "If a retry attempt fails": the server is the one that it came from.
+    """
+    if "attempts" in vars(error):
+        return
+    vars(error).update(
+        server=server, attempts=attempts, retry_reasons=tuple(reasons), retry_rule=rule
+    )
+    if answered and attempts == 1:
+        return
+    if error.args and isinstance(error.args[0], str):
+        facts = [attempts_text(attempts)] if server is None else [server, attempts_text(attempts)]
+        text = "; ".join(filter(None, [", ".join(facts), why]))
+        error.args = (f"{error.args[0]} ({text})", *error.args[1:])
+
+
+def qualified_name(error: BaseException) -> str:
+    cls = type(error)
+    if cls.__module__ == "builtins":
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def code_name(error: BaseException) -> str | None:
+    """The server's name of its error code, where it gave one: any other text stays here."""
+    details = attribute(error, "details")
+    return redaction.code_name(details.get("codeName") if isinstance(details, dict) else None)
+
+
+def safe_message(error: BaseException) -> str:
+    """Class, code and code name: no text of a server or a document leaves at default settings."""
+    return redaction.error_name(error, attribute(error, "code"), code_name(error))

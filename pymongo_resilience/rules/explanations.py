@@ -1,0 +1,247 @@
+"""The one table of explanations: why nothing was repeated, why a server is not chosen, and what a
+failed server selection was waiting for.
+
+One sentence each. What is in braces are facts: names of methods, options and classes, numbers and
+addresses, never a value of a document nor a text of a server.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final
+
+from .retried_operation import Kind
+from .retry_rules import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .failure import Failure
+    from .retried_operation import Operation
+
+COMMITTED = "the transaction was committed, but its write concern was not satisfied"
+NOT_REPEATED: Final[Mapping[Rule, str]] = {
+    Rule.SELECTION: "{name}: a failed server selection is not repeated",
+    Rule.NEVER_REPEATED: "{name} is never repeated: {because}",
+    Rule.TRANSACTION_OVER: (
+        "{name}: the transaction has ended: repeat all of it, as with_transaction does"
+    ),
+    Rule.UNKNOWN_REASON: "{name}: a retry would not help",
+    Rule.TERMINAL: "{name}: a retry would not help ({reason})",
+    Rule.NOT_SAFE: "{name} was sent {unsafe}",
+    Rule.SWITCHED_OFF: "{name}: {switch} is off",
+    Rule.ATTEMPTS: "{name}: the limit of retries is reached: {limit}",
+    Rule.STRATEGY: "{name}: the strategy {strategy} declined",
+    Rule.DEADLINE: "{name}: no attempt fits before the deadline",
+    Rule.OVERLOAD_WAIT: "{name}: the wait after an overload error would pass the deadline",
+    Rule.BREAKER: "{name}: no timeout leaves time for the circuit breaker's next probe",
+    Rule.LOAD_SHEDDING: "{name}: refused by the client itself, by its priority",
+    Rule.BUDGET: "{name}: the client's retry budget has no token left",
+}
+_BECAUSE: Final = {
+    Kind.COMMAND: "what a command runs is not known",
+    Kind.GET_MORE: "the server may have moved the cursor on",
+    Kind.AGGREGATE_WRITE: "half of what $out or $merge writes may be there",
+    Kind.CLEANUP: "the server ends by itself what it would end",
+}
+_SWITCHES: Final = {
+    Kind.READ: "retryReads",
+    Kind.GET_MORE: "retryReads",
+    Kind.COMMAND: "retryReads or retryWrites",
+}
+
+NOT_CHOSEN: Final[Mapping[str, str]] = {
+    "availability": "{error}",
+    "bound": "the operation is bound to another server",
+    "mode": "{wanted}",
+    "deprioritized": "deprioritized, another server can serve",
+    "staleness": "{behind}, allowed {allowed} s",
+    "tags": "tags {tags}, wanted {wanted}",
+    "application": "removed by the application's server selector",
+    "circuit_breaker": "circuit breaker open, next probe in {probe} s",
+    "latency": "round-trip time {rtt}, the latency window ends at {end} ms",
+}
+"""By the value of a ``SelectionRule``."""
+
+
+class Symptom(enum.Enum):
+    """What is wrong with a server or a deployment; earlier ones explain later ones."""
+
+    says: str
+    """What it is."""
+    check: str
+    """What to look at."""
+
+    def __new__(cls, value: str, says: str, check: str) -> Symptom:
+        made = object.__new__(cls)
+        made._value_, made.says, made.check = value, says, check
+        return made
+
+    SET_NAME = (
+        "set_name",
+        "no server belongs to the replica set that the client asks for",
+        "replicaSet in the URI against rs.status(), and that the hosts are those of that set",
+    )
+    PLAIN_PORT = (
+        "plain_port",
+        "the client uses TLS and the server on that port does not",
+        "tls in the URI (a mongodb+srv URI switches it on), the port, and the server's TLS mode",
+    )
+    TLS_PORT = (
+        "tls_port",
+        "the server requires TLS and the client connects without it",
+        "that the URI has tls=true",
+    )
+    UNKNOWN_AUTHORITY = (
+        "unknown_authority",
+        "the server's TLS certificate is not from an authority that the client trusts",
+        "that tlsCAFile is the file of the authority that issued it, intermediates included",
+    )
+    WRONG_HOST_NAME = (
+        "wrong_host_name",
+        "the server's TLS certificate is for another host name",
+        "that the URI and the replica set's configuration name the hosts as the certificate does",
+    )
+    EXPIRED = (
+        "expired_certificate",
+        "the server's TLS certificate has expired",
+        "when it was to be renewed, whether the server has loaded the new one, and this clock",
+    )
+    NOT_YET_VALID = (
+        "certificate_not_yet_valid",
+        "the server's TLS certificate is not valid yet",
+        "the clock of this machine",
+    )
+    CERTIFICATE = (
+        "certificate",
+        "the TLS certificate is not trusted, or not for this host",
+        "tlsCAFile, whether the certificate has expired, and that it names the host",
+    )
+    CLIENT_CERTIFICATE = (
+        "client_certificate",
+        "the server refuses the client's TLS certificate, or requires one",
+        "tlsCertificateKeyFile, and that the server's CA file has its authority",
+    )
+    TLS_VERSION = (
+        "tls_version",
+        "client and server have no TLS version or cipher in common",
+        "the TLS versions that the server disables, and the OpenSSL of this Python",
+    )
+    NOT_MONGODB = (
+        "not_mongodb",
+        "what answers on that port is no MongoDB server",
+        "host and port in the URI",
+    )
+    INCOMPATIBLE = (
+        "incompatible",
+        "this pymongo does not support the server's version",
+        "the versions of pymongo and of the server",
+    )
+    PASSWORD = (
+        "password",
+        "the server refused the password",
+        "user, password, authSource and authMechanism",
+    )
+    MECHANISM = (
+        "mechanism",
+        "the server does not offer the way to log in that the client uses",
+        "authMechanism and authSource in the URI against the server's authenticationMechanisms",
+    )
+    LOGIN_REQUIRED = (
+        "login_required",
+        "the server requires a login and the client has no user",
+        "that the URI has user and password",
+    )
+    MISSING_RIGHTS = (
+        "missing_rights",
+        "the user may log in and lacks rights",
+        "the user's roles (db.getUser) on the database that the application uses",
+    )
+    MEMBER_NAMES = (
+        "member_names",
+        "the replica set names its members in a way that cannot be reached from here",
+        "that clients reach the host names in rs.conf(); directConnection=true does without them",
+    )
+    UNKNOWN_HOST = (
+        "unknown_host",
+        "a host name does not resolve here",
+        "the spelling of the host in the URI, and the DNS of this machine or container",
+    )
+    REFUSED = (
+        "refused",
+        "nothing listens on that port",
+        "host and port in the URI, whether the server runs, and where it listens (net.bindIp)",
+    )
+    BLACK_HOLE = (
+        "black_hole",
+        "no answer to a connection attempt",
+        "firewalls, security groups and IP access lists, routes or VPN, and the address",
+    )
+    NO_TLS_ANSWER = (
+        "no_tls_answer",
+        "the server accepts connections and never answers the TLS handshake",
+        "whether that port uses TLS, whether the process hangs, and proxies in between",
+    )
+    SILENT = (
+        "silent",
+        "the server accepts connections and never responds",
+        "whether the process hangs (disk, memory), and proxies or load balancers in between",
+    )
+    HANGS_UP = (
+        "hangs_up",
+        "the server closes new connections",
+        "whether both sides use TLS, a restart in progress, and the server's connection limit",
+    )
+    OTHER = "other", "servers fail with other errors", "the error of each server"
+    NO_MAJORITY = (
+        "no_majority",
+        "the replica set has no primary, and too few members are reached to elect one",
+        "the members that cannot be reached",
+    )
+    ELECTION = (
+        "election",
+        "the replica set has no primary at the moment",
+        "rs.status() if that lasts longer than an election, 12 s by default",
+    )
+    NO_MATCH = (
+        "no_match",
+        "servers can be reached, and none matches the read preference",
+        "its mode, its tags and maxStalenessSeconds, and the application's server selector",
+    )
+
+
+def why_not_repeated(rule: Rule, operation: Operation, failure: Failure) -> str:
+    """The sentence of NOT_REPEATED for one failed operation."""
+    if operation.name == "commitTransaction" and failure.executed:
+        return COMMITTED
+    because = _BECAUSE.get(operation.kind, "whether it was applied is not known")
+    if operation.in_transaction:
+        because = "a transaction is repeated as a whole"
+    return NOT_REPEATED[rule].format(
+        name=operation.method or operation.name,
+        because=because,
+        reason=failure.reason.value,
+        unsafe=_unsafe(operation, failure),
+        switch=_SWITCHES.get(operation.kind, "retryWrites"),
+        limit=_limit(operation),
+        strategy=type(operation.strategy).__name__,
+    )
+
+
+def _unsafe(operation: Operation, failure: Failure) -> str:
+    if failure.session_ends is not None and failure.forgotten:
+        minutes = failure.session_ends.timeout / 60
+        return f"over {minutes:g} minutes ago, and its session may have ended"
+    if not operation.acknowledged:
+        return "unacknowledged: whether it was executed is unknown"
+    return "and is not declared idempotent"
+
+
+def _limit(operation: Operation) -> str:
+    if operation.overloaded:
+        return f"{operation.attempts - 1} after an overload error"
+    if operation.retry_window is None:
+        return "one without timeout_ms"
+    if operation.kind is Kind.TRANSACTION:
+        return f"{operation.retry_window.timeout:.0f} s without a timeout"
+    return "serverSelectionTimeoutMS with a timeout of 0"
