@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+faults: tuple[type[Exception], ...] = (
+    ArithmeticError, AttributeError, ImportError, LookupError, NameError, ReferenceError,
+    RuntimeError, StopIteration, TypeError, ValueError,
+)  # fmt: skip
+"""What a bug of ours raises, and so what is caught around our own code; the instrumentation adds
+the errors of the driver. What a signal handler raises must reach the application: Celery's
+SoftTimeLimitExceeded, or a TimeoutError, an OSError or an AssertionError of others."""
+
+T = TypeVar("T")
 OUR_FRAMES = 2
 """Between who logs and logging."""
 MOST_LINKS = 32
@@ -37,6 +46,23 @@ def is_closing(error: BaseException | None) -> bool:
     return False
 
 
+class ForeignError(RuntimeError):
+    """A hook, a span processor or the like has raised what is the cause of this."""
+
+
+def foreign(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call foreign code inside of a block that catches ``faults``.
+
+    Raises ForeignError.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        if is_closing(error):
+            raise
+        raise ForeignError(f"{type(error).__name__} from foreign code") from error
+
+
 def _at_once(function: Callable[..., object], *args: Any, **kwargs: Any) -> object:
     return function(*args, **kwargs)
 
@@ -56,7 +82,7 @@ logger = _Logger(logging.getLogger("pymongo_resilience"), {})
 
 
 class shielded:  # noqa: N801 - as contextlib's own
-    """A block of our code that must not fail; ``what`` says where, in the log."""
+    """A block of our code whose ``faults`` fail nothing; ``what`` says where, in the log."""
 
     __slots__ = ("_what",)
 
@@ -66,7 +92,7 @@ class shielded:  # noqa: N801 - as contextlib's own
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, Exception) or is_closing(error):
+        if not isinstance(error, faults) or is_closing(error):
             return False
         text = "internal error in pymongo-resilience %s"
         logger.error(text, self._what, exc_info=error, stacklevel=2)

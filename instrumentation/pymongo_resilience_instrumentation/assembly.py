@@ -82,7 +82,7 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
     closings = Closings() if earlier is None else earlier.closings
     clock = ClientClock(closings)
     reported = Reported([DecisionLog(), BreakerLog(), *settings.listeners])
-    listener = Broadcast([*hearing, reported])
+    listener = Broadcast([*hearing, reported], ours=True)
     parts = (
         RetryRules(
             max_retries=config.max_retries,

@@ -7,11 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from bson.errors import BSONError
 from opentelemetry import context
 from pymongo.asynchronous.cursor import AsyncCursor
+from pymongo.errors import PyMongoError
 from pymongo.synchronous.cursor import Cursor
 
-from pymongo_resilience.internal_errors import logger
+from pymongo_resilience import internal_errors
+from pymongo_resilience.internal_errors import foreign, logger
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import driver
@@ -157,6 +160,8 @@ class Call:
     """Attempts that have failed, for its timeline."""
     backoff = 0.0
     declined_by: Rule | None = None
+    interruption: Exception | None = None
+    """What a signal handler has raised in a listener of ours: raised once the call ends."""
 
     def __init__(
         self, client: Any, operation: str, target: Target | None, made: Made | None = None
@@ -314,13 +319,16 @@ def reported(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def publish(call: Call | None, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """As ``reported``, but cheaper: ``call`` is the one in progress."""
+    """As ``reported``, within a block that catches our faults; ``call`` is the one in progress.
+
+    Raises ForeignError.
+    """
     if call is None:
-        return reported(function, *args, **kwargs)
+        return reported(lambda: foreign(function, *args, **kwargs))
     before = call.reporting, call.ended
     call.reporting = call.ended = True
     try:
-        return function(*args, **kwargs)
+        return foreign(function, *args, **kwargs)
     finally:
         call.reporting, call.ended = before
 
@@ -361,6 +369,7 @@ def leave(call: Call) -> None:
         # A context that outlives the call, a connection's or a task's, keeps the call.
         call.deadline = PAST_DEADLINE
     call.selected = call.waits = call.terminal_detector = call.final_error = None
+    call.interruption = None
     call.command_spans.clear()
     call.client = call.made = call.only_command = None
 
@@ -411,3 +420,4 @@ def clear_inherited() -> None:
 
 
 logger.within = reported
+internal_errors.faults += (PyMongoError, BSONError)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context, trace
 from pymongo.errors import OperationFailure
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience_instrumentation.clients.by_client import keep
 from pymongo_resilience_instrumentation.deferred import defer, pending, run_deferred
@@ -139,6 +140,7 @@ class Runtime:
         if error is not None and is_closing(error):
             self._end_later(call)
             return error
+        error = error or call.interruption
         try:
             call.reporting = call.ended = True
             if call.waits:
@@ -164,7 +166,7 @@ class Runtime:
             if call.selected is not None:
                 call.server = driver.selection.address(call.selected)
             call.note_target()
-        except Exception:  # noqa: BLE001 - not even a log may be written here
+        except internal_errors.faults:  # not even a log may be written here
             call.public = False
         calls.leave_unfinished(call)
         if self.shows_calls:
@@ -191,7 +193,7 @@ class Runtime:
         try:
             if self.operation_metrics is not None and call.public:
                 self.operation_metrics.record(call, error, seconds)
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience while recording %s", call)
         try:
             if self.operation_spans is not None:
@@ -203,7 +205,7 @@ class Runtime:
                     withholds=call.withholds,
                     ended_ns=ended_ns,
                 )
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience while ending %s", call)
 
     def _show_timeline(self, call: Call, error: BaseException | None, seconds: float) -> None:

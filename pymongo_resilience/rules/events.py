@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.redaction import RedactionFilter
 
@@ -131,15 +132,19 @@ class Broadcast:
     Thread- and task-safe: the listeners are fixed when it is made.
     """
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
+    def __init__(self, listeners: Sequence[Listener], *, ours: bool = False) -> None:
+        """``ours``: of the library's own listeners faults alone are caught."""
         self._listeners = tuple(listeners)
+        self._ours = ours
         self._faulty: set[int] = set()
 
     def on_event(self, event: Event, /) -> None:
         for listener in self._listeners:
             try:
                 listener.on_event(event)
-            except Exception:
+            except Exception as error:
+                if self._ours and not isinstance(error, internal_errors.faults):
+                    raise
                 if id(listener) not in self._faulty:
                     self._faulty.add(id(listener))
                     logger.exception(

@@ -9,12 +9,13 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import is_closing, logger
 
 from .events import RetryDeclined, RetryScheduled, of_both_events
 from .explanations import why_not_repeated
 from .retry_rules import GiveUp, NeedsStrategy, RetryRules
-from .strategy import RetryAction
+from .strategy import NAMED, RetryAction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -75,6 +76,8 @@ class AsyncWork(Work, Protocol[T_co]):
 
 
 T = TypeVar("T")
+OURS = frozenset(map(type, NAMED.values()))
+"""What any other strategy raises is caught, whatever it is."""
 
 
 def _close_unawaited(answer: object) -> None:
@@ -138,7 +141,7 @@ class _Decisions:
                     operation = operation or work.operation()
                     failure = work.classify(error, operation)
                     end = yield from self._after_decision(work, operation, failure, ask)
-                except Exception:
+                except internal_errors.faults:
                     logger.exception(
                         "internal error in pymongo-resilience while classifying %s",
                         type(error).__name__,
@@ -212,7 +215,8 @@ class _Decisions:
         return RetryAction(answer.delay)
 
     def _no_answer(self, operation: Operation, error: Exception) -> None:
-        if is_closing(error):
+        ours = type(operation.strategy) in OURS
+        if is_closing(error) or (ours and not isinstance(error, internal_errors.faults)):
             raise error
         logger.error(
             "the retry strategy %s raised on %s: not retried",

@@ -21,7 +21,7 @@ RETRY_RULES = RetryRules(random=half)
 Run = Callable[[FakeWork, RecordingListener], Any]
 
 
-class OurFault(Exception):  # noqa: N818 - a fault, as the log calls it
+class OurFault(RuntimeError):  # noqa: N818 - a fault, as the log calls it
     pass
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.binding import (
@@ -65,7 +66,7 @@ def _remember(enabled_flag: EnabledFlag, cursor: Any, collection: Any) -> None:
         call = calls.found()
         if enabled_flag.on and (call is None or call.ended):
             _attach_policy(policy_of(collection), cursor)
-    except Exception:
+    except internal_errors.faults:
         logger.exception("internal error in pymongo-resilience after a cursor was made")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.read_preferences import Primary
 from pymongo.server_selectors import any_server_selector, writable_server_selector
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.rules.retried_operation import Kind
 
 from .retry_loop import kind
@@ -59,7 +60,7 @@ def measuring_the_whole_set(selector: Any, description: Any) -> Any:
         try:
             whole = type(selection)(description, known, selection.common_wire_version, primary)
             fresh = {each.address for each in find(limit, whole).server_descriptions}
-        except Exception:  # noqa: BLE001 - under the driver's lock nothing is logged
+        except internal_errors.faults:  # under the driver's lock nothing is logged
             return selector(selection)
         left = [each for each in selection.server_descriptions if each.address in fresh]
         return preference(selection.with_server_descriptions(left))

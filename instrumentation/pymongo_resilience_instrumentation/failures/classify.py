@@ -110,7 +110,7 @@ def failure_of(error: Exception, attempt: Attempt) -> Failure:
     """
     try:
         return _describe(error, attempt)
-    except Exception:
+    except Exception:  # the error may be anybody's
         logger.debug("an error that cannot be read: %s", type(error).__name__, exc_info=True)
         return Failure(
             error=error,

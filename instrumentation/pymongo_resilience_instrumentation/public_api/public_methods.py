@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies.binding import policy_of
 from pymongo_resilience_instrumentation import calls
@@ -72,7 +73,7 @@ class CursorMaker(PublicMethod):
         try:
             if self._after is not None:
                 self._after(call, result)
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience after %s", call.operation)
         return super().succeeded(call, result)
 

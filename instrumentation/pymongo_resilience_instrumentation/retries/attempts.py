@@ -21,6 +21,7 @@ from pymongo.errors import (
     WaitQueueTimeoutError,
 )
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.breakers import Evidence, evidence
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
@@ -139,7 +140,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                 counts = runtime.counts_of(call.client)
                 if counts is not None:
                     self.count = counts.of_attempt()
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience before the driver's loop")
             self.release(None)
             self.leave_to_driver()
@@ -192,7 +193,7 @@ class Attempts(driver.retry_loop.DriverLoop):
                     defer(self.count.release)
                 else:
                     self.count.release(succeeded=succeeded)
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience after an attempt")
 
     def checked(self, *args: Any) -> Any:
@@ -213,7 +214,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         """
         try:
             supported = driver.retry_loop.supports_txn_number(self, connection)
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience before a write was sent")
             return driver.retry_loop.is_retryable(self)
         self._note_session(connection)
@@ -250,7 +251,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         except (CircuitBreakerOpenError, OverloadShedError):
             driver.selection.note_server(self, server)
             raise
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience after a server was selected")
 
     def _report_to_breaker(self, what: Evidence) -> None:
@@ -259,7 +260,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             if permit is not None:
                 permit.report(what)
                 self.permit = None
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience after an attempt")
 
     def operation(self) -> Operation:
@@ -475,7 +476,7 @@ def refuse_lost_txn_number(loop: Any, connection: Any) -> None:
     """Raises TxnNumberLostError for a write that lost its txnNumber on the way."""
     try:
         lost = driver.retry_loop.lost_its_txn_number(loop, connection)
-    except Exception:
+    except internal_errors.faults:
         logger.exception("internal error in pymongo-resilience before a write was sent")
         return
     if lost:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.breakers import Breakers, Permit, State
 from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
@@ -89,7 +90,7 @@ class ClientBreakers(Breakers["Address"]):
             if not refusing:
                 return servers
             return [each for each in servers if each.address not in refusing] or servers
-        except Exception:  # noqa: BLE001 - a handler may want the lock, too
+        except internal_errors.faults:  # a handler may want the lock, too
             return servers
 
     def snapshots(self) -> dict[Address, Snapshot]:

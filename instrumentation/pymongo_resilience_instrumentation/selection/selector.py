@@ -11,6 +11,7 @@ import random
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.server_choice.eligibility import in_latency_window
 from pymongo_resilience.server_choice.server_load import choose
 from pymongo_resilience_instrumentation import calls, driver
@@ -62,7 +63,7 @@ class ServerSelector:
             return found
         try:
             return self._narrowed(found)
-        except Exception:  # noqa: BLE001 - under the driver's lock an internal error is not logged
+        except internal_errors.faults:  # under the driver's lock an internal error is not logged
             return found
 
     def _narrowed(self, found: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymongo import monitoring
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 
@@ -40,7 +41,9 @@ faulty: set[Any] = set()
 
 def callback(method: Callable[[_L, _E, Call | None], None]) -> Callable[[_L, _E], None]:
     """A listener's method that is given the call in progress, too, and that the driver sees no
-    internal error of: the first is logged. Nothing while the library is switched off."""
+    internal error of: the first is logged. Nothing while the library is switched off.
+
+    The driver would drop what a signal handler has raised, so the call in progress keeps it."""
 
     @functools.wraps(method)
     def called(self: _L, event: _E) -> None:
@@ -49,8 +52,11 @@ def callback(method: Callable[[_L, _E, Call | None], None]) -> Callable[[_L, _E]
             if flag.on and (exception() is None or flag.acts()):
                 call = calls.found()
                 method(self, event, None if call is None or call.ended else call)
-        except Exception:
-            if method not in faulty:
+        except Exception as error:
+            call = calls.current()
+            if not isinstance(error, internal_errors.faults) and call is not None:
+                call.interruption = error
+            elif method not in faulty:
                 faulty.add(method)
                 logger.exception("internal error in pymongo-resilience in %s", method.__qualname__)
 

@@ -9,6 +9,7 @@ from opentelemetry import context, trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
+from pymongo_resilience.internal_errors import foreign
 from pymongo_resilience.redaction import stack
 from pymongo_resilience.rules.events import BreakerEvent, ReadHedged, RetryScheduled
 from pymongo_resilience_instrumentation import calls, driver
@@ -198,7 +199,7 @@ def end_span(
             span.set_attributes(attributes)
             span.set_status(Status(StatusCode.ERROR, attributes[semconv.EXCEPTION_MESSAGE]))
     finally:
-        span.end(ended_ns)
+        foreign(span.end, ended_ns)
 
 
 def _text(error: BaseException) -> str:

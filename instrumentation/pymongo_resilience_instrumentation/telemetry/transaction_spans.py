@@ -128,7 +128,8 @@ class TransactionSpans:
         tracing = tracing_of(session.client)
         if not (tracing.enabled and is_instrumentation_enabled()):
             return
-        span = calls.reported(
+        span = calls.publish(
+            None,
             self._tracer.start_span,
             "transaction",
             kind=SpanKind.CLIENT,

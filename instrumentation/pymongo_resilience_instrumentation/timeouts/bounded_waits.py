@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE
@@ -127,7 +128,7 @@ def selection_timeout(enabled_flag: EnabledFlag) -> Wrapped:
                 # With 0 the servers are looked at once. A connection takes some time.
                 call.waits_until = driver.csot.now() + (own or NEVER)
             return min(timeout, own)
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience before a selection")
             return timeout
 
@@ -143,7 +144,7 @@ def wait(enabled_flag: EnabledFlag, *, of_pool: bool) -> Method:
             if enabled_flag.on:
                 try:
                     timeout = shortened(timeout, of_pool=of_pool)
-                except Exception:
+                except internal_errors.faults:
                     logger.exception("internal error in pymongo-resilience before a wait")
             return original(condition, timeout, *args, **kwargs)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ExecutionTimeout
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.driver.commands import LIMIT
@@ -48,7 +49,7 @@ def limit(enabled_flag: EnabledFlag) -> Wrapped:
                     driver.commands.limit_attempt(connection, command, call.reply_within)
         except ExecutionTimeout:
             raise
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience while limiting a command")
         return result
 

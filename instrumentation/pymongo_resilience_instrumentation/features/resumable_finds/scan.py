@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bson import MaxKey
 from pymongo.errors import OperationFailure, PyMongoError
 
+from pymongo_resilience import internal_errors
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
@@ -316,7 +317,7 @@ class Fetch:
             self._find = self._position.next_find()
         except KeyError:
             return False
-        except Exception:
+        except internal_errors.faults:
             logger.exception("internal error in pymongo-resilience before a find is resumed")
             return False
         return True
