@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
+from pymongo_resilience.config import Config
 from pymongo_resilience.errors import (
     CircuitBreakerOpenError,
     ConfigurationError,
     OperationTimeoutError,
     OverloadShedError,
 )
-from pymongo_resilience.options.config import Config
-from pymongo_resilience.policies.binding import bind
-from pymongo_resilience.policies.overrides import override
-from pymongo_resilience.policies.policy import Policy
+from pymongo_resilience.policies.blocks import override
+from pymongo_resilience.policies.policy import Policy, bind
 from pymongo_resilience.rules.events import (
     BreakerClosed,
     BreakerOpened,

@@ -14,57 +14,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from pymongo_resilience.clock import RollingCounts
-from pymongo_resilience.rules.failure import RetryReason, Stage
-from pymongo_resilience.rules.retried_operation import DISTRESS
+from pymongo_resilience.rules.failure import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable
 
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.rules.failure import Failure
 
 PROBES = 3
 RECHECK = 0.1
 """Seconds after which it is worth asking again while all probes are under way: they may end at any
 time, without an event."""
-UNHEALTHY = DISTRESS - {RetryReason.NOT_PRIMARY}
-NO_EVIDENCE = frozenset({
-    RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED,
-    # In a failover the server is healthy: it answers, and serves again once there is a primary.
-    # Excluding it would make the failover longer.
-    RetryReason.NOT_PRIMARY,
-})  # fmt: skip
 CALLS, FAILURES = range(2)
-
-
-class Evidence(enum.Enum):
-    """What one attempt shows about the health of its server."""
-
-    HEALTHY = "healthy"
-    UNHEALTHY = "unhealthy"
-    NONE = "none"
-    """Counts neither as a call nor as a failure."""
-
-
-def evidence(failure: Failure) -> Evidence:
-    """What a failed attempt shows; a successful one is ``Evidence.HEALTHY``. Pure.
-
-    Network errors, timeouts and overload: unhealthy. An error of the application's own, a duplicate
-    key or a missing right: healthy, since the server answered.
-    """
-    if failure.selection or failure.reason in NO_EVIDENCE:
-        return Evidence.NONE
-    if failure.timed_out and failure.stage is Stage.NOT_SENT:
-        # The time ended before anything was sent; the caller chose how long it was, so that says
-        # nothing about the server.
-        return Evidence.NONE
-    if failure.overloaded or failure.reason in UNHEALTHY:
-        return Evidence.UNHEALTHY
-    if failure.stage is not Stage.ANSWERED:
-        # A wrong certificate or password, a full pool, a document that cannot be encoded.
-        return Evidence.NONE
-    # Under a deadline a slow server itself answers that the time limit was exceeded.
-    return Evidence.UNHEALTHY if failure.timed_out else Evidence.HEALTHY
 
 
 class State(enum.Enum):

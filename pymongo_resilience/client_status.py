@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pymongo_resilience.options.config import Config
+    from pymongo_resilience.config import Config
 
 
 @dataclass(frozen=True, slots=True)

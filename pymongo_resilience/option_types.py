@@ -72,6 +72,8 @@ def number(low: float, high: float) -> OptionType:
     return OptionType("number", f"a number from {low:g} to {high:g}", float, legal)
 
 
+TRUTH = BOOLEAN._replace(allowed="true or false")
+"""What code and files have: what variables may call true and false beside that is no boolean."""
 ATTEMPT_TIMEOUT_MS = integer(1, LONGEST_MS)
 TIMEOUT_MS = integer(0, LONGEST_MS)
 """0 disables the timeout."""

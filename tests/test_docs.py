@@ -24,13 +24,13 @@ from support.deadline_rows import document_tables
 from support.metrics_table import metrics_table
 from support.otlp_collector import collecting
 
-from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, SERVER_VARIABLE
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import EmbeddedServer
 
 if TYPE_CHECKING:
-    from pymongo_resilience.options.config import Option
+    from pymongo_resilience.config import Option
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.operations.read_commands import ALLOWED
 from support.operations_table import documented, rows, section
 
 from pymongo_resilience import Config, RetryReason
-from pymongo_resilience.options.config import STRATEGIES
+from pymongo_resilience.config import STRATEGIES
 from pymongo_resilience.rules import backoff, budget
 from pymongo_resilience.rules.retry_rules import Rule
 

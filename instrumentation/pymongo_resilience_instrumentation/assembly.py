@@ -9,8 +9,8 @@ from opentelemetry import metrics, trace
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
+from pymongo_resilience.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.options.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS
 from pymongo_resilience.policies.namespaces import NamespaceRules
 from pymongo_resilience.rules.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
@@ -32,7 +32,7 @@ from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
-    from pymongo_resilience.options.config import Config
+    from pymongo_resilience.config import Config
     from pymongo_resilience.rules.events import Listener
     from pymongo_resilience.rules.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.instrument_arguments import Settings

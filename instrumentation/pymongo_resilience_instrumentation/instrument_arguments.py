@@ -10,7 +10,7 @@ from pymongo_resilience.option_types import PREFIX, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pymongo_resilience.options.config import Config, Loaded
+    from pymongo_resilience.config import Config, Loaded
     from pymongo_resilience.rules.events import Listener
     from pymongo_resilience.rules.strategy import RetryStrategy
     from pymongo_resilience_instrumentation.telemetry.command_spans import Hook

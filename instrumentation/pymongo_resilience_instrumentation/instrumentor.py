@@ -13,9 +13,9 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from pymongo_resilience import enabled_flag
 from pymongo_resilience._version import __version__
+from pymongo_resilience.config import apply_switches, load, variable_of
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.options.config import apply_switches, load, variable_of
 from pymongo_resilience_instrumentation.assembly import assemble, meter_of
 from pymongo_resilience_instrumentation.instrument_arguments import ARGUMENTS, Settings, source_of
 from pymongo_resilience_instrumentation.patches import CLIENTS, Patches

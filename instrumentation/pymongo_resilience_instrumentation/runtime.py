@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from weakref import ref
 
     from pymongo_resilience.breakers import Snapshot
+    from pymongo_resilience.config import Config
     from pymongo_resilience.enabled_flag import EnabledFlag
-    from pymongo_resilience.options.config import Config
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.rules.executor import AsyncExecutor, Executor
     from pymongo_resilience_instrumentation.addresses import Address

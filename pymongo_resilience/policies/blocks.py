@@ -1,26 +1,60 @@
-"""Blocks of code that a policy holds for, and which of them the caller is in.
+"""override(): a policy for the operations of a block of code, and which blocks the caller is in.
 
 A block is a node that knows the block around it and whether it has ended; a context variable has
 the innermost. Ended blocks are skipped, so they may be left in any order, in another context or by
-another thread, and a task that was started inside keeps a block no longer than it lives. A block
-that a generator holds open holds only while that runs; see ``generators``.
+another thread, and a task that was started inside keeps a block no longer than it lives.
+
+A generator shares the context of its caller, which goes on between two of its steps with whatever
+context variables the generator has set. So a block that a generator holds open holds only while
+that generator is on the caller's stack: not in the body of the loop over it, where a write would
+count as declared idempotent, and not in tasks and threads started inside, which cannot be
+distinguished from those that the body starts. Nothing but the stack shows the difference.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from traceback import walk_stack
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .generators import frame_at, generator_around, is_running
-from .policy import NOTHING, Policy
+from pymongo_resilience.internal_errors import is_closing
+
+from .policy import NOTHING, Policy, Priority, TimeoutMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+    from types import FrameType, TracebackType
+
+    from pymongo_resilience.rules.strategy import RetryStrategy
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
+def _stack() -> Iterator[FrameType]:
+    return (frame for frame, _ in walk_stack(inspect.currentframe()))
+
+
+def _generator_around() -> FrameType | None:
+    """The innermost generator on the stack.
+
+    What is awaited is a coroutine, however it was made; and what the generator of a
+    ``contextmanager`` enters belongs to the caller of the ``with``.
+    """
+    for frame in _stack():
+        flags = frame.f_code.co_flags
+        if flags & _GENERATOR and not flags & inspect.CO_ITERABLE_COROUTINE:
+            caller = frame.f_back
+            if caller is None or caller.f_globals.get("__name__") != "contextlib":
+                return frame
+    return None
 
 
 class Block:
-    """Ended by one thread, read by any."""
+    """One entered ``override``. Ended by one thread, read by any."""
 
     __slots__ = ("_merged", "ended", "generator", "outer", "policy")
 
@@ -40,7 +74,7 @@ class Block:
     def holds(self) -> bool:
         """Whether the caller is inside."""
         generator = self.generator
-        return not self.ended and (generator is None or is_running(generator))
+        return not self.ended and (generator is None or any(f is generator for f in _stack()))
 
     def within(self, around: Policy) -> Policy:
         """Its policy, where ``around`` holds outside; the same object for the same ``around``."""
@@ -55,11 +89,11 @@ _innermost: ContextVar[Block | None] = ContextVar("pymongo_resilience_policy", d
 
 innermost: Callable[[], Block | None] = _innermost.get
 """The block entered last in the caller's context, whether or not it holds; None where nothing can
-hold. On the way of every operation."""
+hold. Called for every operation."""
 
 
 def current() -> Policy:
-    """What the blocks around the caller say together."""
+    """The policy that the blocks around the caller make together."""
     block = _innermost.get()
     if block is None:
         return NOTHING
@@ -77,44 +111,6 @@ def timed() -> Block | None:
     return block
 
 
-def enter(policy: Policy) -> tuple[Block, Policy]:
-    """A new block around what the caller's caller runs, and all that holds in it."""
-    block = Block(policy, _living(_innermost.get()), generator_around(frame_at(2)))
-    return block, _policy_of(block)
-
-
-make_innermost: Callable[[Block], object] = _innermost.set
-
-
-def leave(block: Block, *, finalized: bool) -> None:
-    """End it. ``finalized``: perhaps by the garbage collector.
-
-    CPython 3.11 collects inside of ``ContextVar.set`` as well, where setting one is not safe
-    (CPython issue 148891): the next caller skips the block.
-    """
-    block.end()
-    if not finalized and _innermost.get() is block:
-        _innermost.set(_living(block.outer))
-
-
-def entered_here(blocks: list[Block]) -> Block:
-    """Which of several that one object has entered its caller's caller is leaving.
-
-    The one of the same generator, then the innermost of the same context, then the newest.
-    """
-    generator = generator_around(frame_at(2))
-    around = []
-    block = _innermost.get()
-    while block is not None:
-        if block in blocks:
-            around.append(block)
-        block = block.outer
-    for one in (*around, *reversed(blocks)):
-        if one.generator is generator:
-            return one
-    return around[0] if around else blocks[-1]
-
-
 def _living(block: Block | None) -> Block | None:
     """The first that has not ended, from this one outward; those around it without ended ones."""
     while block is not None and block.ended:
@@ -127,13 +123,184 @@ def _living(block: Block | None) -> Block | None:
     return block
 
 
-def _policy_of(block: Block | None) -> Policy:
-    holding = []
+def _chain(block: Block | None) -> Iterator[Block]:
     while block is not None:
-        if block.holds():
-            holding.append(block)
+        yield block
         block = block.outer
+
+
+def _policy_of(block: Block | None) -> Policy:
     policy = NOTHING
-    for each in reversed(holding):
+    for each in reversed([each for each in _chain(block) if each.holds()]):
         policy = each.within(policy)
     return policy
+
+
+class override(ContextDecorator):  # noqa: N801 - reads as a statement, like contextlib's own
+    """``with override(idempotent=True):`` — a policy for the operations inside.
+
+    Works as ``with``, as ``async with``, and as a decorator: of functions, coroutine functions,
+    generator functions (for each step) and asynchronous generator functions (for each step). Blocks
+    nest: the inner one wins where both say something, and of two timeouts the shorter.
+
+    It holds until the block is left, however and wherever that happens, for tasks and threads that
+    inherit the context as well. A block inside of a generator holds for what the generator runs,
+    not for the body of the loop over it, and not for tasks and threads started inside; in the
+    generator of a ``contextlib.contextmanager`` it holds for the body of the ``with``.
+
+    Thread- and task-safe, also where several enter one instance, or where one does so again.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_ms: int | None = None,
+        timeout_mode: TimeoutMode | None = None,
+        idempotent: bool | None = None,
+        strategy: RetryStrategy | None = None,
+        data: Mapping[str, Any] | None = None,
+        priority: Priority | None = None,
+        attempt_timeout_ms: int | None = None,
+        hedge: bool | int | None = None,
+        resumable: bool | None = None,
+        atomic: bool | None = None,
+    ) -> None:
+        self._policy = Policy(
+            timeout_ms=timeout_ms,
+            timeout_mode=timeout_mode,
+            idempotent=idempotent,
+            strategy=strategy,
+            data=data,
+            priority=priority,
+            attempt_timeout_ms=attempt_timeout_ms,
+            hedge=hedge,
+            resumable=resumable,
+            atomic=atomic,
+        )
+        self._entered: list[Block] = []
+        """Those that have not ended."""
+
+    def __enter__(self) -> Policy:
+        block = Block(self._policy, _living(_innermost.get()), _generator_around())
+        try:
+            self._entered.append(block)
+            _innermost.set(block)
+            return _policy_of(block)
+        except BaseException:
+            block.end()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            block = self._leaving()
+            block.end()
+            # CPython 3.11 collects inside of ContextVar.set as well, where setting one is not safe
+            # (CPython issue 148891): after a finalizer the next caller skips the block.
+            if not is_closing(error) and _innermost.get() is block:
+                _innermost.set(_living(block.outer))
+        except BaseException:
+            # A signal's handler may raise: end them all rather than leave one in force.
+            for each in self._entered:
+                each.end()
+            raise
+        with suppress(ValueError):
+            self._entered.remove(block)
+
+    async def __aenter__(self) -> Policy:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def __call__(self, function: _F) -> _F:
+        # An object with __call__ is what that is.
+        called = type(function).__call__
+        for is_one, around in (
+            (inspect.iscoroutinefunction, self._around_coroutine),
+            (inspect.isgeneratorfunction, self._around_generator),
+            (inspect.isasyncgenfunction, self._around_async_generator),
+        ):
+            if is_one(function) or is_one(called):
+                return cast("_F", functools.wraps(function)(around(function)))
+        return super().__call__(function)
+
+    def _leaving(self) -> Block:
+        """Which of the blocks that this object has entered the caller leaves: the one of the same
+        generator, then the innermost of the same context, then the newest."""
+        entered = self._entered.copy()
+        if len(entered) == 1:
+            return entered[0]
+        generator = _generator_around()
+        around = [block for block in _chain(_innermost.get()) if block in entered]
+        for block in (*around, *reversed(entered)):
+            if block.generator is generator:
+                return block
+        return around[0] if around else entered[-1]
+
+    def _around_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def inner(*args: Any, **kwargs: Any) -> Any:
+            with self._recreate_cm():
+                return await function(*args, **kwargs)
+
+        return inner
+
+    def _around_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def inner(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            # With "yield from", close() would not run this frame, whose block it is.
+            with self._recreate_cm():
+                steps = function(*args, **kwargs)
+                step = functools.partial(next, steps)
+                while True:
+                    try:
+                        made = step()
+                    except StopIteration as end:
+                        return end.value
+                    try:
+                        sent = yield made
+                    except GeneratorExit:
+                        steps.close()
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - the generator's to handle
+                        step = functools.partial(steps.throw, error)
+                    else:
+                        step = functools.partial(steps.send, sent)
+
+        return inner
+
+    def _around_async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def inner(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            with self._recreate_cm():
+                steps = function(*args, **kwargs)
+                step = steps.asend(None)
+                while True:
+                    try:
+                        made = await step
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        sent = yield made
+                    except GeneratorExit:
+                        await steps.aclose()
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - the generator's to handle
+                        step = steps.athrow(error)
+                    else:
+                        step = steps.asend(sent)
+
+        return inner
+
+    def _recreate_cm(self) -> override:
+        # A decorated function may run in several threads at once: each call has its own block.
+        block = override()
+        block._policy = self._policy
+        return block

@@ -1,18 +1,21 @@
-"""Namespace rules: which policy holds for which databases and collections."""
+"""Namespace rules: which policy holds for which databases and collections, from code or from the
+tables ``[policies."shop.*"]`` of a TOML file."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pymongo_resilience.option_types import shown
-from pymongo_resilience.rules.strategy import is_coroutine
+from pymongo_resilience.option_types import OptionType, one_of, shown, warn_unknown
+from pymongo_resilience.rules.strategy import NAMED, is_coroutine
 
-from .policy import NOTHING, Policy
+from .policy import FIELDS, NOTHING, Policy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pymongo_resilience.rules.strategy import RetryStrategy
 
 REMEMBERED = 1024
@@ -22,6 +25,13 @@ EXPECTED_PATTERN = 'expected "database.collection", where * is any text, as in "
 EXPECTED_POLICIES = (
     'expected patterns with a Policy each, as in {"shop.*": Policy(idempotent=True)}'
 )
+
+_TABLE = OptionType(
+    "table", "a table, as in {robot = true}", str, lambda value: isinstance(value, dict)
+)
+KEYS: Mapping[str, OptionType] = {**FIELDS, "strategy": one_of(NAMED), "data": _TABLE}
+"""The fields of a Policy, as a file has them."""
+CONFIDENTIAL = "data"
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -69,6 +79,40 @@ def _problem(pattern: object, policy: object) -> str | None:
 def _breadth(pattern: str) -> tuple[int, int]:
     """Smaller for patterns that say more; several ``*`` in a row are one."""
     return -len(pattern.replace("*", "")), len(re.findall(r"\*+", pattern))
+
+
+def policies_of(tables: object, path: Path, problems: list[str]) -> dict[str, Policy]:
+    """The rules in ``tables``; what is wrong with them is added to ``problems``.
+
+    An unknown key is a warning with the nearest name.
+    """
+    if not isinstance(tables, dict):
+        # Only the type, here and below: the data may be inside, and they may be confidential.
+        said = f"policies is of type {type(tables).__name__}"
+        problems.append(f'{path}: {said}: expected tables, as in [policies."shop.*"]')
+        return {}
+    return {pattern: _policy(table, pattern, path, problems) for pattern, table in tables.items()}
+
+
+def _policy(table: object, pattern: str, path: Path, problems: list[str]) -> Policy:
+    place = f"policies.{pattern!r}"
+    if not is_pattern(pattern):
+        problems.append(f"{path}: {place}: {EXPECTED_PATTERN}")
+    if not isinstance(table, dict):
+        problems.append(f"{path}: {place} is of type {type(table).__name__}: expected a table")
+        return Policy()
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        kind = KEYS.get(name)
+        if kind is None:
+            warn_unknown(name, f"key of {place} in {path}", KEYS)
+        elif kind.legal(normal := kind.normal(value)):
+            values[name] = NAMED[normal] if name == "strategy" else normal
+        else:
+            confidential = f"is of type {type(value).__name__}"
+            said = confidential if name == CONFIDENTIAL else f"= {shown(value)}"
+            problems.append(f"{path}: {place}.{name} {said}: expected {kind.allowed}")
+    return Policy(**values)
 
 
 class NamespaceRules:

@@ -1,10 +1,14 @@
-"""What holds for the operations of one block of code or of some namespaces, over what holds for
-the process."""
+"""Policy: what holds for the operations of a block, a namespace or a bound collection, over what
+holds for the process. bind(): a collection or a database that carries its policy.
+
+Nothing of the driver is imported: what is bound is asked for what pymongo's classes have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pymongo_resilience.option_types import (
@@ -13,17 +17,42 @@ from pymongo_resilience.option_types import (
     PRIORITY,
     TIMEOUT_MODE,
     TIMEOUT_MS,
+    TRUTH,
     OptionType,
 )
 from pymongo_resilience.rules.strategy import check_strategy
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from pymongo_resilience.rules.strategy import RetryStrategy
 
 
 _Number = TypeVar("_Number", int, float)
 TimeoutMode = Literal["cursor_lifetime", "iteration"]
 Priority = Literal["high", "normal", "low"]
+T = TypeVar("T")
+ATTRIBUTE = "_pymongo_resilience_policy"
+BOUND_CLASSES = 64
+"""How many are kept: there are four, and those an application derives from them."""
+
+FIELDS: Mapping[str, OptionType] = {
+    "timeout_ms": TIMEOUT_MS,
+    "attempt_timeout_ms": ATTEMPT_TIMEOUT_MS,
+    "timeout_mode": TIMEOUT_MODE,
+    "idempotent": TRUTH,
+    "priority": PRIORITY,
+    "hedge": HEDGE,
+    "resumable": TRUTH,
+    "atomic": TRUTH,
+}
+"""The fields of a Policy whose values are plain, and which values are legal."""
+_CLASSES = {
+    "boolean": ("a bool", bool),
+    "integer": ("an int", int),
+    "boolean or integer": ("a bool or an int", int),
+    "name": ("a str", str),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +86,15 @@ class Policy:
 
     def __post_init__(self) -> None:
         # Only types are named: the data may be confidential, and so may be what is given for it.
-        for name in ("idempotent", "resumable", "atomic"):
+        for name, kind in FIELDS.items():
             value = getattr(self, name)
-            if value is not None and not isinstance(value, bool):
-                raise TypeError(f"{name} is of type {type(value).__name__}: expected a bool")
-        for name, least in (("timeout_ms", 0), ("attempt_timeout_ms", 1)):
-            value = getattr(self, name)
-            if value is not None:
-                _check_timeout(name, value, least)
-        _check_name("timeout_mode", self.timeout_mode, TIMEOUT_MODE)
-        _check_name("priority", self.priority, PRIORITY)
-        if self.hedge is not None:
-            _check_hedge(self.hedge)
+            if value is None:
+                continue
+            expected, cls = _CLASSES[kind.name]
+            if not isinstance(value, cls) or (isinstance(value, bool) and kind.name == "integer"):
+                raise TypeError(f"{name} is of type {type(value).__name__}: expected {expected}")
+            if not kind.legal(value):
+                raise ValueError(f"{name}={value!r}: expected {kind.allowed}")
         if self.strategy is not None:
             check_strategy(self.strategy)
         if self.data is not None and not isinstance(self.data, Mapping):
@@ -94,27 +120,81 @@ def shorter(one: _Number, other: _Number) -> _Number:
     return min(one, other) or max(one, other)
 
 
-def _check_timeout(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is of type {type(value).__name__}: expected an int")
-    kind = ATTEMPT_TIMEOUT_MS if least else TIMEOUT_MS
-    if not kind.legal(value):
-        raise ValueError(f"{name}={value}: expected {kind.allowed}")
-
-
-def _check_hedge(value: object) -> None:
-    if not isinstance(value, int):
-        raise TypeError(f"hedge is of type {type(value).__name__}: expected a bool or an int")
-    if not HEDGE.legal(value):
-        raise ValueError(f"hedge={value}: expected {HEDGE.allowed}")
-
-
-def _check_name(field_name: str, value: object, kind: OptionType) -> None:
-    if value is None or kind.legal(value):
-        return
-    if not isinstance(value, str):
-        raise TypeError(f"{field_name} is of type {type(value).__name__}: expected a str")
-    raise ValueError(f"{field_name}={value!r}: expected {kind.allowed}")
-
-
 NOTHING = Policy()
+
+
+def bind(target: T, policy: Policy) -> T:
+    """``target``, a collection or a database of pymongo, sync or async, with ``policy``.
+
+    The original is left as it is. What is made from the result inherits the policy: its
+    ``with_options``, its collections and sub-collections. Bound again, the newer policy holds where
+    it says something, and the older elsewhere. Raises TypeError for anything else.
+    Thread- and task-safe, as the original is.
+    """
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy is of type {type(policy).__name__}: expected a Policy")
+    if not callable(getattr(type(target), "with_options", None)):
+        raise TypeError(f"cannot bind {type(target).__name__}: expected a collection or a database")
+    return _carrying(target, policy.over(policy_of(target)))
+
+
+def policy_of(target: object) -> Policy:
+    """The policy that ``target`` carries; NOTHING where it carries none."""
+    if not isinstance(target, Bound):
+        return NOTHING
+    policy: Policy = vars(target)[ATTRIBUTE]
+    return policy
+
+
+def attach_policy(policy: Policy, cursor: object) -> None:
+    """Keep ``policy`` on a cursor or change stream that was created under it."""
+    if policy is not NOTHING:
+        setattr(cursor, ATTRIBUTE, policy)
+
+
+def policy_of_cursor(cursor: object) -> Policy:
+    """The policy that it carries; NOTHING where it carries none.
+
+    Not through ``vars()``, as with a collection, where an attribute that is not set is a collection
+    of that name: reading an instance's ``__dict__`` makes its attributes slower (CPython 3.11), and
+    this runs for each document.
+    """
+    policy: Policy = getattr(cursor, ATTRIBUTE, NOTHING)
+    return policy
+
+
+def _carrying(target: T, policy: Policy) -> T:
+    cls: Any = type(target)
+    # Not copy(): pymongo's classes take an attribute that is not set yet for a collection.
+    made: T = cls.__new__(cls if issubclass(cls, Bound) else _bound_class(cls))
+    vars(made).update(vars(target))
+    vars(made)[ATTRIBUTE] = policy
+    return made
+
+
+@lru_cache(BOUND_CLASSES)
+def _bound_class(cls: type) -> type:
+    return type(cls.__name__, (Bound, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+class Bound:
+    """A collection or a database with a policy: what it makes is bound as well."""
+
+    def with_options(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inherit(super().with_options(*args, **kwargs))  # type: ignore[misc]  # pymongo's
+
+    def __getitem__(self, name: object) -> Any:
+        return self._inherit(super().__getitem__(name))  # type: ignore[misc]  # as above
+
+    def get_collection(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inherit(super().get_collection(*args, **kwargs))  # type: ignore[misc]  # as above
+
+    def create_collection(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().create_collection(*args, **kwargs)  # type: ignore[misc]  # as above
+        return self._inherit_later(made) if hasattr(made, "__await__") else self._inherit(made)
+
+    async def _inherit_later(self, making: Awaitable[Any]) -> Any:
+        return self._inherit(await making)
+
+    def _inherit(self, made: object) -> Any:
+        return _carrying(made, policy_of(self))

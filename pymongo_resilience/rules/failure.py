@@ -36,55 +36,67 @@ class Stage(enum.Enum):
 
 
 class RetryReason(enum.Enum):
-    """Why an attempt failed, one member per cause (Couchbase RFC 0049, "RetryReason").
+    """Why an attempt failed, one member per cause (Couchbase RFC 0049, "RetryReason")."""
 
-    ``allows_non_idempotent_retry``: the cause itself proves that nothing happened on the server.
-    ``always_retry``: the cause is never the application's concern; repeated with the controlled
-    back-off, without asking the strategy (``MongoDBSpecification`` is asked).
-    """
-
-    allows_non_idempotent_retry: bool
-    always_retry: bool
-
-    def __new__(
-        cls, label: str, allows_non_idempotent_retry: bool, always_retry: bool
-    ) -> RetryReason:
-        member = object.__new__(cls)
-        member._value_ = label
-        member.allows_non_idempotent_retry = allows_non_idempotent_retry
-        member.always_retry = always_retry
-        return member
-
-    UNKNOWN = "unknown", False, False
-    SOCKET_NOT_AVAILABLE = "socket_not_available", True, False
+    UNKNOWN = "unknown"
+    SOCKET_NOT_AVAILABLE = "socket_not_available"
     """No connection: connecting or the handshake failed, or the pool was cleared."""
-    NODE_NOT_AVAILABLE = "node_not_available", True, False
+    NODE_NOT_AVAILABLE = "node_not_available"
     """No server could be selected. Reported, never retried."""
-    NOT_PRIMARY = "not_primary", False, True
+    NOT_PRIMARY = "not_primary"
     """The server is no primary, is recovering or is shutting down."""
-    OVERLOADED = "overloaded", True, False
+    OVERLOADED = "overloaded"
     """Both overload labels: rejected at the door, whatever the command (Client Backpressure)."""
-    TEMPORARILY_UNAVAILABLE = "temporarily_unavailable", False, False
+    TEMPORARILY_UNAVAILABLE = "temporarily_unavailable"
     """The server could not do it just now: a network error behind it, an exceeded time limit."""
-    WRITE_CONFLICT = "write_conflict", False, False
-    LOCK_TIMEOUT = "lock_timeout", False, False
-    SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight", False, False
-    DEAD_PEER = "dead_peer", False, False
+    WRITE_CONFLICT = "write_conflict"
+    LOCK_TIMEOUT = "lock_timeout"
+    SOCKET_CLOSED_WHILE_IN_FLIGHT = "socket_closed_while_in_flight"
+    DEAD_PEER = "dead_peer"
     """The server's host acknowledged nothing: the path to it drops packets, or it is gone."""
-    INTERRUPTED = "interrupted", False, False
+    INTERRUPTED = "interrupted"
     """The library gave the attempt up: its server is no longer the primary, and does not answer."""
-    ATTEMPT_TIMEOUT = "attempt_timeout", False, False
+    ATTEMPT_TIMEOUT = "attempt_timeout"
     """It was sent and not answered within ``attempt_timeout_ms``."""
-    CURSOR_LOST = "cursor_lost", False, False
+    CURSOR_LOST = "cursor_lost"
     """The server has closed the cursor of a resumable find."""
-    CIRCUIT_BREAKER_OPEN = "circuit_breaker_open", True, False
+    CIRCUIT_BREAKER_OPEN = "circuit_breaker_open"
     """The server's circuit breaker is open: nothing was sent."""
-    LOAD_SHED = "load_shed", True, False
+    LOAD_SHED = "load_shed"
     """The client refused the operation itself: nothing was sent."""
-    AUTHENTICATION_ERROR = "authentication_error", False, False
-    TLS_ERROR = "tls_error", False, False
+    AUTHENTICATION_ERROR = "authentication_error"
+    TLS_ERROR = "tls_error"
     """The TLS library refused the connection: a certificate, a version, a peer without TLS."""
-    ACCESS_ERROR = "access_error", False, False
+    ACCESS_ERROR = "access_error"
+
+    @property
+    def allows_non_idempotent_retry(self) -> bool:
+        """The cause itself proves that nothing happened on the server."""
+        return self in NOTHING_HAPPENED
+
+    @property
+    def always_retry(self) -> bool:
+        """The cause is never the application's concern; repeated with the controlled back-off,
+        without asking the strategy (``MongoDBSpecification`` is asked)."""
+        return self is RetryReason.NOT_PRIMARY
+
+
+NOTHING_HAPPENED = frozenset({
+    RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.NODE_NOT_AVAILABLE, RetryReason.OVERLOADED,
+    RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED,
+})  # fmt: skip
+UNHEALTHY = frozenset({
+    RetryReason.OVERLOADED, RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.DEAD_PEER,
+    RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT, RetryReason.INTERRUPTED,
+    RetryReason.ATTEMPT_TIMEOUT, RetryReason.TEMPORARILY_UNAVAILABLE,
+})  # fmt: skip
+"""What a server in distress causes."""
+NO_EVIDENCE = frozenset({
+    RetryReason.CIRCUIT_BREAKER_OPEN, RetryReason.LOAD_SHED,
+    # In a failover the server is healthy: it answers, and serves again once there is a primary.
+    # Excluding it would make the failover longer.
+    RetryReason.NOT_PRIMARY,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +174,33 @@ class Failure:
     def repeats_transaction(self) -> bool:
         """The whole transaction may be repeated, as ``with_transaction`` does for this label."""
         return TRANSIENT_TRANSACTION in self.labels
+
+
+class Evidence(enum.Enum):
+    """What one attempt shows about the health of its server."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    NONE = "none"
+    """Counts neither as a call nor as a failure."""
+
+
+def evidence(failure: Failure) -> Evidence:
+    """What a failed attempt shows; a successful one is ``Evidence.HEALTHY``. Pure.
+
+    Network errors, timeouts and overload: unhealthy. An error of the application's own, a duplicate
+    key or a missing right: healthy, since the server answered.
+    """
+    if failure.selection or failure.reason in NO_EVIDENCE:
+        return Evidence.NONE
+    if failure.timed_out and failure.stage is Stage.NOT_SENT:
+        # The time ended before anything was sent; the caller chose how long it was, so that says
+        # nothing about the server.
+        return Evidence.NONE
+    if failure.overloaded or failure.reason in UNHEALTHY:
+        return Evidence.UNHEALTHY
+    if failure.stage is not Stage.ANSWERED:
+        # A wrong certificate or password, a full pool, a document that cannot be encoded.
+        return Evidence.NONE
+    # Under a deadline a slow server itself answers that the time limit was exceeded.
+    return Evidence.UNHEALTHY if failure.timed_out else Evidence.HEALTHY

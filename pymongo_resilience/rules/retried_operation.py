@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .failure import RetryReason, Stage
+from .failure import UNHEALTHY, RetryReason, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from .load_shedding import LoadShedders
     from .strategy import RetryStrategy
 
-DISTRESS = frozenset({
-    RetryReason.SOCKET_NOT_AVAILABLE, RetryReason.NOT_PRIMARY, RetryReason.OVERLOADED,
-    RetryReason.TEMPORARILY_UNAVAILABLE, RetryReason.SOCKET_CLOSED_WHILE_IN_FLIGHT,
-    RetryReason.DEAD_PEER, RetryReason.INTERRUPTED, RetryReason.ATTEMPT_TIMEOUT,
-})  # fmt: skip
+DISTRESS = UNHEALTHY | {RetryReason.NOT_PRIMARY}
 """What a server in distress causes, and repeating may make worse. Conflicts and lock timeouts are
 the application's own, and what a breaker or load shedding refused was never sent."""
 NO_DATA: Mapping[str, Any] = MappingProxyType({})

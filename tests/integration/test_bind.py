@@ -16,7 +16,7 @@ from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server
 
 from pymongo_resilience import OperationTimeoutError, Policy, bind, override
-from pymongo_resilience.policies.binding import policy_of
+from pymongo_resilience.policies.policy import policy_of
 from pymongo_resilience.testbed import ReplicaSet
 
 pytestmark = pytest.mark.oldest

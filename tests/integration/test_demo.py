@@ -32,7 +32,7 @@ from rich.console import Console
 from support.clients import wait_until
 from support.otlp_collector import collecting
 
-from pymongo_resilience.options.config import OPTIONS
+from pymongo_resilience.config import OPTIONS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation.tools.testbed import wire
 from pymongo_resilience_instrumentation.tools.testbed.server import ask
 from support.clients import wait_until
 
-from pymongo_resilience.options.config import SERVER_VARIABLE
+from pymongo_resilience.config import SERVER_VARIABLE
 from pymongo_resilience.testbed import (
     CutAfter,
     Election,

@@ -53,8 +53,7 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
     of_gridfs = {
         f"{OTHER_HALF}.{name}" for name in ("features.gridfs.stream_deadlines", "driver.gridfs")
     }
-    of_a_file = {f"{ENGINE}.options.policy_file"}
-    left_out = tools | questions | of_gridfs | of_a_file
+    left_out = tools | questions | of_gridfs
     assert all(map(importlib.util.find_spec, left_out))
     assert by_default & left_out == set()
 
@@ -65,7 +64,7 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
         (f"{ENGINE}.breakers", "CIRCUIT_BREAKER", "on"),
         (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
         (f"{OTHER_HALF}.selection.operation_counts", "SERVER_SELECTION", "least_loaded"),
-        (f"{ENGINE}.server_choice.peak_ewma", "SERVER_SELECTION", "peak_ewma"),
+        (f"{ENGINE}.server_choice.server_load", "SERVER_SELECTION", "peak_ewma"),
         (f"{OTHER_HALF}.telemetry.command_comments", "COMMAND_COMMENT", "on"),
     ],
     ids=["breakers", "least_loaded", "operation counts", "peak_ewma", "comments"],

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.blocks import current, innermost, timed
-from pymongo_resilience.policies.overrides import override
+from pymongo_resilience.policies.blocks import current, innermost, override, timed
 from pymongo_resilience.policies.policy import NOTHING
 
 

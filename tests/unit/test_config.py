@@ -13,15 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from pymongo_resilience.breakers import BreakerSettings
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config, Option, apply_switches
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.options.config import (
-    FILE_VARIABLE,
-    OPTIONS,
-    PREFIX,
-    Config,
-    Option,
-    apply_switches,
-)
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
 

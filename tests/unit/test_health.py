@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pymongo_resilience.breakers import Evidence, evidence
 from pymongo_resilience.rules.failure import (
     RETRYABLE,
     SYSTEM_OVERLOADED,
+    Evidence,
     Failure,
     RetryReason,
     Stage,
+    evidence,
 )
 
 R = RetryReason

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from support.hostile_input import examples
 
+from pymongo_resilience.config import FILE_VARIABLE, OPTIONS, PREFIX, Config
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.options.config import FILE_VARIABLE, OPTIONS, PREFIX, Config
 from pymongo_resilience.policies.namespaces import problems_of
 
 if TYPE_CHECKING:

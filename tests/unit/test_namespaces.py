@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL, MONGODB, Answering
 
+from pymongo_resilience.config import Config
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.options.config import Config
 from pymongo_resilience.policies import namespaces
 from pymongo_resilience.policies.namespaces import NamespaceRules, matches
 from pymongo_resilience.policies.policy import NOTHING, Policy

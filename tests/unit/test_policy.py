@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.engine.retry_strategies import BEST_EFFORT, FAST_FAIL
 
-from pymongo_resilience.policies.blocks import current
-from pymongo_resilience.policies.overrides import override
+from pymongo_resilience.policies.blocks import current, override
 from pymongo_resilience.policies.policy import NOTHING, Policy
 from pymongo_resilience.rules.strategy import BestEffort, FastFailOnTerminalError
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pymongo_resilience.config import FILE_VARIABLE, Config
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.options.config import FILE_VARIABLE, Config
-from pymongo_resilience.options.policy_file import KEYS
-from pymongo_resilience.policies.namespaces import EXPECTED_PATTERN
+from pymongo_resilience.policies.namespaces import EXPECTED_PATTERN, KEYS
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.strategy import NAMED
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from pymongo_resilience.options.config import OFF, TOKENS
+from pymongo_resilience.config import OFF, TOKENS
 from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
 
 from .by_client import keep

@@ -9,8 +9,7 @@ from pymongo.errors import NetworkTimeout, WaitQueueTimeoutError
 
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
-from pymongo_resilience.policies.policy import shorter
+from pymongo_resilience.policies.policy import attach_policy, policy_of_cursor, shorter
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger, shielded
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.binding import (
+from pymongo_resilience.policies.policy import (
     ATTRIBUTE,
+    NOTHING,
     attach_policy,
     policy_of,
     policy_of_cursor,
 )
-from pymongo_resilience.policies.policy import NOTHING
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts

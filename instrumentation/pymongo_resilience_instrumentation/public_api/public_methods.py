@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import internal_errors
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.policies.binding import policy_of
+from pymongo_resilience.policies.policy import policy_of
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.cursors import cursor_creation

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience.breakers import Snapshot
-    from pymongo_resilience.options.config import Config
+    from pymongo_resilience.config import Config
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 

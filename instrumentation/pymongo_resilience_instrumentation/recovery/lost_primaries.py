@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import AutoReconnect
 
 from pymongo_resilience.clock import Deadline
+from pymongo_resilience.config import INTERRUPTIONS
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.options.config import INTERRUPTIONS
 from pymongo_resilience.rules.failure import Failure, RetryReason, Stage
 from pymongo_resilience.rules.retry_rules import NeedsStrategy, Retry
 from pymongo_resilience.rules.strategy import NAMED

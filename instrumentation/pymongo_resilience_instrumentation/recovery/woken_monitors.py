@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from pymongo_resilience.config import QUICK_CHECKS, WOKEN_CHECKS
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.options.config import QUICK_CHECKS, WOKEN_CHECKS
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
 from pymongo_resilience_instrumentation.interception.methods import Method

@@ -22,13 +22,12 @@ from pymongo.errors import (
 )
 
 from pymongo_resilience import internal_errors
-from pymongo_resilience.breakers import Evidence, evidence
 from pymongo_resilience.clock import Deadline
 from pymongo_resilience.errors import CircuitBreakerOpenError, OverloadShedError
 from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.policies.policy import shorter
 from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
-from pymongo_resilience.rules.failure import RetryReason, Stage
+from pymongo_resilience.rules.failure import Evidence, RetryReason, Stage, evidence
 from pymongo_resilience.rules.retried_operation import NO_DATA, Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.rules.strategy import follows_specification

@@ -21,8 +21,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from pymongo.errors import PyMongoError
 from pymongo.monitoring import CommandListener
 
+from pymongo_resilience.config import NEVER, ON_RETRY
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience.options.config import NEVER, ON_RETRY
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.failures.error_texts import qualified_name
 

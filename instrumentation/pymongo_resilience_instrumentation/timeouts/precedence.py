@@ -35,7 +35,7 @@ from pymongo_resilience_instrumentation.calls import NEVER, NO_DEADLINE, Call
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from pymongo_resilience.options.config import Config
+    from pymongo_resilience.config import Config
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience_instrumentation.operations.public_operations import Target

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import pymongo_resilience
+from pymongo_resilience.config import OPTIONS, SERVER_VARIABLE, load
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.options.config import OPTIONS, SERVER_VARIABLE, load
 from pymongo_resilience.rules.strategy import NAMED
 
 from . import dashboards
@@ -22,7 +22,7 @@ from . import dashboards
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pymongo_resilience.options.config import Option
+    from pymongo_resilience.config import Option
     from pymongo_resilience.policies.policy import Policy
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernE
 
 from pymongo_resilience.clock import Deadline, MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.policies.overrides import override
+from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.rules import transaction_rules
 from pymongo_resilience.rules.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
 from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated

@@ -14,7 +14,7 @@ from support.engine.engine_inputs import Whimsical
 from support.engine.failing_work import AwaitedWork, BlockingWork, FakeWork, Final
 
 from pymongo_resilience.policies import blocks
-from pymongo_resilience.policies.overrides import override
+from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import Policy
 from pymongo_resilience.rules.events import RetryDeclined
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor

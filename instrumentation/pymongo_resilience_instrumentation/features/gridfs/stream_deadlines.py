@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import shielded
-from pymongo_resilience.policies.binding import policy_of
+from pymongo_resilience.policies.policy import policy_of
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE
 from pymongo_resilience_instrumentation.cursors import cursor_creation

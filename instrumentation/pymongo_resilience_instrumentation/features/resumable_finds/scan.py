@@ -18,8 +18,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo_resilience import internal_errors
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.internal_errors import logger, shielded
-from pymongo_resilience.policies.binding import attach_policy, policy_of_cursor
-from pymongo_resilience.policies.policy import Policy
+from pymongo_resilience.policies.policy import Policy, attach_policy, policy_of_cursor
 from pymongo_resilience.rules.failure import RetryReason
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception import steps

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pymongo
 
+from pymongo_resilience.config import load
 from pymongo_resilience.errors import ConfigurationError
-from pymongo_resilience.options.config import load
 from pymongo_resilience_instrumentation.driver.private_names import parts
 from pymongo_resilience_instrumentation.self_check import State, missing
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo_resilience.options.config import SERVER_VARIABLE
+from pymongo_resilience.config import SERVER_VARIABLE
 
 from . import wire
 from .fault import refused

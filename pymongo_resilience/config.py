@@ -29,7 +29,7 @@ from pymongo_resilience.option_types import (
     shown,
     warn_unknown,
 )
-from pymongo_resilience.policies.namespaces import problems_of
+from pymongo_resilience.policies.namespaces import policies_of, problems_of
 from pymongo_resilience.rules.strategy import NAMED
 
 if TYPE_CHECKING:
@@ -376,8 +376,6 @@ class _Values:
 
     def read_file(self, path: Path) -> None:
         import tomllib  # noqa: PLC0415 - it compiles its patterns, and most processes have no file
-
-        from .policy_file import policies_of  # noqa: PLC0415 - the same
 
         try:
             document = tomllib.loads(_content(path))

@@ -1,1 +1,0 @@
-"""Every option: its variable, its default, what is legal, and where its value comes from."""
