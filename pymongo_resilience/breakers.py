@@ -206,7 +206,7 @@ class CircuitBreaker:
         return Snapshot(period.state, calls, failures, wait)
 
     def _wait(self, now: float) -> float:
-        """As ``next_probe_in``. An open breaker whose time is over becomes half-open."""
+        """Seconds, like ``next_probe_in``. An open breaker whose time is over becomes half-open."""
         period, settings = self._period, self.settings
         if period.state is State.OPEN:
             left = period.since + settings.open_for - now

@@ -18,11 +18,11 @@ class ServerStatus:
     address: str
     """``"host:port"``."""
     type: str
-    """As MongoDB's specifications name it: ``RSPrimary``, ``Mongos``, ``Unknown``."""
+    """By the name in MongoDB's specifications: ``RSPrimary``, ``Mongos``, ``Unknown``."""
     round_trip_time: float | None
     """The weighted average in seconds; None while the server is unknown, or is not monitored."""
     minimum_round_trip_time: float | None
-    """Of the last ten round trips, in seconds; None before there are two."""
+    """The smallest of the last ten, in seconds; None before there are two."""
     in_flight: int | None
     """Attempts in progress: with ``least_loaded`` or ``peak_ewma`` those that selected the server,
     else those that have or await a connection. None where they are not counted."""

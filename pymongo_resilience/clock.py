@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 SHORTEST = 0.001
 """Seconds. A timeout is a whole number of milliseconds, and 0 is none: less is no time at all."""
 BUCKETS = 10
-"""Of a window: it moves on by a tenth of its length, and a count stays for nine to ten tenths."""
+"""A window moves on by a tenth of its length: a count stays for nine to ten tenths of it."""
 
 Random = Callable[[], float]
 """Returns a float in [0, 1)."""

@@ -8,6 +8,7 @@ wins over the file. Namespace rules come from code and from the file alone.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,9 +72,9 @@ class Option(NamedTuple):
     kind: OptionType
     default: Any
     sentence: str
-    telemetry: bool
+    telemetry: bool = False
     """It concerns nothing but what is shown of operations."""
-    has_variable: bool
+    has_variable: bool = True
     """False for what is set in code or in a file alone."""
 
     @property
@@ -82,33 +83,15 @@ class Option(NamedTuple):
 
     def value_of(self, text: str) -> Any:
         """The value that a variable's text means. Raises ValueError where it is none."""
-        try:
+        with suppress(ValueError, KeyError):
             value = self.kind.normal(self.kind.parse(text.strip()))
-        except (ValueError, KeyError):
-            value = UNREADABLE
-        if value is UNREADABLE or not self.kind.legal(value):
-            raise ValueError(f"{self.variable}={text!r}: expected {self.kind.allowed}")
-        return value
+            if self.kind.legal(value):
+                return value
+        raise ValueError(f"{self.variable}={text!r}: expected {self.kind.allowed}")
 
 
-UNREADABLE = object()
-
-
-def _option(
-    default: object,
-    kind: OptionType,
-    sentence: str,
-    *,
-    telemetry: bool = False,
-    has_variable: bool = True,
-) -> Any:
-    about = {
-        "kind": kind,
-        "sentence": sentence,
-        "telemetry": telemetry,
-        "has_variable": has_variable,
-    }
-    return field(default=default, metadata=about)
+def _option(default: object, kind: OptionType, sentence: str, **more: bool) -> Any:
+    return field(default=default, metadata={"kind": kind, "sentence": sentence, **more})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,14 +249,13 @@ class Config:
     """Namespace rules by pattern, as ``instrument(policies=...)`` takes them; not in a variable."""
 
     def __post_init__(self) -> None:
-        given = {option.name: getattr(self, option.name) for option in OPTIONS}
         problems = []
-        for option in OPTIONS:
-            normal = option.kind.normal(given[option.name])
-            object.__setattr__(self, option.name, normal)
+        for name, option in BY_NAME.items():
+            value = getattr(self, name)
+            normal = option.kind.normal(value)
+            object.__setattr__(self, name, normal)
             if not option.kind.legal(normal):
-                said = shown(given[option.name])
-                problems.append(f"{option.name}={said}: expected {option.kind.allowed}")
+                problems.append(f"{name}={shown(value)}: expected {option.kind.allowed}")
         problems += problems_of(self.policies)
         if problems:
             raise ConfigurationError(problems)
@@ -296,10 +278,7 @@ class Config:
         An unknown key is a warning with the nearest name. Raises ConfigurationError with every
         bad value at once, also where the file cannot be read.
         """
-        values = _Values()
-        values.read_file(Path(path))
-        values.check()
-        return cls(**values.found)
+        return load({FILE_VARIABLE: str(Path(path))}).config
 
 
 class Loaded(NamedTuple):
@@ -313,8 +292,8 @@ class Loaded(NamedTuple):
 
 
 def load(environ: Mapping[str, str] = os.environ, *, tolerant: bool = False) -> Loaded:
-    """As :meth:`Config.from_env`. ``tolerant``: a wrong value that concerns telemetry alone is no
-    error, and the option has its default."""
+    """What :meth:`Config.from_env` reads. ``tolerant``: a wrong value that concerns telemetry alone
+    is no error, and the option has its default."""
     values = _Values()
     path = environ.get(FILE_VARIABLE)
     if path:
@@ -382,18 +361,17 @@ class _Values:
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"{path}: expected a readable TOML file: {error}")
             return
-        known = {option.name: option for option in OPTIONS}
         for name, value in document.items():
-            option = known.get(name)
+            option = BY_NAME.get(name)
             if name == RULES:
                 self._take(name, policies_of(value, path, self.problems), str(path))
             elif option is None:
-                warn_unknown(name, f"key in {path}", [*known, RULES])
+                warn_unknown(name, f"key in {path}", [*BY_NAME, RULES])
             elif option.kind.legal(normal := option.kind.normal(value)):
                 self._take(option.name, normal, str(path))
             else:
-                expected = f"expected {option.kind.allowed}"
-                self._refuse(option, f"{path}: {name} = {shown(value)}: {expected}")
+                problem = f"{name} = {shown(value)}: expected {option.kind.allowed}"
+                self._refuse(option, f"{path}: {problem}")
 
     def _take(self, name: str, value: object, source: str) -> None:
         self.found[name] = value
@@ -420,4 +398,5 @@ def _row(entry: Field[Any]) -> Option:
 
 OPTIONS: tuple[Option, ...] = tuple(_row(entry) for entry in fields(Config) if entry.name != RULES)
 """The table that ``pymongo-resilience config`` and docs/options.md show."""
+BY_NAME = {option.name: option for option in OPTIONS}
 BY_VARIABLE = {option.variable: option for option in OPTIONS}

@@ -54,20 +54,20 @@ def boolean_or(*names: str) -> OptionType:
 OPTIONAL_BOOLEAN = BOOLEAN._replace(legal=lambda value: value is None or isinstance(value, bool))
 
 
+def _within(low: float, high: float, value: object, cls: Any) -> bool:
+    return isinstance(value, cls) and not isinstance(value, bool) and low <= value <= high
+
+
 def integer(low: int, high: int, *, optional: bool = False) -> OptionType:
     def legal(value: object) -> bool:
-        if value is None:
-            return optional
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        return optional if value is None else _within(low, high, value, int)
 
     return OptionType("integer", f"an integer from {low} to {high}", int, legal)
 
 
 def number(low: float, high: float) -> OptionType:
     def legal(value: object) -> bool:
-        return (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-        )
+        return _within(low, high, value, (int, float))
 
     return OptionType("number", f"a number from {low:g} to {high:g}", float, legal)
 
@@ -90,9 +90,7 @@ def one_of(names: Iterable[str], *, optional: bool = False) -> OptionType:
     known = tuple(names)
 
     def legal(value: object) -> bool:
-        if value is None:
-            return optional
-        return isinstance(value, str) and value in known
+        return optional if value is None else isinstance(value, str) and value in known
 
     return OptionType("name", "one of " + ", ".join(known), str, legal, _lower)
 

@@ -67,7 +67,7 @@ def _redacted(error: BaseException) -> BaseException:
 
 
 def _is_of_driver(value: object) -> bool:
-    """Of an exception's arguments, too: ``RuntimeError(error)`` has the text of ``error``."""
+    """An exception's arguments count, too: ``RuntimeError(error)`` has the text of ``error``."""
     classes = type(value).__mro__ if isinstance(value, BaseException) else ()
     return any(cls.__module__.partition(".")[0] in DRIVER for cls in classes)
 

@@ -41,7 +41,7 @@ class Wait(NamedTuple):
     seconds: float
     for_server: bool
     connecting: float = 0.0
-    """Of the seconds."""
+    """How many of the seconds."""
 
 
 class Run(NamedTuple):

@@ -1,4 +1,4 @@
 """What holds for one operation: by its block of code, its binding, its namespace.
 
-The options of ``Config`` hold for all others.
+The options of ``config`` hold for all others.
 """

@@ -108,7 +108,7 @@ class Policy:
         )
 
     def within(self, outer: Policy) -> Policy:
-        """As ``over``, for a block inside of another: of two timeouts the shorter holds."""
+        """Like ``over``, for a block inside of another: of two timeouts the shorter holds."""
         both = self.over(outer)
         if self.timeout_ms is None or outer.timeout_ms is None:
             return both

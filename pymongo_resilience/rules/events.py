@@ -59,7 +59,7 @@ class RetryDeclined(NamedTuple):
     why: str = ""
     """The same in words, as the error has it."""
     error: str = ""
-    """As in RetryScheduled."""
+    """The same as RetryScheduled has."""
 
 
 def of_both_events(

@@ -124,7 +124,7 @@ class Failure:
     selection: bool = False
     """No server could be selected."""
     terminal: bool = False
-    """Of a selection: it was given up, since waiting could not have helped."""
+    """A selection was given up, since waiting could not have helped."""
     listed_retryable: bool = True
     """MongoDB's specifications list the error as one to retry."""
     transaction_over: bool = False

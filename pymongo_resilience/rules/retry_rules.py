@@ -3,7 +3,8 @@ from the budget.
 
 A decision has two steps, since a strategy may be a coroutine: ``check_rules`` applies the rules
 that need no strategy, ``apply_strategy`` those that follow its answer. The numbers are those of
-docs/retry-rules.md.
+docs/retry-rules.md. At the end, what follows a failure in a transaction that is repeated as a
+whole: with_transaction's rules, with the library's limits.
 """
 
 from __future__ import annotations
@@ -15,17 +16,26 @@ from typing import TYPE_CHECKING, NamedTuple
 from pymongo_resilience.clock import SHORTEST
 
 from . import backoff
-from .failure import RetryReason, Stage
+from .failure import TRANSIENT_TRANSACTION, RetryReason, Stage
 from .retried_operation import DISTRESS, Kind
 from .strategy import TERMINAL, RetryAction, follows_specification
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pymongo_resilience.clock import Deadline, Random
 
     from .failure import Failure
     from .retried_operation import Operation
     from .strategy import Answer
 
+LAST_ATTEMPT = 0.005
+"""Seconds that a shortened delay leaves for the next attempt, in addition to the round trip: sleeps
+end late, and the command needs a time limit."""
+UNKNOWN_COMMIT = "UnknownTransactionCommitResult"
+MAX_TIME_EXPIRED = 50
+TRANSACTION_TIME_LIMIT = 120.0
+"""Seconds, where there is no deadline."""
 NEVER_REPEATED = frozenset({Kind.COMMAND, Kind.GET_MORE, Kind.AGGREGATE_WRITE, Kind.CLEANUP})
 
 
@@ -82,8 +92,6 @@ class NeedsStrategy:
 
 
 NEEDS_STRATEGY = NeedsStrategy()
-
-
 Verdict = GiveUp | Retry
 
 
@@ -230,11 +238,6 @@ class RetryRules:
         return retry._replace(delay=max(retry.delay, next_probe_in))
 
 
-LAST_ATTEMPT = 0.005
-"""Seconds that a shortened delay leaves for the next attempt, in addition to the round trip: sleeps
-end late, and the command needs a time limit."""
-
-
 def _room(limit: Deadline, failure: Failure) -> float:
     """Seconds in which one more attempt can be begun, so that its answer may be back in time."""
     # Written so that a NaN round-trip time counts as 0, and a NaN limit leaves no room.
@@ -252,3 +255,50 @@ def _deadline_is_over(operation: Operation, failure: Failure) -> bool:
 def _out_of_time(operation: Operation) -> Rule:
     """Without a deadline, only the number of attempts ended it."""
     return Rule.ATTEMPTS if operation.deadline is None else Rule.DEADLINE
+
+
+class Repeat(enum.Enum):
+    """What is repeated (Convenient API for Transactions, "Sequence of Actions")."""
+
+    NOTHING = "nothing"
+    COMMIT = "commit"
+    TRANSACTION = "transaction"
+
+
+def what_to_repeat(
+    has_label: Callable[[str], bool],
+    code: int | None,
+    *,
+    committing: bool = False,
+    applied: bool = False,
+) -> Repeat:
+    """After an error with these labels, of the body or of the commit.
+
+    ``applied``: the reply of the commit shows that it ran, so a new transaction would be a second
+    one.
+    """
+    if committing and has_label(UNKNOWN_COMMIT) and code != MAX_TIME_EXPIRED:
+        return Repeat.COMMIT
+    again = has_label(TRANSIENT_TRANSACTION) and not applied
+    return Repeat.TRANSACTION if again else Repeat.NOTHING
+
+
+def transaction_verdict(
+    rules: RetryRules, operation: Operation, failure: Failure, what: Repeat
+) -> Verdict:
+    """Whether ``what`` is done, and after how many seconds.
+
+    The failure counts for ``operation``, and not for its budget: the command's own has done that.
+    """
+    budget, operation.budget = operation.budget, None
+    operation.record(failure)
+    operation.budget = budget
+    answer = rules.check_rules(operation, failure)
+    if isinstance(answer, GiveUp):
+        return answer
+    if what is Repeat.NOTHING:
+        return GiveUp(Rule.UNKNOWN_REASON)
+    if not isinstance(answer, NeedsStrategy):
+        return answer
+    delay = backoff.transaction(operation.attempts, rules.random)
+    return rules.apply_strategy(operation, failure, RetryAction(delay))

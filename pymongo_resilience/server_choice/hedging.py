@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 READS_PER_HEDGE = 20
 """One hedge for so many reads: at most 5 %."""
 MOST_HEDGES = 10
-"""As many as earlier reads have left are sent in a row, at most."""
+"""The most that are sent in a row, where earlier reads have left as many."""
 RESERVED_HEDGES = 3
 """So many of them are left to the reads that ask again: of those that a percentile of 95 makes ask,
 most are about to be answered."""

@@ -78,7 +78,7 @@ class PeakEwma:
 def choose(
     servers: Sequence[ServerDescription], loads: Mapping[str, float], random: Random
 ) -> ServerDescription:
-    """Of two servers picked at random, the one with the smaller load.
+    """The less loaded one of two servers that are picked at random.
 
     Source: Server Selection, "operationCount-based selection within the latency window".
 

@@ -9,6 +9,7 @@ import pytest
 from support.engine.retry_strategies import FAST_FAIL
 
 from pymongo_resilience.clock import Deadline
+from pymongo_resilience.rules import backoff
 from pymongo_resilience.rules.budget import RatioBudget, TokenBucket
 from pymongo_resilience.rules.failure import (
     RETRYABLE,
@@ -18,8 +19,15 @@ from pymongo_resilience.rules.failure import (
     Stage,
 )
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import GiveUp, Retry, RetryRules, Rule
-from pymongo_resilience.rules.transaction_rules import Repeat, pause, repeat, verdict
+from pymongo_resilience.rules.retry_rules import (
+    GiveUp,
+    Repeat,
+    Retry,
+    RetryRules,
+    Rule,
+    transaction_verdict,
+    what_to_repeat,
+)
 
 TRANSIENT, UNKNOWN = "TransientTransactionError", "UnknownTransactionCommitResult"
 
@@ -40,14 +48,14 @@ TRANSIENT, UNKNOWN = "TransientTransactionError", "UnknownTransactionCommitResul
 def test_what_is_repeated(
     labels: tuple[str, ...], code: int | None, *, committing: bool, expected: Repeat
 ) -> None:
-    assert repeat(labels.__contains__, code, committing=committing) is expected
+    assert what_to_repeat(labels.__contains__, code, committing=committing) is expected
 
 
 def test_pauses_grow_to_half_a_second() -> None:
-    assert [pause(retry, lambda: 1.0) for retry in (1, 2, 3)] == pytest.approx(
+    assert [backoff.transaction(retry, lambda: 1.0) for retry in (1, 2, 3)] == pytest.approx(
         [0.0075, 0.01125, 0.016875]
     )
-    assert pause(10_000, lambda: 0.5) == 0.25
+    assert backoff.transaction(10_000, lambda: 0.5) == 0.25
 
 
 TIME = SimpleNamespace(now=lambda: 0.0)
@@ -68,7 +76,9 @@ def transaction(left: float | None = None, **facts: object) -> Operation:
 def test_what_is_transient_is_repeated_after_growing_pauses_with_and_without_a_deadline() -> None:
     for left in (20.0, None):
         operation = transaction(left)
-        pauses = [verdict(RULES, operation, failed(), Repeat.TRANSACTION) for _ in range(3)]
+        pauses = [
+            transaction_verdict(RULES, operation, failed(), Repeat.TRANSACTION) for _ in range(3)
+        ]
         delays = [each.delay for each in pauses if isinstance(each, Retry)]
         assert delays == pytest.approx([0.0075, 0.01125, 0.016875])
         assert operation.reasons == [RetryReason.WRITE_CONFLICT] * 3
@@ -90,25 +100,25 @@ def test_what_is_transient_is_repeated_after_growing_pauses_with_and_without_a_d
 def test_what_is_not_repeated_all_the_same(
     failure: Failure, what: Repeat, left: float, rule: Rule
 ) -> None:
-    assert verdict(RULES, transaction(left), failure, what) == GiveUp(rule)
+    assert transaction_verdict(RULES, transaction(left), failure, what) == GiveUp(rule)
 
 
 def test_without_a_timeout_it_ends_with_its_time_limit() -> None:
     operation = transaction()
     operation.retry_window = Deadline(TIME, 0.0, 120.0)  # type: ignore[arg-type]
-    assert verdict(RULES, operation, failed(), Repeat.COMMIT) == GiveUp(Rule.ATTEMPTS)
+    assert transaction_verdict(RULES, operation, failed(), Repeat.COMMIT) == GiveUp(Rule.ATTEMPTS)
 
 
 def test_an_overloaded_server_gets_few_of_them_and_the_budget_says_how_many() -> None:
     labels = frozenset({SYSTEM_OVERLOADED, RETRYABLE})
     overload = failed(RetryReason.OVERLOADED, labels=labels)
     few = transaction(None)
-    answers = [verdict(RULES, few, overload, Repeat.TRANSACTION) for _ in range(6)]
+    answers = [transaction_verdict(RULES, few, overload, Repeat.TRANSACTION) for _ in range(6)]
     assert [isinstance(each, Retry) for each in answers] == [True] * 5 + [False]
     assert answers[-1] == GiveUp(Rule.ATTEMPTS)
     bucket = TokenBucket(2)
     answers = [
-        verdict(RULES, transaction(20.0, budget=bucket), overload, Repeat.TRANSACTION)
+        transaction_verdict(RULES, transaction(20.0, budget=bucket), overload, Repeat.TRANSACTION)
         for _ in range(3)
     ]
     assert answers[-1] == GiveUp(Rule.BUDGET)
@@ -119,7 +129,7 @@ def test_its_commands_have_told_the_budget_already() -> None:
     before = budget.tokens
     operation = transaction(20.0, budget=budget)
     for _ in itertools.repeat(None, 50):
-        verdict(RULES, operation, failed(RetryReason.NOT_PRIMARY), Repeat.TRANSACTION)
+        transaction_verdict(RULES, operation, failed(RetryReason.NOT_PRIMARY), Repeat.TRANSACTION)
     assert budget.tokens == before
     assert operation.budget is budget
     assert budget.allows(overloaded=False)

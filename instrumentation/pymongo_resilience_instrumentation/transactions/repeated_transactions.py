@@ -18,7 +18,7 @@ from pymongo.client_session import TransactionOptions  # type: ignore[attr-defin
 from pymongo_resilience.internal_errors import is_closing
 from pymongo_resilience.policies import blocks
 from pymongo_resilience.policies.policy import NOTHING
-from pymongo_resilience.rules.transaction_rules import Repeat
+from pymongo_resilience.rules.retry_rules import Repeat
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer

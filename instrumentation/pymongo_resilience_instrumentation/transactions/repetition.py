@@ -11,14 +11,13 @@ from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernE
 from pymongo_resilience.clock import Deadline, MonotonicClock
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.policies.blocks import override
-from pymongo_resilience.rules import transaction_rules
+from pymongo_resilience.rules import retry_rules
 from pymongo_resilience.rules.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
 from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
 from pymongo_resilience.rules.failure import Stage
 from pymongo_resilience.rules.retried_operation import Kind, Operation
-from pymongo_resilience.rules.retry_rules import Retry, RetryRules, Rule
+from pymongo_resilience.rules.retry_rules import Repeat, Retry, RetryRules, Rule
 from pymongo_resilience.rules.strategy import NAMED
-from pymongo_resilience.rules.transaction_rules import Repeat
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
@@ -80,7 +79,7 @@ class Repetition:
             budget=None if runtime is None else runtime.budgets.of(client),
             max_retries=None if runtime is None else driver.clients.max_retries(client),
         )
-        self._window = Deadline.after(self.clock, transaction_rules.TIME_LIMIT)
+        self._window = Deadline.after(self.clock, retry_rules.TRANSACTION_TIME_LIMIT)
         self._began = driver.csot.now()
         self._scheduled: RetryScheduled | None = None
         self._rule = Rule.UNKNOWN_REASON
@@ -124,12 +123,12 @@ class Repetition:
         failure = self._described(error) if part is None else part
         # A reply with a writeConcernError shows that the commit ran.
         applied = committing and isinstance(cause, WriteConcernError)
-        what = transaction_rules.repeat(
+        what = retry_rules.what_to_repeat(
             cause.has_error_label, failure.code, committing=committing, applied=applied
         )
         operation = self._operation
         operation.deadline, operation.retry_window = self._limits()
-        verdict = transaction_rules.verdict(self._rules, operation, failure, what)
+        verdict = retry_rules.transaction_verdict(self._rules, operation, failure, what)
         facts = of_both_events(operation, failure)
         if isinstance(verdict, Retry):
             self.follows, self.delay = what, verdict.delay
@@ -143,7 +142,7 @@ class Repetition:
             self._listener.on_event(RetryDeclined(*facts, rule, why, failure.error_name))
         if applied:
             why = COMMITTED
-        elif committing and error.has_error_label(transaction_rules.UNKNOWN_COMMIT):
+        elif committing and error.has_error_label(retry_rules.UNKNOWN_COMMIT):
             why = UNKNOWN
         self._rule, self._why, self._failure = rule, why, failure
 
