@@ -11,6 +11,7 @@ from support.fixtures import (
     collector,
     control,
     database,
+    defaults,
     empty_shop,
     instrument,
     proxy,
@@ -37,6 +38,12 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
     """The name of a test fits a line."""
     text = " ".join(str(val).split()) if isinstance(val, str | int) else ""
     return f"{text[:LONGEST]}..." if len(text) > LONGEST else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What holds is held as the README sets the library up, and bare."""
+    if "defaults" in metafunc.fixturenames and metafunc.definition.get_closest_marker("each_setup"):
+        metafunc.parametrize("defaults", [{}, {"timeout_ms": 20_000}], ids=["bare", "a timeout"])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -44,7 +44,7 @@ from pymongo_resilience.testbed import (
     Standalone,
 )
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 OPEN_S = 1.0
 HOST_UNREACHABLE = 6

@@ -24,6 +24,7 @@ from support.telemetry import Instrument
 import pymongo_resilience
 from pymongo_resilience.testbed import EmbeddedServer
 
+pytestmark = pytest.mark.each_setup
 linux = pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
 namespaces = pytest.mark.skipif(
     not can_sever(), reason="needs unshare and ip, and leave to make network namespaces"
@@ -36,8 +37,11 @@ SOON = 10.0
 @pytest.mark.oldest
 @pytest.mark.parametrize("kind", ["sync", "async", "uvloop"])
 @pytest.mark.parametrize("case", ["insert", "waiting"])
-def test_a_request_into_a_dead_path_is_repeated_on_a_new_connection(kind: str, case: str) -> None:
-    answer, _ = run("dead_peer", kind, "1", case, prefix=INSIDE)
+def test_a_request_into_a_dead_path_is_repeated_on_a_new_connection(
+    kind: str, case: str, defaults: dict[str, Any]
+) -> None:
+    setup = "with a timeout" if defaults else "bare"
+    answer, _ = run("dead_peer", kind, "1", case, setup, prefix=INSIDE)
     assert answer["seconds"] < SOON
     assert answer["lost"] is None
     assert answer["reasons"] == answer["shown"] == answer["counted"] == ["dead_peer"]

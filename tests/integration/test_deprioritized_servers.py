@@ -23,7 +23,7 @@ from pymongo_resilience import explain_selection
 from pymongo_resilience.server_choice.eligibility import SelectionRule
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 
 MODES = {"primaryPreferred": 1, "secondaryPreferred": 3, "nearest": 4}
@@ -68,7 +68,7 @@ def retry(
             gate.closed_looks = looks
 
     failed: list[str] = []
-    telemetry = instrument(timeout_ms=20_000, **(config or {}))
+    telemetry = instrument(**(config or {}))
     closing = ClosesTheGate()
     telemetry.decisions.on_event = closing.on_event  # type: ignore[method-assign]
     side.do(coll.find_one)
@@ -114,7 +114,7 @@ def test_an_application_s_selector_may_want_the_one_that_failed(
     side: Side, replica_set: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """As it gets it from plain pymongo, which forgets about the failure when it has to wait."""
-    telemetry = instrument(timeout_ms=20_000)
+    telemetry = instrument()
     wanted = [replica_set.members[1].address]
 
     def only_the_wanted(servers: list[Any]) -> list[Any]:
@@ -135,7 +135,7 @@ def test_another_client_s_operation_avoids_nothing(
     proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
     """An application's listener reads through a client of its own while the retry is due."""
-    telemetry = instrument(timeout_ms=5_000)
+    telemetry = instrument()
     seen: list[Any] = []
     with (
         pymongo.MongoClient(proxy.uri) as client,

@@ -39,7 +39,7 @@ from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import CutBefore, EmbeddedServer, ReplicaSet
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 SHORT_MS = 200
 """Of a selection that is to take all its time."""

@@ -52,7 +52,7 @@ from pymongo_resilience.clock import MonotonicClock
 from pymongo_resilience.server_choice import hedging
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 SLOW_S = 0.7
 HEDGE_MS = 60

@@ -17,7 +17,7 @@ from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.testbed import Election, Refuse, ReplicaSet, Reset
 
 __all__ = ["world"]
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 MONITOR_SEES = {
     # Without a second look.

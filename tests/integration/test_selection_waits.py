@@ -20,7 +20,7 @@ from support.wait_helpers import NOBODY, wait_for_server
 import pymongo_resilience
 from pymongo_resilience.testbed import ReplicaSet
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 DURATION = "pymongo_resilience.server_selection.duration"
 OUTCOME = "pymongo_resilience.outcome"

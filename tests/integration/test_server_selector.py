@@ -35,7 +35,7 @@ from pymongo_resilience import status
 from pymongo_resilience.server_choice import server_load
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster, Standalone
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 BY_LOAD = {"server_selection": "least_loaded"}
 BY_LATENCY = {"server_selection": "peak_ewma"}

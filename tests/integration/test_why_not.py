@@ -41,7 +41,7 @@ from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.server_choice import explanation
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 
 SOON = {"serverSelectionTimeoutMS": 50}
 NOWHERE = Secondary(tag_sets=[{"dc": "north"}])

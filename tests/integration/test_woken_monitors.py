@@ -33,7 +33,7 @@ from support.telemetry import Instrument
 import pymongo_resilience
 from pymongo_resilience.testbed import CutAfter, EmbeddedServer, ReplicaSet, Restart
 
-pytestmark = pytest.mark.oldest
+pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
 NEVER = 60.0
 """Seconds after which the driver itself would notice."""
 STREAMING = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
@@ -94,7 +94,7 @@ def ended(monitor: Any) -> bool:
 def test_after_a_cut_the_operation_goes_on_at_once(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     client, beats = made(side, proxy.uri)
     closed = len(beats.begun)
     for number in range(3):
@@ -109,7 +109,7 @@ def test_after_a_cut_the_operation_goes_on_at_once(
 def test_a_cut_clears_the_pool_once(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     client, _ = made(side, proxy.uri)
     (server,) = client._topology._servers.values()
     generation = server.pool.gen.get_overall()
@@ -147,7 +147,7 @@ def test_switched_off_a_lost_server_is_checked_as_the_driver_does(instrument: In
 def test_monitors_end_with_their_client(
     side: Side, proxy: ReplicaSet, instrument: Instrument, mode: str
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
     found = monitors(client)
     side.do(client.close)
@@ -184,7 +184,7 @@ def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
     mode: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
     found, coll = monitors(client), client[database].coll
     fault = CutAfter("insert", times=1000)
@@ -199,7 +199,7 @@ def test_a_topology_that_closes_amid_network_errors_ends_its_monitors(
 def test_monitors_end_when_their_client_is_collected(
     side: Side, proxy: ReplicaSet, instrument: Instrument, mode: str
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     client, _ = made(side, proxy.uri, serverMonitoringMode=mode)
     found = [SimpleNamespace(_executor=each._executor) for each in monitors(client)]
     side.clients.clear()
@@ -236,7 +236,7 @@ def test_a_check_over_tls_is_woken_as_well(
     database: str,
     instrument: Instrument,
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     client, beats = made(side, encrypted.uri, tls=True, tlsCAFile=authority.file)
     for number in range(2):
         proxy.inject(CutAfter("insert"))
@@ -258,7 +258,7 @@ def test_pyopenssls_sockets_are_woken_by_their_own_method() -> None:
 def test_a_polling_monitor_is_woken_by_the_operation_that_waits(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     client, beats = made(side, proxy.uri, serverMonitoringMode="poll")
     before = len(beats.begun)
     proxy.inject(CutAfter("insert"))
@@ -270,7 +270,7 @@ def test_a_polling_monitor_is_woken_by_the_operation_that_waits(
 def test_a_monitor_that_connects_goes_on(
     side: Side, server: EmbeddedServer, database: str, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     with BlackHolePort(server.address) as port:
         port.shut()
         client = side.do(side.client, port.uri, **STREAMING)
@@ -297,7 +297,7 @@ def test_a_fork_leaves_the_parents_connections_alone(server: EmbeddedServer) -> 
 def test_a_server_that_comes_back_is_found_long_before_the_driver_looks(
     side: Side, proxy: ReplicaSet, database: str, instrument: Instrument
 ) -> None:
-    instrument(timeout_ms=20_000)
+    instrument()
     client, _ = made(side, proxy.uri)
     proxy.inject(Restart(0.3))
     side.do(client[database].coll.insert_one, {"_id": 1})

@@ -37,9 +37,10 @@ def slowly(milliseconds: int) -> dict[str, Any]:
     return {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": data}
 
 
-async def main(kind: str, seconds: str, case: str) -> None:
+async def main(kind: str, seconds: str, case: str, setup: str = "with a timeout") -> None:
     decisions, telemetry = RecordingListener(), Telemetry()
-    config = Config(timeout_ms=PLENTY_MS, dead_peer_s=int(seconds))
+    timeout_ms = None if setup == "bare" else PLENTY_MS
+    config = Config(timeout_ms=timeout_ms, dead_peer_s=int(seconds))
     pymongo_resilience.instrument(config, listeners=[decisions])
     cls = pymongo.MongoClient if kind == "sync" else pymongo.AsyncMongoClient
     with SeverablePath() as path:

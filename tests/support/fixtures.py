@@ -136,7 +136,13 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def instrument(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instrument]:
+def defaults() -> dict[str, Any]:
+    """Options of each ``instrument()`` that names others; see the mark ``each_setup``."""
+    return {}
+
+
+@pytest.fixture
+def instrument(monkeypatch: pytest.MonkeyPatch, defaults: dict[str, Any]) -> Iterator[Instrument]:
     """``instrument(**options of Config)``, taken off again after the test. Each command has a span,
     unless the test says otherwise."""
 
@@ -158,7 +164,7 @@ def instrument(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instrument]:
         tracer_provider = TracerProvider(shutdown_on_exit=False)
         tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
         pymongo_resilience.instrument(
-            Config(strategy=config_strategy, command_spans=command_spans, **options),
+            Config(strategy=config_strategy, command_spans=command_spans, **defaults | options),
             strategy=strategy,
             policies=policies,
             listeners=[decisions],
