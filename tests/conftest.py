@@ -43,7 +43,7 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """What holds is held as the README sets the library up, and bare."""
     if "defaults" in metafunc.fixturenames and metafunc.definition.get_closest_marker("each_setup"):
-        metafunc.parametrize("defaults", [{}, {"timeout_ms": 20_000}], ids=["bare", "a timeout"])
+        metafunc.parametrize("defaults", [{}, {"timeout_ms": 20_000}], ids=["bare", "timed"])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

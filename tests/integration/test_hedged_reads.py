@@ -220,7 +220,7 @@ def idle_lsids(client: Any) -> set[bytes]:
 
 @pytest.mark.parametrize("delays", [[Delay(SLOW_S)], [Delay(0.25), Delay(SLOW_S)]])
 @pytest.mark.parametrize("name", ["find", "find_raw_batches", "aggregate"])
-def test_a_cursor_goes_on_where_it_was_opened_and_the_other_is_killed(
+def test_a_cursor_stays_where_it_was_opened_the_other_is_killed(
     side: Side,
     replica_set: ReplicaSet,
     database: str,

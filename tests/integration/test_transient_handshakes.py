@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pymongo import WriteConcern
-from support.clients import Side
+from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 
 from pymongo_resilience.testbed import CutAfter, Interception, ReplicaSet
@@ -71,3 +72,38 @@ def test_it_serves_like_any_other(
         replica_set.inject(CutAfter("insert"))
     side.do(WRITES[what][side.runner is not None], coll, client)
     side.wait_until(lambda: side.do(coll.count_documents, {}) == 1)
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 20_000], ids=["bare", "with a timeout"])
+def test_it_aborts_the_transaction_that_another_one_began(
+    side: Side,
+    replica_set: ReplicaSet,
+    database: str,
+    instrument: Instrument,
+    sent: SentCommands,
+    timeout_ms: int | None,
+) -> None:
+    """Without its session the abort would fail unseen, and leave the transaction open."""
+    instrument(timeout_ms=timeout_ms)
+    options = {"serverMonitoringMode": "stream", "heartbeatFrequencyMS": 60_000}
+    # Each command has a connection of its own.
+    client = side.client(replica_set.uri, maxIdleTimeMS=1, event_listeners=[sent], **options)
+    if side.runner is not None:
+        side.do(client.aconnect)
+    side.wait_for_members(client, 3)
+    side.wait_until(lambda: side.do(lambda: client.primary))
+    coll = client[database].coll
+    session = client.start_session()
+    side.do(session.start_transaction)
+    side.do(coll.insert_one, {"_id": 1}, session=session)
+    fault = SteppingDown()
+    replica_set.inject(fault, on="primary")
+    time.sleep(0.05)
+    side.do(session.abort_transaction)
+    assert fault.struck
+    replica_set.clear()
+    (abort,) = sent.named("abortTransaction")
+    assert abort["txnNumber"] == sent.named("insert")[0]["txnNumber"]
+    side.do(session.end_session)
+    assert side.do(coll.count_documents, {}) == 0
+    side.do(coll.insert_one, {"_id": 1})

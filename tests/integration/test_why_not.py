@@ -307,7 +307,7 @@ def silent() -> Iterator[socket.socket]:
         ({"tls": True, "tlsAllowInvalidCertificates": True}, "TLS handshake unanswered"),
     ],
 )
-def test_a_server_that_never_answered_says_what_is_under_way(
+def test_a_server_that_never_answered_says_what_goes_on(
     options: dict[str, Any],
     waits_for: str,
     side: Side,
