@@ -3,7 +3,7 @@
     python3 .ci/check_mongod.py /path/to/mongod [name of a step ...]
 
 Integration tests, MongoDB's own cases, the ledger (three seeds, both APIs, real elections) and the
-demo. Writes build/mongod/report.json and prints the lines of docs/compatibility.md.
+demo. Writes build/mongod/report.json, and the table of docs/compatibility.md from it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from reports import cases_in
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "mongod"
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
+DOCUMENT = ROOT / "docs" / "compatibility.md"
+MARKS = ("<!-- mongod: begin (written by `make check-mongod`) -->\n", "<!-- mongod: end -->\n")
 BESIDE = (
     "-n",
     os.environ.get("WORKERS", "3"),
@@ -66,6 +68,7 @@ def main(mongod: str, *wanted: str) -> int:
         report["demo"] = {"ok": demo["ok"], "verdict": demo.get("verdict", "did not end")}
     path.write_text(json.dumps(report, indent=2) + "\n")
     print("\n".join(lines(report)))
+    document(lines(report))
     return 0 if all(_passed(each) for each in report.values()) else 1
 
 
@@ -85,6 +88,13 @@ def lines(report: dict[str, Any]) -> list[str]:
             skipped = ", ".join(f"{count} {why}" for why, count in found["skipped"].items())
             rows.append(f"| {name} | {counted}{f'; skipped: {skipped}' if skipped else ''} |")
     return rows
+
+
+def document(rows: list[str]) -> None:
+    begin, end = MARKS
+    before, _, rest = DOCUMENT.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    DOCUMENT.write_text(before + begin + "\n".join(rows) + "\n" + end + after)
 
 
 def _version(mongod: str) -> str:

@@ -1,8 +1,9 @@
 """Measures what the documents quote, writes it into bench/report.json, and them from it.
 
-    python bench/make_report.py             everything but overload: about an hour
+    python bench/make_report.py             all but overload and recovery-real: about an hour
         --only healthy,footprint            some of it anew; the rest stays as it is
         --only overload                     ten minutes, on a machine that is quiet
+        --only recovery-real                on a mongod: PYMONGO_RESILIENCE_TESTBED_SERVER
         --overload FILE                     what overload.py --json FILE has measured
         --documents                         measures nothing, writes the documents
         --quick                             only shows that everything runs
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,10 @@ import documents
 from fleet import fleet
 from footprint import footprint
 from healthy import SIDES, healthy, versions
-from recovery import ROWS, recovery
+from real_recovery import measured
+from recovery import KINDS, ROWS, recovery
+
+from pymongo_resilience.config import SERVER_VARIABLE
 
 KEPT = documents.REPORT
 QUICK = KEPT.parent.parent / "build" / "report.json"
@@ -61,6 +66,15 @@ def taken_from(file: Path) -> Section:
     return {"versions": {"pymongo": package}, **kept}
 
 
+def recovery_real(*, quick: bool) -> Section:
+    server = os.environ.get(SERVER_VARIABLE, "")
+    if not server.startswith("mongod"):
+        raise SystemExit(f"recovery-real needs a mongod: {SERVER_VARIABLE}=mongod=PATH")
+    return measured(
+        server, kinds=KINDS[:1] if quick else KINDS, times=1 if quick else 3, progress=progress
+    )
+
+
 SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
     "healthy": ("python bench/healthy.py", healthy),
     "healthy-async": ("python bench/healthy.py --side async", partial(healthy, side=SIDES[1])),
@@ -69,6 +83,7 @@ SECTIONS: dict[str, tuple[str, Callable[..., Section]]] = {
         "python bench/recovery.py",
         lambda quick: recovery(("cut",) if quick else tuple(ROWS), progress=progress),
     ),
+    "recovery-real": ("python bench/real_recovery.py mongod=PATH", recovery_real),
     "fleet": ("python bench/fleet.py", fleet),
     "overload": ("python bench/overload.py", overload),
 }
@@ -112,7 +127,7 @@ def main() -> None:
     given = parser.parse_args()
     file = QUICK if given.quick else KEPT
     kept = json.loads(file.read_text()) if file.exists() else {}
-    names = [name for name in SECTIONS if name != "overload"]
+    names = [name for name in SECTIONS if name not in {"overload", "recovery-real"}]
     if given.only:
         names = chosen_from(given.only, tuple(SECTIONS), "section")
     elif given.overload or given.documents:

@@ -24,6 +24,15 @@ def recovery(report: Report) -> str:
     return f"`{found['command']}`, with {said}:\n\n" + table(headings, lines)
 
 
+def real(report: Report) -> str:
+    found = report["recovery-real"]
+    used = ", ".join(f"{what} {number}" for what, number in found["versions"].items())
+    lines = [[row[name] for name in ("fault", "kind", "plain", "ours")] for row in found["rows"]]
+    headings = ["fault", "", "pymongo", "with the library"]
+    return f"`{found['command']}`, {found['server']}, with {used}:\n\n" + table(headings, lines)
+
+
 BLOCKS: dict[str, tuple[tuple[str, ...], Callable[[Report], str]]] = {
-    "recovery": (("recovery",), recovery)
+    "recovery": (("recovery",), recovery),
+    "recovery-real": (("recovery-real",), real),
 }
