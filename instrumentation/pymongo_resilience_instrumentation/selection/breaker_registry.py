@@ -15,12 +15,12 @@ from pymongo_resilience.rules.events import BreakerClosed, BreakerOpened
 from pymongo_resilience.rules.failure import TRANSIENT_TRANSACTION
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
 from .breaker_errors import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from pymongo_resilience.breakers import BreakerSettings, Snapshot
     from pymongo_resilience.clock import Clock
@@ -104,42 +104,16 @@ class ClientBreakers(Breakers["Address"]):
             self.keep(driver.selection.known_addresses(client) | more)
 
 
-class BreakerRegistry:
-    """Those of every client, found by its identity: two clients of the same servers count as equal.
-    Thread- and task-safe."""
+class BreakerRegistry(ByClient[ClientBreakers]):
+    """Those of every client. In a forked child every breaker is closed, with a lock of its own."""
 
     def __init__(
-        self,
-        settings: BreakerSettings,
-        clock: Clock,
-        listener: Listener,
-        *,
-        always: bool,
+        self, settings: BreakerSettings, clock: Clock, listener: Listener, *, always: bool
     ) -> None:
-        self._settings = settings
-        self._clock = clock
         self._listener = listener
-        self._always = always
-        self._by_client: dict[int, ClientBreakers] = {}
-
-    def of(self, client: object) -> ClientBreakers:
-        """The client's; one that was made before ``instrument()`` gets its own here."""
-        found = self._by_client.get(id(client))
-        return self._add(client) if found is None else found
-
-    def all(self) -> Iterable[ClientBreakers]:
-        return list(self._by_client.values())
-
-    def reset_after_fork(self) -> None:
-        """In a forked child: every breaker is closed, with a lock of its own."""
-        for each in self.all():
-            each.reset_after_fork()
-
-    def _add(self, client: object) -> ClientBreakers:
-        made = ClientBreakers(
-            client, self._settings, self._clock, self._changed, always=self._always
+        super().__init__(
+            lambda client: ClientBreakers(client, settings, clock, self._changed, always=always)
         )
-        return keep(self._by_client, client, made)
 
     def _changed(self, address: Address, change: Snapshot) -> None:
         server = address_text(address)

@@ -16,7 +16,7 @@ from pymongo_resilience.server_choice.eligibility import in_latency_window
 from pymongo_resilience.server_choice.server_load import choose
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
 from . import conversions
 from .operation_counts import OperationCounts
@@ -132,23 +132,20 @@ class Selectors:
         self._enabled_flag = enabled_flag
         self._breakers = breakers
         self.counting = counting
-        self._latencies = latencies
-        self._counts: dict[int, OperationCounts] = {}
+        self._counts = ByClient(
+            lambda _: OperationCounts(None if latencies is None else latencies())
+        )
 
     def of_new_client(self, client: object, given: object) -> ServerSelector:
         """The selector for a client that is being made, around the one it was given."""
         breakers = None if self._breakers is None else self._breakers.of(client)
-        counts = keep(self._counts, client, self._new_counts()) if self.counting else None
+        counts = self._counts.of(client) if self.counting else None
         return ServerSelector(client, applications_own(given), self._enabled_flag, counts, breakers)
-
-    def _new_counts(self) -> OperationCounts:
-        return OperationCounts(None if self._latencies is None else self._latencies())
 
     def counts_of(self, client: object) -> OperationCounts | None:
         """None for a client that was made before ``instrument()``."""
-        return self._counts.get(id(client))
+        return self._counts.known(client)
 
     def reset_after_fork(self) -> None:
         """In a forked child, nothing is in progress."""
-        for counts in list(self._counts.values()):
-            counts.reset_after_fork()
+        self._counts.reset_after_fork()

@@ -16,7 +16,7 @@ from pymongo_resilience.rules.failure import RETRYABLE, SYSTEM_OVERLOADED, TRANS
 from pymongo_resilience.rules.load_shedding import LoadShedder, LoadShedders
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
 if TYPE_CHECKING:
     from pymongo_resilience.clock import Clock
@@ -51,24 +51,11 @@ class ClientShedders(LoadShedders):
             raise _error(address, shedder, priority, in_transaction=in_transaction)
 
 
-class SheddingRegistry:
-    """What each client needs for it, found by its identity: two clients of the same servers count
-    as equal. Thread- and task-safe."""
+class SheddingRegistry(ByClient[ClientShedders]):
+    """What each client needs for it."""
 
     def __init__(self, clock: Clock, rules: NamespaceRules) -> None:
-        self._parts = clock, rules
-        self._by_client: dict[int, ClientShedders] = {}
-
-    def of(self, client: object) -> ClientShedders:
-        """The client's; one that was made before ``instrument()`` gets its own here."""
-        found = self._by_client.get(id(client))
-        if found is not None:
-            return found
-        return keep(self._by_client, client, ClientShedders(*self._parts))
-
-    def reset_after_fork(self) -> None:
-        for each in list(self._by_client.values()):
-            each.reset_after_fork()
+        super().__init__(lambda _: ClientShedders(clock, rules))
 
 
 def _error(

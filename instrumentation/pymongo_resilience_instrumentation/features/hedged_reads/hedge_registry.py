@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience.server_choice.hedging import Hedging
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.clients.by_client import ByClient
 
 from .workers import TaskWorkers, ThreadWorkers
 
@@ -38,25 +38,13 @@ class ClientHedges(Hedging):
         found = driver.selection.choices(loop, narrowed or (lambda servers: servers))
         return any(address_text(each) != server for each in found)
 
+    def reset_after_fork(self) -> None:
+        """In a forked child, which has neither its threads nor its tasks."""
+        self.budget.reset_after_fork()
 
-class HedgeRegistry:
-    """What each client has, found by its identity. Holds none alive. Thread- and task-safe."""
+
+class HedgeRegistry(ByClient[ClientHedges]):
+    """What each client has."""
 
     def __init__(self, clock: Clock, breakers: BreakerRegistry | None) -> None:
-        self._parts = clock, breakers
-        self._by_client: dict[int, ClientHedges] = {}
-
-    def of(self, client: Any) -> ClientHedges:
-        found = self._by_client.get(id(client))
-        return found or keep(self._by_client, client, ClientHedges(*self._parts))
-
-    def known(self, client: Any) -> ClientHedges | None:
-        """None for a client that has hedged nothing."""
-        return self._by_client.get(id(client))
-
-    def reset_after_fork(self) -> None:
-        """In a forked child, which has neither their threads nor their tasks."""
-        for each in list(self._by_client.values()):
-            each.budget.reset_after_fork()
-            each.threads.reset_after_fork()
-            each.tasks.clear()
+        super().__init__(lambda _: ClientHedges(clock, breakers))
