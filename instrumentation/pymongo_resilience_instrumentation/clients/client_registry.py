@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.addresses import address_text
@@ -66,14 +66,6 @@ class Pool:
         return {IDLE: idle, USED: max(min(len(self.connections) - idle, in_use), 0)}
 
 
-class PoolSizes(NamedTuple):
-    """How many connections each pool of a client may have."""
-
-    least: int
-    most: int | None
-    """None for no limit."""
-
-
 class ClientState:
     """One client. Thread-safe: each change of ``pools`` is one step."""
 
@@ -120,12 +112,15 @@ class ClientState:
         known = description.server_descriptions()
         return description.topology_type_name, {each: known.get(each) for each in [*self.pools]}
 
-    def pool_sizes(self) -> PoolSizes:
+    def sizes(self, *, largest: bool) -> Iterator[tuple[Pool, int]]:
+        """Each pool, and how many connections it may have, or keeps at least; without a limit
+        none."""
         client = self._client()
-        if client is None:
-            return PoolSizes(0, None)
-        options = client.options.pool_options
-        return PoolSizes(options.min_pool_size, options.max_pool_size or None)
+        options = None if client is None else client.options.pool_options
+        if options is not None and (options.max_pool_size or not largest):
+            size = options.max_pool_size if largest else options.min_pool_size
+            for pool in [*self.pools.values()]:
+                yield pool, size
 
     def connections(self) -> Iterator[tuple[Pool, dict[str, int]]]:
         """Each pool, and how many it has by state."""

@@ -68,19 +68,15 @@ class ServerGauges:
             yield from observed
 
 
-_of_global_provider: list[ServerGauges] = []
 _by_provider: weakref.WeakKeyDictionary[Any, ServerGauges] = weakref.WeakKeyDictionary()
 
 
 def server_gauges(meter: Meter, provider: object) -> ServerGauges:
     """The gauges of a provider, made once; ``provider`` is None for the global one."""
-    if provider is None:
-        if not _of_global_provider:
-            _of_global_provider.append(ServerGauges(meter))
-        return _of_global_provider[0]
-    if provider not in _by_provider:
-        _by_provider[provider] = ServerGauges(meter)
-    return _by_provider[provider]
+    key = ServerGauges if provider is None else provider
+    if key not in _by_provider:
+        _by_provider[key] = ServerGauges(meter)
+    return _by_provider[key]
 
 
 def _rtt(client: ClientState, name: str) -> Iterator[Observation]:
@@ -116,9 +112,8 @@ def _pending(client: ClientState) -> Iterator[Observation]:
         yield Observation(count, pool.attributes)
 
 
-def _size(client: ClientState, name: str) -> Iterator[Observation]:
-    size = getattr(client.pool_sizes(), name)
-    for pool in [*client.pools.values()] if size is not None else ():
+def _size(client: ClientState, *, largest: bool) -> Iterator[Observation]:
+    for pool, size in client.sizes(largest=largest):
         yield Observation(size, pool.attributes)
 
 
@@ -179,21 +174,21 @@ ROWS = (
     ),
     Row(
         semconv.CONNECTION_MAX,
-        partial(_size, name="most"),
+        partial(_size, largest=True),
         "{connection}",
         "How many connections the pool may have (maxPoolSize).",
         adds_up=True,
     ),
     Row(
         semconv.CONNECTION_IDLE_MAX,
-        partial(_size, name="most"),
+        partial(_size, largest=True),
         "{connection}",
         "How many of them may be idle: all, since the driver has no separate limit.",
         adds_up=True,
     ),
     Row(
         semconv.CONNECTION_IDLE_MIN,
-        partial(_size, name="least"),
+        partial(_size, largest=False),
         "{connection}",
         "How many connections the pool keeps open (minPoolSize).",
         adds_up=True,
