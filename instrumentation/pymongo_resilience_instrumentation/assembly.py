@@ -16,7 +16,7 @@ from pymongo_resilience.rules.events import BreakerLog, Broadcast, DecisionLog
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED
-from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
+from pymongo_resilience_instrumentation.clients.by_client import Budgets
 from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.runtime import Runtime

@@ -241,7 +241,8 @@ class Call:
 
     def wanted(self, rules: NamespaceRules, option: str) -> Any:
         """The same of one option, without making a policy; None where none has it."""
-        for policy in (blocks.current(), self.bound, rules.policy_of(*self.governed)):
+        ruled = rules.policy_of(*self.governed) if rules.any else NOTHING
+        for policy in (blocks.current(), self.bound, ruled):
             value = getattr(policy, option)
             if value is not None:
                 return value

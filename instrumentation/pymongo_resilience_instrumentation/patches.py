@@ -40,7 +40,7 @@ from pymongo_resilience_instrumentation.recovery import (
 from pymongo_resilience_instrumentation.retries import deprioritized, loop_subclass, stopped_bulks
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.telemetry import transaction_spans
+from pymongo_resilience_instrumentation.telemetry import command_spans, transaction_spans
 from pymongo_resilience_instrumentation.timeouts import (
     attempt_timeouts,
     bounded_waits,
@@ -226,10 +226,8 @@ def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.config.command_comment:
-        from pymongo_resilience_instrumentation.telemetry import command_comments  # noqa: PLC0415 - off by default
-
         for owner in driver.commands.connections_with(driver.commands.PASSED):
-            yield owner, driver.commands.PASSED, command_comments.comment(runtime.enabled_flag)
+            yield owner, driver.commands.PASSED, command_spans.comment(runtime.enabled_flag)
 
 
 def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pymongo_resilience.rules.executor import AsyncExecutor, Executor
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.calls import Call
-    from pymongo_resilience_instrumentation.clients.budget_registry import Budgets
+    from pymongo_resilience_instrumentation.clients.by_client import Budgets
     from pymongo_resilience_instrumentation.clients.client_registry import Clients
     from pymongo_resilience_instrumentation.clients.closings import Closings
     from pymongo_resilience_instrumentation.interception.call_interceptor import Sender

@@ -21,7 +21,7 @@ import pymongo
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import assembly, driver
-from pymongo_resilience_instrumentation.clients import budget_registry
+from pymongo_resilience_instrumentation.clients import by_client
 from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.clients import Side
 from support.engine.failing_work import START
@@ -219,7 +219,7 @@ def test_the_row_holds_on_a_server(
 
     turn_time_by_hand(monkeypatch, row, clock, faults)
     let_breakers_answer(monkeypatch, faults)
-    monkeypatch.setattr(budget_registry, "TokenBucket", functools.partial(kept_in, bucket))
+    monkeypatch.setattr(by_client, "TokenBucket", functools.partial(kept_in, bucket))
     screened = record_screening(monkeypatch)
     telemetry = instrument(strategy=row.strategy, **config_of(row))
     pymongo_resilience.status(client)  # which makes its bucket, as a failure would

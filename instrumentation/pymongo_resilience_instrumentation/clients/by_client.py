@@ -1,12 +1,21 @@
-"""What is kept for a client that cannot carry it: found by its identity, gone with it."""
+"""What is kept for a client that cannot carry it: found by its identity, gone with it. Its retry
+budget, for one.
+
+Source of a client's own ``adaptiveRetries``: Client Backpressure, "Token Bucket".
+"""
 
 from __future__ import annotations
 
 import weakref
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from pymongo_resilience.config import OFF, TOKENS
+from pymongo_resilience.rules.budget import RatioBudget, RetryBudget, TokenBucket
+
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
+
+    from pymongo_resilience.clock import Clock
 
 T = TypeVar("T")
 
@@ -52,3 +61,52 @@ class ByClient(Generic[K]):
     def reset_after_fork(self) -> None:
         for each in self.all():
             each.reset_after_fork()
+
+
+class Budgets:
+    """One for each client, or None; holds no client alive. Thread- and task-safe."""
+
+    def __init__(self, kind: str, clock: Clock, chosen: dict[int, bool] | None = None) -> None:
+        """``kind``: of clients that do not choose; ``chosen``: what existing clients chose."""
+        self._kind = kind
+        self._clock = clock
+        self.chosen: dict[int, bool] = {} if chosen is None else chosen
+        """What clients chose themselves, by their identity."""
+        self.incomplete: set[RetryBudget] = set()
+        """Those that are not full: of the others, successes need not be reported."""
+        self._budgets: dict[int, RetryBudget | None] = {}
+
+    def of(self, client: object) -> RetryBudget | None:
+        """The client's budget; one that was made before ``instrument()`` gets its own here."""
+        try:
+            return self._budgets[id(client)]
+        except KeyError:
+            return self.open(client, self.chosen.get(id(client)))
+
+    def open(self, client: object, adaptive: bool | None) -> RetryBudget | None:
+        """For a client that is being made, with what it says itself."""
+        kind = self._kind
+        if adaptive is not None:
+            keep(self.chosen, client, adaptive)
+            kind = TOKENS if adaptive else OFF
+        made: RetryBudget | None = None
+        if kind == TOKENS:
+            made = TokenBucket(incomplete=self.incomplete)
+        elif kind != OFF:
+            made = RatioBudget(incomplete=self.incomplete, clock=self._clock)
+        kept = keep(self._budgets, client, made)
+        if kept is not None and kept is made:
+            weakref.finalize(client, self.incomplete.discard, kept).atexit = False
+        return kept
+
+    def succeeded(self, client: object) -> None:
+        """At its first attempt; to be asked where ``incomplete`` has any."""
+        budget = self._budgets.get(id(client))
+        if budget is not None and budget in self.incomplete:
+            budget.succeeded(retried=False)
+
+    def reset_after_fork(self) -> None:
+        """In a forked child: a thread that is no more may have held a lock."""
+        for budget in list(self._budgets.values()):
+            if budget is not None:
+                budget.reset_after_fork()
