@@ -75,7 +75,7 @@ class ClientState:
         """Which of the process's clients it is: the smallest number that none had when its first
         pool was opened, so that numbers stay few. None before, and once its pools are closed."""
         self.pools: dict[Address, Pool] = {}
-        """Of each server that it knows."""
+        """One for each server that it knows."""
         self._client = weakref.ref(client)
         self._clients = clients
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.interception.methods import Function
 
 CLOSED = "Cannot use MongoClient after close"
-"""As the driver puts it."""
+"""The driver's words."""
 
 
 class Closing:
@@ -57,7 +57,7 @@ class Closing:
             raise InvalidOperation(CLOSED)
 
     async def sleep_async(self, seconds: float) -> None:
-        """As ``sleep``."""
+        """Raises InvalidOperation (pymongo's) as soon as the client is closed."""
         woken = asyncio.get_running_loop().create_future()
         waiting = weakref.ref(woken)
         self._waiting.add(waiting)
@@ -76,7 +76,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class Closings(ByClient[Closing]):
-    """Of every client that has waited."""
+    """The Closing of every client that has waited."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: Closing())
@@ -91,27 +91,20 @@ class ClientClock(MonotonicClock):
 
     def __init__(self, closings: Closings) -> None:
         self._closings = closings
+        self._clock = MonotonicClock()
 
-    def _of_the_caller(self) -> Closing | None:
+    def _waits(self) -> Closing | MonotonicClock:
         call = calls.current()
         # What close() sends itself is repeated while the client is being closed.
         if call is None or call.client is None or call.operation == END_SESSIONS:
-            return None
+            return self._clock
         return self._closings.of(call.client)
 
     def sleep(self, seconds: float, /) -> None:
-        closing = self._of_the_caller()
-        if closing is None:
-            super().sleep(seconds)
-        else:
-            closing.sleep(seconds)
+        self._waits().sleep(seconds)
 
     async def sleep_async(self, seconds: float, /) -> None:
-        closing = self._of_the_caller()
-        if closing is None:
-            await super().sleep_async(seconds)
-        else:
-            await closing.sleep_async(seconds)
+        await self._waits().sleep_async(seconds)
 
 
 class Close(Interceptor):

@@ -102,7 +102,7 @@ def kills_no_more(client: Any) -> bool:
 
 
 def end_sessions(client: Any, ids: list[Any], note: Callable[[Any], None]) -> None:
-    """As the driver's own, but for errors, which it ignores. ``note`` is given the address."""
+    """Send endSessions like the driver, which ignores its errors. ``note`` gets the address."""
     operation, prefers = "endSessions", ReadPreference.PRIMARY_PREFERRED
     with client._conn_for_reads(prefers, None, operation=operation) as (connection, mode):
         note(connection.address)

@@ -23,7 +23,7 @@ def watched_for(config: Config) -> int | None:
 
 
 def status(client: Any, runtime: Runtime | None) -> ClientStatus:
-    """As :func:`pymongo_resilience.status`, of what is a client; ``runtime`` is None while nothing
+    """Answers :func:`pymongo_resilience.status` for a client; ``runtime`` is None while nothing
     is instrumented."""
     described = client.topology_description
     known = conversions.topology(described)

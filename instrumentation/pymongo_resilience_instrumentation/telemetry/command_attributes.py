@@ -130,7 +130,7 @@ def text_of(command: Mapping[str, Any], length: int) -> str:
 
 
 def _cut(value: Any, room: int) -> tuple[Any, int]:
-    """As ``json`` writes it, as much of it as there is room for, and the room that is left.
+    """The value as ``json`` writes it, as much as there is room for, and the room that is left.
 
     What is counted is never more than what is written: so whatever is left out is past the cut.
     """

@@ -41,7 +41,7 @@ def of_call(call: Call, seconds: float) -> tuple[Phase, ...]:
 
 
 def show(call: Call, error: BaseException | None, seconds: float, slow: float | None) -> None:
-    """Of a call that has ended, where it ran out of time or took ``slow`` seconds; None is off."""
+    """Show the timeline of an ended call that ran out of time, or took ``slow`` seconds."""
     timed_out = isinstance(error, OperationTimeoutError)
     is_slow = slow is not None and seconds >= slow
     if not (timed_out or is_slow):

@@ -116,7 +116,7 @@ class OperationMetrics:
         self._backoff = _histogram(meter, semconv.BACKOFF, "Delay before an attempt is repeated.")
 
     def record_waits(self, call: Call) -> None:
-        """Of a call that had to wait for a server."""
+        """Record how long a call waited for servers."""
         for wait in call.waits or ():
             if wait.what is For.SERVER:
                 outcome = {semconv.OUTCOME: wait.outcome or ""}
