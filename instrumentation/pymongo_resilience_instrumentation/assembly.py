@@ -21,9 +21,9 @@ from pymongo_resilience_instrumentation.clients.client_registry import Clients
 from pymongo_resilience_instrumentation.clients.closings import ClientClock, Closings
 from pymongo_resilience_instrumentation.runtime import Runtime
 from pymongo_resilience_instrumentation.self_check import State
-from pymongo_resilience_instrumentation.telemetry.client_tracing import OtherTracers
+from pymongo_resilience_instrumentation.telemetry.client_tracing import Warnings
 from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
-from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported, Unreported
+from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Reported
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
@@ -117,11 +117,10 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
         operation_spans=operation_spans,
         command_spans=command_spans,
         transaction_spans=transaction_spans,
-        tracers=OtherTracers(),
+        warnings=Warnings(),
         operation_metrics=operation_metrics,
         driver_metrics=driver_metrics,
         closings=closings,
-        unreported=Unreported(),
         state=state,
         owns_retries=owns_retries,
         slow_seconds=None if config.slow_ms is None else config.slow_ms / 1000,

@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.selection.selector import Selectors
     from pymongo_resilience_instrumentation.selection.shedding_registry import SheddingRegistry
     from pymongo_resilience_instrumentation.self_check import State
-    from pymongo_resilience_instrumentation.telemetry.client_tracing import OtherTracers
+    from pymongo_resilience_instrumentation.telemetry.client_tracing import Warnings
     from pymongo_resilience_instrumentation.telemetry.command_spans import CommandSpans
-    from pymongo_resilience_instrumentation.telemetry.decisions import Unreported
     from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
     from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
     from pymongo_resilience_instrumentation.telemetry.transaction_spans import (
@@ -79,11 +78,10 @@ class Runtime:
     operation_spans: OperationSpans | None
     command_spans: CommandSpans | None
     transaction_spans: TransactionSpans | None
-    tracers: OtherTracers
+    warnings: Warnings
     operation_metrics: OperationMetrics | None
     driver_metrics: DriverMetrics | None
     closings: Closings
-    unreported: Unreported
     state: State
     owns_retries: bool
     """Whether retries are decided here, not in the driver's own loop."""

@@ -79,7 +79,7 @@ def _configure(
     budget = runtime.budgets.open(client, adaptive)
     warn_of_coroutines(runtime, client)
     state = runtime.clients.add(client, budget)
-    tracing = runtime.tracers.settle(tracing_option)
+    tracing = client_tracing.settle(tracing_option, runtime.warnings)
     client_tracing.keep(client, tracing)
     return own + _listeners(runtime, state, tracing)
 
@@ -120,7 +120,7 @@ def _listeners(runtime: Runtime, state: ClientState, tracing: Tracing) -> list[A
     chosen: list[Any] = []
     # Where pymongo's own loop decides, only a command's event shows which server it went to.
     if spans is not None or not runtime.owns_retries:
-        by_contrib = spans is not None and runtime.tracers.recorded_by_contrib()
+        by_contrib = spans is not None and client_tracing.recorded_by_contrib(runtime.warnings)
         elsewhere = client_tracing.contrib_is_active if by_contrib else None
         chosen.append(Commands(spans, flag, tracing, elsewhere))
     if metrics is not None:

@@ -17,6 +17,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.methods import Subclass
+from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
 from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
 
 from . import deprioritized
@@ -53,7 +54,7 @@ class OwnCall(CallInterceptor):
         loop = given[0]
         around = calls.found()
         if around is not None and around.reporting:
-            self.runtime.unreported.note()
+            self.runtime.warnings.once(UNREPORTED)
             driver.next_attempt.retry_once_at_most(loop)
             return None
         client = driver.retry_loop.client(loop)

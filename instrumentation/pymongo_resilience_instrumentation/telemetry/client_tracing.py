@@ -142,44 +142,44 @@ def _length() -> int:
     return 0
 
 
-class OtherTracers:
-    """One for each ``instrument()``, warns once of each. Thread-safe; at worst it warns twice."""
+class Warnings:
+    """Logs each warning once in an ``instrument()``. Thread-safe; at worst it warns twice."""
 
     def __init__(self) -> None:
-        self._warned: set[str] = set()
+        self._logged: set[str] = set()
 
-    def settle(self, said: Mapping[str, Any] | None) -> Tracing:
-        """What holds for a client that is being made, which said this of itself."""
-        tracing = _settled(said)
-        if not driver.clients.knows_tracing():
-            return tracing
-        asked = (said or {}).get("enabled")
-        # Without the variable, a driver's own tracing is off.
-        if not (_enabled(unset=False) if asked is None else asked):
-            return tracing
-        self._warn(
-            "the driver",
-            "pymongo records the spans of this client itself: pymongo-resilience records none; "
-            "retries and metrics are not affected",
-        )
-        return Tracing(enabled=False)
-
-    def recorded_by_contrib(self) -> bool:
-        """Whether OpenTelemetry's own instrumentation listens to a client that is being made."""
-        if not contrib_is_active():
-            return False
-        self._warn(
-            CONTRIB,
-            "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
-            "pymongo-resilience only those of operations; to get both from here, uninstrument it "
-            "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo",
-        )
-        return True
-
-    def _warn(self, of: str, text: str) -> None:
-        if of not in self._warned:
-            self._warned.add(of)
+    def once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
             logger.warning(text)
+
+
+def settle(said: Mapping[str, Any] | None, warnings: Warnings) -> Tracing:
+    """What holds for a client that is being made, which said this of itself."""
+    tracing = _settled(said)
+    if not driver.clients.knows_tracing():
+        return tracing
+    asked = (said or {}).get("enabled")
+    # Without the variable, a driver's own tracing is off.
+    if not (_enabled(unset=False) if asked is None else asked):
+        return tracing
+    warnings.once(
+        "pymongo records the spans of this client itself: pymongo-resilience records none; "
+        "retries and metrics are not affected"
+    )
+    return Tracing(enabled=False)
+
+
+def recorded_by_contrib(warnings: Warnings) -> bool:
+    """Whether OpenTelemetry's own instrumentation listens to a client that is being made."""
+    if not contrib_is_active():
+        return False
+    warnings.once(
+        "opentelemetry-instrumentation-pymongo is active: it records the command spans, and "
+        "pymongo-resilience only those of operations; to get both from here, uninstrument it "
+        "or set OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=pymongo"
+    )
+    return True
 
 
 def contrib_is_active() -> bool:

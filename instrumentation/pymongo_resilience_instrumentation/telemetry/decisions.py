@@ -8,12 +8,10 @@ where they have to be, and when a rule saw an attempt fail.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience import timeline
 from pymongo_resilience.errors import OperationTimeoutError
-from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.rules.events import Broadcast, RetryEvent, RetryScheduled
 from pymongo_resilience.timeline import Run, Wait
 from pymongo_resilience_instrumentation import calls, driver
@@ -75,6 +73,13 @@ def _server(call: Call) -> str | None:
     return None if selected is None else address_text(selected)
 
 
+UNREPORTED = (
+    "a listener, hook, log handler or exporter uses MongoDB while it handles telemetry "
+    "of an operation: what it sends is left to pymongo, neither repeated nor recorded; "
+    "further cases are not logged"
+)
+
+
 class CallLog:
     """Listener: gathers the decisions on the call in progress."""
 
@@ -98,21 +103,3 @@ class Reported(Broadcast):
 
     def on_event(self, event: Event, /) -> None:
         calls.reported(super().on_event, event)
-
-
-class Unreported:
-    """Counts what others send while they handle an event; logs the first. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self.count = 0
-        """How many runs of the driver's loop there were."""
-
-    def note(self) -> None:
-        self.count = next(self._numbers)
-        if self.count == 1:
-            logger.warning(
-                "a listener, hook, log handler or exporter uses MongoDB while it handles telemetry "
-                "of an operation: what it sends is left to pymongo, neither repeated nor recorded; "
-                "further cases are not logged"
-            )
