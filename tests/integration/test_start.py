@@ -65,9 +65,8 @@ def test_what_only_tools_and_questions_need_is_left_out(by_default: set[str]) ->
         (f"{OTHER_HALF}.selection.selector", "SERVER_SELECTION", "least_loaded"),
         (f"{OTHER_HALF}.selection.operation_counts", "SERVER_SELECTION", "least_loaded"),
         (f"{ENGINE}.server_choice.server_load", "SERVER_SELECTION", "peak_ewma"),
-        (f"{OTHER_HALF}.telemetry.command_comments", "COMMAND_COMMENT", "on"),
     ],
-    ids=["breakers", "least_loaded", "operation counts", "peak_ewma", "comments"],
+    ids=["breakers", "least_loaded", "operation counts", "peak_ewma"],
 )
 def test_what_is_off_is_imported_where_on(
     module: str, variable: str, value: str, by_default: set[str]
