@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from bson import Binary
 from hypothesis import given, strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
@@ -137,6 +138,28 @@ def test_heartbeats_of_any_duration(durations: list[float | None], awaited: bool
             listener.failed(
                 monitoring.ServerHeartbeatFailedEvent(duration, None, ADDRESSES[1], awaited)
             )
+
+
+class Unreadable:
+    """A client that is asked for its servers before it has any attribute."""
+
+
+def test_a_client_that_cannot_be_read_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    reader = InMemoryMetricReader()
+    gauges = ServerGauges(MeterProvider([reader], shutdown_on_exit=False).get_meter("test"))
+    clients, made = Clients(), [Unreadable(), Alive()]
+    states = [clients.add(client) for client in made]
+    for state in states:
+        state.open_pool(ADDRESSES[0])
+    gauges.show(clients)
+    data = reader.get_metrics_data()
+    assert data is not None
+    (scope,) = data.resource_metrics[0].scope_metrics
+    counts = {metric.name: len(metric.data.data_points) for metric in scope.metrics}
+    assert counts["pymongo_resilience.server.state"] == 1
+    assert counts["db.client.connection.max"] == 1
+    assert "while observing pymongo_resilience.server.state of one client" in caplog.text
+    del made
 
 
 def _pool_event(method: str, event: Callable[..., Any], *fields: Any) -> Any:
