@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 
     from pymongo_resilience.client_status import ClientStatus, HedgeCounts, ServerStatus
-    from pymongo_resilience.server_choice.eligibility import SelectionRule
-    from pymongo_resilience.server_choice.explanation import ServerVerdict
+    from pymongo_resilience.server_choice.eligibility import SelectionRule, ServerVerdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,7 +94,7 @@ _ANSWERS = {
     "HedgeCounts": "client_status",
     "SelectionRule": "server_choice.eligibility",
     "ServerStatus": "client_status",
-    "ServerVerdict": "server_choice.explanation",
+    "ServerVerdict": "server_choice.eligibility",
 }
 """The types of what status() and explain_selection() return: imported on first use."""
 

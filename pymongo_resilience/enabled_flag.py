@@ -7,15 +7,6 @@ import sys
 from pymongo_resilience.internal_errors import is_closing
 
 
-class Block:
-    """One ``set_active`` block."""
-
-    __slots__ = ("active",)
-
-    def __init__(self, active: bool) -> None:
-        self.active = active
-
-
 class EnabledFlag:
     """Wrappers and listeners that are still in place pass through while it is off."""
 
@@ -23,7 +14,8 @@ class EnabledFlag:
 
     def __init__(self, *, on: bool = False) -> None:
         self._turned = on
-        self._blocks: tuple[Block, ...] = ()
+        self._blocks: dict[object, bool] = {}
+        """The values of ``set_active`` blocks that are not left yet, the newest last."""
         self.on = on
         """The newest block's value, else the last one of ``turn``."""
 
@@ -35,20 +27,23 @@ class EnabledFlag:
 
     def turn(self, *, on: bool) -> None:
         """Permanently; enclosing blocks end."""
-        self._blocks, self._turned = (), on
+        self._blocks, self._turned = {}, on
         self._decide()
 
-    def enter(self, block: Block) -> None:
-        self._blocks = (*self._blocks, block)
+    def enter(self, *, active: bool) -> object:
+        """Begin a block; what ``leave`` needs to end it."""
+        block = object()
+        self._blocks[block] = active
         self._decide()
+        return block
 
-    def leave(self, block: Block) -> None:
-        """In any order; a block that was not entered, or was left, is left as it is."""
-        self._blocks = tuple(each for each in self._blocks if each is not block)
+    def leave(self, block: object) -> None:
+        """In any order; a block that ``turn`` has ended is left as it is."""
+        self._blocks.pop(block, None)
         self._decide()
 
     def _decide(self) -> None:
-        self.on = self._blocks[-1].active if self._blocks else self._turned
+        self.on = [self._turned, *self._blocks.values()][-1]
 
 
 current = EnabledFlag()

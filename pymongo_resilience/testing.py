@@ -57,8 +57,8 @@ def set_active(active: bool) -> Iterator[None]:
     Of blocks that overlap, the newest that is not left yet holds; to enter or leave two of them in
     two threads at once is not safe.
     """
-    current, block = enabled_flag.current, enabled_flag.Block(active)
-    current.enter(block)
+    current = enabled_flag.current
+    block = current.enter(active=active)
     try:
         yield
     finally:

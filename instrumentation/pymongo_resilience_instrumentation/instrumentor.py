@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pymongo_resilience.client_status import ClientStatus
-    from pymongo_resilience.server_choice.explanation import ServerVerdict
+    from pymongo_resilience.server_choice.eligibility import ServerVerdict
     from pymongo_resilience_instrumentation.runtime import Runtime
     from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
         RetryTransaction,

@@ -105,21 +105,17 @@ def current() -> Policy:
 
 def timed() -> Block | None:
     """The innermost block around the caller that names a timeout itself."""
-    block = _innermost.get()
-    while block is not None and not (block.policy.timeout_ms is not None and block.holds()):
-        block = block.outer
-    return block
+    named = (each for each in _chain(_innermost.get()) if each.policy.timeout_ms is not None)
+    return next((each for each in named if each.holds()), None)
 
 
 def _living(block: Block | None) -> Block | None:
     """The first that has not ended, from this one outward; those around it without ended ones."""
     while block is not None and block.ended:
         block = block.outer
-    inner = block
-    while inner is not None:
+    for inner in _chain(block):
         while inner.outer is not None and inner.outer.ended:
             inner.outer = inner.outer.outer
-        inner = inner.outer
     return block
 
 

@@ -87,6 +87,8 @@ class Operation:
     """Those of them that found a paused pool, and so tried nothing."""
     overloaded: bool = False
     """An overload error was among them."""
+    waited: float = 0.0
+    """Seconds of all waits that were decided on between attempts."""
     reasons: list[RetryReason] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -126,6 +126,12 @@ class RetryRules:
 
     def apply_strategy(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
         """Rules 5 to 8, with the strategy's answer."""
+        verdict = self._verdict(operation, failure, answer)
+        if isinstance(verdict, Retry):
+            operation.waited += verdict.delay
+        return verdict
+
+    def _verdict(self, operation: Operation, failure: Failure, answer: Answer) -> Verdict:
         if answer is None:
             return GiveUp(Rule.TERMINAL if failure.reason in TERMINAL else Rule.STRATEGY)
         if not failure.overloaded:
@@ -208,7 +214,8 @@ class RetryRules:
             most = self.max_retries if own is None else own
             return Rule.ATTEMPTS if retries >= most else None
         if operation.deadline is not None:
-            return None
+            # A clock that stands still, as a test's may, passes no deadline.
+            return Rule.DEADLINE if operation.waited > operation.deadline.timeout else None
         if operation.retry_window is not None:
             return Rule.ATTEMPTS if operation.retry_window.expired() else None
         return Rule.ATTEMPTS if retries >= 1 else None

@@ -38,7 +38,7 @@ from pymongo_resilience import (
 )
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience.rules.retry_rules import Rule
-from pymongo_resilience.server_choice import explanation
+from pymongo_resilience.server_choice import eligibility
 from pymongo_resilience.testbed import ReplicaSet, ShardedCluster
 
 pytestmark = [pytest.mark.each_setup, pytest.mark.oldest]
@@ -207,7 +207,7 @@ def test_a_fault_of_ours_leaves_the_driver_s_words(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(explanation, "explain", broken)
+    monkeypatch.setattr(eligibility, "explain", broken)
     error = unselected(side, client["db"].coll.find_one)
     assert str(error).startswith(f"{plain}, Timeout: ")
     assert any("while a failed selection was explained" in each for each in caplog.messages)

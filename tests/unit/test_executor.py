@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -236,3 +237,18 @@ def test_a_wait_of_nothing_is_no_wait() -> None:
         run_in_task(RETRY_RULES, AwaitedWork(READ, [CUT], FAST_FAIL)),
     ):
         assert (outcome.waits, outcome.slept) == ([0.0], [])
+
+
+def test_waits_end_under_a_clock_that_stands_still() -> None:
+    """As a test's may: no deadline passes then."""
+
+    class Standing(FakeClock):
+        def sleep(self, seconds: float, /) -> None:
+            self.sleeps.append(seconds)
+
+    clock = Standing(START)
+    work = BlockingWork(READ, itertools.repeat(CUT), FAST_FAIL, clock, timeout=10)
+    with pytest.raises(Final) as ended:
+        Executor(RETRY_RULES, clock, RecordingListener()).run(work)
+    assert ended.value.rule is Rule.DEADLINE
+    assert 10 < sum(clock.sleeps) < 11

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from support.engine.topologies import primary, reading, replica_set, secondary, server, unknown
 
-from pymongo_resilience.server_choice.eligibility import Criteria, Mode, SelectionRule
-from pymongo_resilience.server_choice.explanation import ServerVerdict, explain
+from pymongo_resilience.server_choice.eligibility import (
+    Criteria,
+    Mode,
+    SelectionRule,
+    ServerVerdict,
+    explain,
+)
 from pymongo_resilience.server_choice.server_description import (
     ServerDescription,
     ServerType,

@@ -8,8 +8,7 @@ from hypothesis import assume, given, settings, strategies as st
 from support.engine.topologies import ADDRESSES, any_criteria, topologies
 from support.examples import scaled
 
-from pymongo_resilience.server_choice.eligibility import Criteria, decide
-from pymongo_resilience.server_choice.explanation import explain
+from pymongo_resilience.server_choice.eligibility import Criteria, decide, explain
 from pymongo_resilience.server_choice.server_description import TopologyDescription
 from pymongo_resilience.server_choice.server_load import choose
 

@@ -69,8 +69,7 @@ def test_set_active_blocks_that_overlap_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("active", [True, False])
 def test_a_switch_that_is_turned_off_for_good_stays_off_after_the_block(active: bool) -> None:
     ours = enabled_flag.EnabledFlag(on=True)
-    block = enabled_flag.Block(active)
-    ours.enter(block)
+    block = ours.enter(active=active)
     ours.turn(on=False)
     assert ours.on is False
     ours.leave(block)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import ConnectionFailure
 
-from pymongo_resilience.server_choice import explanation
+from pymongo_resilience.server_choice import eligibility
 from pymongo_resilience.server_choice.eligibility import Criteria, Mode
 from pymongo_resilience.server_choice.server_description import ServerType
 from pymongo_resilience_instrumentation import driver
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pymongo_resilience.breakers import Snapshot
-    from pymongo_resilience.server_choice.eligibility import Servers
-    from pymongo_resilience.server_choice.explanation import ServerVerdict
+    from pymongo_resilience.server_choice.eligibility import Servers, ServerVerdict
     from pymongo_resilience_instrumentation.addresses import Address
     from pymongo_resilience_instrumentation.failures.causes import Diagnosis
 
@@ -74,7 +73,7 @@ def explain_selection(
         local_threshold=client.options.local_threshold_ms / 1000,
     )
     topology = conversions.topology(described, driver.monitors.topology_of(client))
-    return explanation.explain(topology, criteria)
+    return eligibility.explain(topology, criteria)
 
 
 def explain(error: Exception, loop: Any) -> None:
@@ -94,7 +93,7 @@ def explain(error: Exception, loop: Any) -> None:
     if applications_own(driver.selection.selector_of(topology)) is not None:
         # It is not called once more. What the rules have left is what it has refused.
         criteria = criteria._replace(server_selector=lambda _: ())
-    verdicts = explanation.explain(conversions.topology(topology.description, topology), criteria)
+    verdicts = eligibility.explain(conversions.topology(topology.description, topology), criteria)
     why = "; ".join(map(str, verdicts)) or "no server is known"
     cause = diagnosis(topology, selector)
     text = f"{words} ({why}){comma}{timeout}"
