@@ -37,8 +37,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import start_http_server
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.dashboards.panels import ROWS
-from pymongo_resilience_instrumentation.tools.dashboards.queries import Panel
+from pymongo_resilience_instrumentation.tools.dashboards.panels import ROWS, Panel
 from pymongo_resilience_instrumentation.tools.testbed.scenario import strike
 
 from pymongo_resilience import Config, instrument, override, uninstrument

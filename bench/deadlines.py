@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Hang
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.fault import Hang
 from rich.console import Console
 from rich.table import Table
 

@@ -43,7 +43,7 @@ from pymongo_resilience.testbed import EmbeddedServer, Fail, ReplicaSet, Slow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pymongo_resilience_instrumentation.tools.testbed.traffic import Interception
+    from pymongo_resilience_instrumentation.tools.testbed.fault import Interception
 
 THREADS = 8
 HEALTHY_S = 1.0

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import pymongo
 from canned import cores, slowed_server
 from pymongo import ReadPreference
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Delay, Interception
+from pymongo_resilience_instrumentation.tools.testbed.fault import Delay, Interception
 from rich.console import Console
 from rich.table import Table
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from canned import SlowedServer
     from pymongo.client_session import ClientSession
-    from pymongo_resilience_instrumentation.tools.testbed.traffic import Connection, Verdict
+    from pymongo_resilience_instrumentation.tools.testbed.fault import Connection, Verdict
     from pymongo_resilience_instrumentation.tools.testbed.wire import Message
 
 RATE = 200

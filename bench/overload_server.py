@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo_resilience_instrumentation.tools.testbed import wire
-from pymongo_resilience_instrumentation.tools.testbed.faults.load import Overload
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import Overload
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pymongo
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS, Interception
+from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMANDS, Interception
 
 from pymongo_resilience import Config, instrument
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, Restart

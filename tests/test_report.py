@@ -16,7 +16,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.tools import cli
-from pymongo_resilience_instrumentation.tools.report import Recorder, summary
+from pymongo_resilience_instrumentation.tools.report import Recorder, records
 from pymongo_resilience_instrumentation.tools.report.page import page
 from pymongo_resilience_instrumentation.tools.report.records import (
     Fault,
@@ -87,17 +87,16 @@ def test_operations_are_told_apart_by_when_faults_were() -> None:
         operations=[operation(at) for at in (0.0, 1.95, 2.5, 3.05, 3.5, 4.2, 9.0)],
         faults=[Fault(2.0, "a", 1.0, 1), Fault(2.2, "b", 0.1, 1), Fault(4.0, "c", 1.0, 1)],
     )
-    assert summary.merged(side.faults) == [(2.0, 3.0), (4.0, 5.0)]
-    found = {name: each.operations for name, each in summary.stretches(side).items()}
+    found = {name: each.operations for name, each in records.stretches(side).items()}
     assert found == {"before": 1, "during": 3, "between": 2, "after": 1}
-    assert summary.stretches(Side("x", operations=[operation(1.0)])).keys() == {"before"}
+    assert records.stretches(Side("x", operations=[operation(1.0)])).keys() == {"before"}
 
 
 def test_quantiles_and_errors() -> None:
     times = [operation(0.0, each / 100) for each in range(1, 100)]
-    found = summary.latency([*times, operation(0.0, 1.0, "AutoReconnect")])
+    found = records.latency([*times, operation(0.0, 1.0, "AutoReconnect")])
     assert found == (100, 1, 0.5, 0.99, 1.0)
-    assert summary.latency([]) == (0, 0, None, None, None)
+    assert records.latency([]) == (0, 0, None, None, None)
 
 
 def test_what_a_recorder_writes_is_read(tmp_path: Path) -> None:
@@ -112,10 +111,10 @@ def test_what_a_recorder_writes_is_read(tmp_path: Path) -> None:
     assert {type(each) for each in (*EVENTS, HEDGED)} == set(get_args(Event))
     (side,) = read([path])
     assert side.name == "ours"
-    assert summary.reasons(side) == {CLOSED.value: 1, "x": 2}
+    assert records.reasons(side) == {CLOSED.value: 1, "x": 2}
     assert [each.is_final for each in side.retries] == [False, True, False, False]
     assert [what for _, _, what in side.breakers] == ["opened", "closed"]
-    assert summary.by_server(side)[SERVER][1] == 4
+    assert records.by_server(side)[SERVER][1] == 4
     assert [each.error for each in side.operations] == ["AutoReconnect", None]
     assert side.balance == (1, 2)
 
@@ -127,7 +126,7 @@ def test_hedged_reads_are_counted_and_drawn_by_who_answered_first(tmp_path: Path
             recorder.on_event(HEDGED._replace(waited=waited, winner=winner))
         recorder.operation("find", 1.0, server=SERVER)
     (side,) = read([path])
-    winners, waited = summary.hedges(side)[SERVER]
+    winners, waited = records.hedges(side)[SERVER]
     assert winners == {"first": 1, "hedge": 2, "neither": 1}
     assert waited == pytest.approx(0.03)
     text = page([side], "run")
@@ -137,7 +136,6 @@ def test_hedged_reads_are_counted_and_drawn_by_who_answered_first(tmp_path: Path
     assert counts == winners
     cells = "".join(f"<td>{each}</td>" for each in (f"ours, {SERVER}", 1, 2, 1, "30.0 ms"))
     assert f"<tr>{cells}</tr>" in text
-    assert "4 hedged reads" in text
 
 
 def test_a_report_without_hedged_reads_does_not_speak_of_them() -> None:
@@ -196,7 +194,8 @@ def test_files_are_laid_over_each_other_from_their_beginnings(tmp_path: Path) ->
     again = read([of("ours", 100.0), of("ours", 900.0, "today.jsonl")])
     assert [each.name for each in again] == ["ours", "ours, today"]
     text = page(sides, "two")
-    assert "plain: 1 operation through 0 faults, 0 errors" in text
+    cells = ("plain", 1, 0, "500.0 ms", "500.0 ms", "500.0 ms", 0, 0, "", "")
+    assert f"<tr>{''.join(f'<td>{each}</td>' for each in cells)}</tr>" in text
     assert "nothing to compare" not in text
 
 
@@ -280,10 +279,10 @@ def test_an_application_and_its_faults_are_recorded(tmp_path: Path) -> None:
     assert [each.struck for each in ours.faults if "Cut" in each.text] == [2]
     assert [each.error for each in plain.operations] == ["AutoReconnect", None]
     assert [each.error for each in ours.operations] == [None, None]
-    assert summary.reasons(ours) == {CLOSED.value: 2}
+    assert records.reasons(ours) == {CLOSED.value: 2}
     assert len(plain.faults) == 2
     (primary,) = {each.server for each in ours.commands}
-    found, failed = summary.by_server(ours)[primary]
+    found, failed = records.by_server(ours)[primary]
     # ping, three attempts of one insert, another insert, endSessions
     assert (found.operations, found.errors, failed) == (6, 2, 2)
     # pymongo 4.17 has another name for it.

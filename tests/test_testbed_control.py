@@ -11,12 +11,12 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation.tools import cli
-from pymongo_resilience_instrumentation.tools.testbed import faults
 from pymongo_resilience_instrumentation.tools.testbed.control import KINDS, Control
 from pymongo_resilience_instrumentation.tools.testbed.drills import DRILLS, drill
 from support.clients import wait_until
 from test_cli_testbed import running
 
+from pymongo_resilience import testbed
 from pymongo_resilience.testbed import EmbeddedServer, ReplicaSet, ShardedCluster, Standalone
 
 
@@ -63,7 +63,11 @@ def test_a_fault_is_posted_strikes_and_is_cleared(
 
 def test_every_fault_that_json_can_describe_is_there(control: Control) -> None:
     _, about = ask(control.url, "GET", "/")
-    assert set(about["faults"]) == set(faults.__all__) - {"Corrupt"} == set(KINDS)
+    assert set(about["faults"]) == set(KINDS)
+    public = {name: getattr(testbed, name) for name in testbed.__all__}
+    assert set(KINDS) | {"Corrupt", "Fault", "Interception"} == {
+        name for name, kind in public.items() if issubclass(kind, testbed.Fault)
+    }
 
 
 @pytest.mark.parametrize(

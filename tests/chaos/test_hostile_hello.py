@@ -12,7 +12,7 @@ import pytest
 from hypothesis import event, example, given, strategies as st
 from pymongo.errors import ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.telemetry import semconv
-from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS, Rewrite
+from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMANDS, Rewrite
 from support.chaos.beside_plain_pymongo import Laboratory, Outcome, raised_by_us
 from support.chaos.operations_under_attack import SEEDS
 from support.clients import wait_until

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed import wire
+from pymongo_resilience_instrumentation.tools.testbed import backend, wire
 from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import (
     FAILOVER,
     NETWORK,
@@ -17,7 +17,6 @@ from pymongo_resilience_instrumentation.tools.testbed.fault_catalog import (
     WITHIN,
     WRITES,
 )
-from pymongo_resilience_instrumentation.tools.testbed.proxy import backend
 from support.chaos import report, workload
 from support.chaos.ledger import ATOMIC, Balance, Kind, Ledger, Operation
 from support.chaos.ledger_run import OPEN_SPANS, Api, Result, Side, Topology, run

@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from pymongo import monitoring
-from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
+from pymongo_resilience_instrumentation.tools.testbed.member import Member
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.chaos.interruptions import INTERRUPTIONS, Interrupted
 from support.chaos.play_scene import Scene

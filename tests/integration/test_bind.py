@@ -9,7 +9,7 @@ import pytest
 from pymongo import ReadPreference
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.synchronous.collection import Collection
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command
 from support.telemetry import Instrument

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect, NotPrimaryError
-from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS, Cut, Delay
+from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMANDS, Cut, Delay
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 

@@ -11,7 +11,7 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.self_check import Part
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
     background_by_hand,

@@ -13,7 +13,7 @@ import pymongo
 import pytest
 from opentelemetry import trace
 from pymongo_resilience_instrumentation.clients import background_work
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Fail, Overload
 from support.clients import SentCommands, Side, wait_until
 from support.cursor_cleanup import (
     background_by_hand,

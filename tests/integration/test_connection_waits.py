@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import WaitQueueTimeoutError
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutAtHandshake
+from pymongo_resilience_instrumentation.tools.testbed import CutAtHandshake
 from support.clients import Side, wait_until
 from support.interruption import Held, interrupt
 from support.telemetry import Instrument

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pymongo import MongoClient
 from pymongo_resilience_instrumentation.tools import cli
-from pymongo_resilience_instrumentation.tools.demo.contenders import Side
 from pymongo_resilience_instrumentation.tools.demo.fault_script import TIMELINE
-from pymongo_resilience_instrumentation.tools.demo.live_view import shown
-from pymongo_resilience_instrumentation.tools.demo.result import Result
-from pymongo_resilience_instrumentation.tools.demo.tally import FinalMessage, Outcome, Tally
+from pymongo_resilience_instrumentation.tools.demo.picture import shown
+from pymongo_resilience_instrumentation.tools.demo.result import (
+    FinalMessage,
+    Outcome,
+    Result,
+    Side,
+    Tally,
+)
 from pymongo_resilience_instrumentation.tools.demo.workload import (
     Balance,
     Kind,

@@ -10,12 +10,7 @@ import pytest
 from pymongo import ReadPreference
 from pymongo.read_preferences import PrimaryPreferred, Secondary, make_read_preference
 from pymongo_resilience_instrumentation.retries import deprioritized
-from pymongo_resilience_instrumentation.tools.testbed.faults import (
-    CutBefore,
-    Fail,
-    Overload,
-    SkewedClock,
-)
+from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Fail, Overload, SkewedClock
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 

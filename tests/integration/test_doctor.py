@@ -16,15 +16,19 @@ import pymongo
 import pytest
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.tools import cli
-from pymongo_resilience_instrumentation.tools.doctor import examination, installation
+from pymongo_resilience_instrumentation.tools.doctor import examination
 from pymongo_resilience_instrumentation.tools.doctor.compared_members import of_probe
-from pymongo_resilience_instrumentation.tools.doctor.dns_records import resolved
-from pymongo_resilience_instrumentation.tools.doctor.examination import Examination, examine
+from pymongo_resilience_instrumentation.tools.doctor.examination import (
+    Examination,
+    as_json,
+    as_text,
+    examine,
+    has_colours,
+)
 from pymongo_resilience_instrumentation.tools.doctor.findings import Level
-from pymongo_resilience_instrumentation.tools.doctor.output import as_json, as_text, has_colours
 from pymongo_resilience_instrumentation.tools.doctor.probe import Probe
-from pymongo_resilience_instrumentation.tools.doctor.uri import read
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer
+from pymongo_resilience_instrumentation.tools.doctor.uri import read, resolved
+from pymongo_resilience_instrumentation.tools.testbed.fault import Answer
 from support import fake_servers
 from support.dns_server import resolving
 from support.fake_servers import Peer, with_tls
@@ -541,7 +545,7 @@ def test_a_tls_version_or_cipher_that_is_refused_is_named(alert: str, world: Wor
 
 
 def test_names_that_pymongo_lacks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "missing", lambda _: {State.TELEMETRY: ["a name"]})
-    (lacking, _) = installation.of_library()
+    monkeypatch.setattr(examination, "missing", lambda _: {State.TELEMETRY: ["a name"]})
+    (lacking, _) = examination.of_library()
     assert lacking.level is Level.WARNING
     assert State.TELEMETRY.value in lacking.text

@@ -9,7 +9,7 @@ import gridfs
 import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation.operations import public_operations
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore
+from pymongo_resilience_instrumentation.tools.testbed import CutBefore
 from support.clients import SentCommands, Side
 from support.every_operation import BY_CLASS, Operation, Scene
 from support.operations_table import NEVER, READ, UNSENT, WRITE, documented

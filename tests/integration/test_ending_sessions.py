@@ -8,8 +8,8 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, Fail, Overload
-from pymongo_resilience_instrumentation.tools.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail, Overload
+from pymongo_resilience_instrumentation.tools.testbed.fault import (
     Answer,
     Connection,
     Hang,

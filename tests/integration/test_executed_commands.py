@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pymongo import IndexModel, UpdateMany, WriteConcern
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Amend
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.fault import Amend
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 

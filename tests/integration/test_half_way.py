@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pymongo import MongoClient, UpdateMany
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer, Cut, Verdict
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.fault import Answer, Cut, Verdict
 from support.clients import Side
 from support.telemetry import Instrument
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS
+from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMANDS
 from support.clients import Side
 from support.telemetry import Instrument
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
-from pymongo_resilience_instrumentation.tools.testbed.faults import load
+from pymongo_resilience_instrumentation.tools.testbed import command_faults
 from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask
 
@@ -50,7 +50,7 @@ def test_a_rate_limit_admits_its_rate_after_its_burst(
 ) -> None:
     # By the real clock, a machine that stands still loses what the bucket does not hold.
     now, rate, burst, seconds = 0.0, 64, 20, 0.5
-    monkeypatch.setattr(load, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(command_faults, "time", SimpleNamespace(monotonic=lambda: now))
     fault = RateLimit(rate, burst, base_backoff=0.05)
     proxy.inject(fault)
     admitted, shed = 0, []
@@ -84,7 +84,7 @@ def test_a_pause_fills_the_bucket_and_no_more(
 ) -> None:
     # By the real clock, a slow machine earns tokens between one ping and the next.
     now = 0.0
-    monkeypatch.setattr(load, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(command_faults, "time", SimpleNamespace(monotonic=lambda: now))
     proxy.inject(RateLimit(5, burst=2))
     with RawClient(proxy.address) as client:
         assert [client.ask(PING)["ok"] for _ in range(3)] == [1, 1, 0]

@@ -11,7 +11,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.instrumentor import PymongoResilienceInstrumentor
 from pymongo_resilience_instrumentation.selection import shedding_registry
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore
+from pymongo_resilience_instrumentation.tools.testbed import CutBefore
 from support.clients import SentCommands, Side, retry_loops
 from support.telemetry import Instrument
 from support.transactions import run, session_of

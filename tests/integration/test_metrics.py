@@ -10,7 +10,7 @@ import pymongo
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, CutAtHandshake
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutAtHandshake
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side, fail_command, wait_until
 from support.telemetry import Instrument

@@ -9,7 +9,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, Fail
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, Fail
 from support.clients import POLLING, SentCommands
 from support.command_listeners import Inside
 from support.telemetry import Instrument

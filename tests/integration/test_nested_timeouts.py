@@ -13,8 +13,8 @@ import pymongo
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pymongo import _csot
+from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMANDS, Interception
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
-from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS, Interception
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.examples import scaled
 from support.telemetry import Instrument

@@ -10,7 +10,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.monitoring import ConnectionPoolListener
 from pymongo_resilience_instrumentation.tools.testbed import wire
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Connection, Delay
+from pymongo_resilience_instrumentation.tools.testbed.fault import Connection, Delay
 from support.clients import Side, wait_until
 from support.raw_client import RawClient, ask
 

@@ -17,7 +17,7 @@ from pymongo.errors import (
 )
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Overload
+from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side
 from support.telemetry import Instrument
 from support.wait_helpers import wait_for_server

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.faults import (
-    CutAfter,
-    CutBefore,
-    Fail,
-    Overload,
-)
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutBefore, Fail, Overload
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.telemetry import Instrument

@@ -9,7 +9,7 @@ import pytest
 from pymongo.errors import AutoReconnect
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.operations.read_commands import only_reads
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter, CutBefore
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter, CutBefore
 from support.clients import POLLING, SentCommands, Side
 from support.command_listeners import Inside
 from support.telemetry import Instrument

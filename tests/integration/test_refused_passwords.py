@@ -16,7 +16,7 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 from pymongo_resilience_instrumentation.selection import fast_fail
-from pymongo_resilience_instrumentation.tools.testbed.faults import Fail
+from pymongo_resilience_instrumentation.tools.testbed import Fail
 from support.clients import SentCommands, Side, wait_until
 from support.telemetry import Instrument
 

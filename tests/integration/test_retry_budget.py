@@ -12,7 +12,7 @@ import pytest
 from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo_resilience_instrumentation.clients import client_options
 from pymongo_resilience_instrumentation.clients.by_client import Budgets
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Overload
+from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 

@@ -9,7 +9,7 @@ import gridfs
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutBefore, Overload
+from pymongo_resilience_instrumentation.tools.testbed import CutBefore, Overload
 from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import commit

@@ -7,7 +7,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.faults import (
+from pymongo_resilience_instrumentation.tools.testbed import (
     CutAfter,
     CutBefore,
     NotPrimary,

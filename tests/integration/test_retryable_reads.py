@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import WaitQueueTimeoutError
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer, Cut
+from pymongo_resilience_instrumentation.tools.testbed.fault import Answer, Cut
 from support.busy_pools import Silent, Waiting, the_only_connection_taken
 from support.clients import Side, wait_until
 from support.supported_reads import READS, Read, fill, fill_files

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 from pymongo_resilience_instrumentation.timeouts import wait_times
-from pymongo_resilience_instrumentation.tools.testbed.faults import Overload, Refuse
+from pymongo_resilience_instrumentation.tools.testbed import Overload, Refuse
 from support.clients import SentCommands, Side, wait_until
 from support.interruption import interrupt
 from support.telemetry import Instrument

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
-from pymongo_resilience_instrumentation.tools.testbed.faults import CutAfter
+from pymongo_resilience_instrumentation.tools.testbed import CutAfter
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import SentCommands, Side, fail_command
 from support.telemetry import Instrument, Telemetry

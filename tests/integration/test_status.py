@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.faults import Refuse
+from pymongo_resilience_instrumentation.tools.testbed import Refuse
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 

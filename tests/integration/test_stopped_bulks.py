@@ -12,11 +12,8 @@ from bson import Int64
 from pymongo import DeleteOne, InsertOne, UpdateOne
 from pymongo.errors import BulkWriteError, ClientBulkWriteException
 from pymongo_resilience_instrumentation.failures.reasons import BY_CODE
-from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import (
-    FailStatement,
-    OnCommand,
-)
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Amend, Answer
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import FailStatement, OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.fault import Amend, Answer
 from support.clients import SentCommands, Side
 from support.telemetry import Instrument
 

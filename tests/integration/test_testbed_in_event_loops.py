@@ -11,7 +11,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.tools.testbed.deployments.deployment import Deployment
+from pymongo_resilience_instrumentation.tools.testbed.deployment import Deployment
 from support.clients import wait_until
 from support.free_ports import consecutive_free_ports
 
@@ -38,7 +38,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen
         started.append(popen(*args, **kwargs))
         return started[-1]
 
-    place = "pymongo_resilience_instrumentation.tools.testbed.server.subprocess.Popen"
+    place = "subprocess.Popen"
     monkeypatch.setattr(place, recorded)
     yield started
     monkeypatch.undo()

@@ -16,7 +16,7 @@ import pymongo
 import pytest
 from pymongo import InsertOne, UpdateOne, WriteConcern, _csot
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.traffic import HELLO_COMMANDS
+from pymongo_resilience_instrumentation.tools.testbed.fault import HELLO_COMMANDS
 from support.clients import Side, wait_until
 from support.command_listeners import OnCommands
 from support.every_operation import BY_CLASS, Scene

@@ -26,8 +26,8 @@ from pymongo.errors import (
     WTimeoutError,
 )
 from pymongo_resilience_instrumentation.addresses import address_text
-from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Amend
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.fault import Amend
 from support.busy_pools import Silent, the_only_connection_taken
 from support.clients import Side
 from support.telemetry import Instrument

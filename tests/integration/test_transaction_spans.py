@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo_resilience_instrumentation import deferred
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
-from pymongo_resilience_instrumentation.tools.testbed.faults import Fail
+from pymongo_resilience_instrumentation.tools.testbed import Fail
 from pymongo_resilience_instrumentation.tools.testbed.server import EmbeddedServer
 from support.clients import Side
 from support.span_trees import command, failed, operation, transaction, trees

@@ -12,7 +12,7 @@ import pytest
 from bson import Int64
 from pymongo import _csot, monitoring
 from pymongo.errors import PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Answer
+from pymongo_resilience_instrumentation.tools.testbed.fault import Answer
 from support.clients import Side, fail_command
 from support.every_operation import BY_CLASS, Scene
 from support.telemetry import Instrument

@@ -24,7 +24,7 @@ from pymongo.errors import (
 from pymongo.read_preferences import Secondary
 from pymongo_resilience_instrumentation.failures.causes import Diagnosis
 from pymongo_resilience_instrumentation.selection import conversions
-from pymongo_resilience_instrumentation.tools.testbed.faults import Refuse
+from pymongo_resilience_instrumentation.tools.testbed import Refuse
 from support.clients import Side, wait_until
 from support.telemetry import Instrument
 from support.wait_helpers import NOBODY, wait_for_server

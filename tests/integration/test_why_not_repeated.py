@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from pymongo import InsertOne
 from pymongo.errors import OperationFailure, PyMongoError
-from pymongo_resilience_instrumentation.tools.testbed.faults import (
+from pymongo_resilience_instrumentation.tools.testbed import (
     CutAfter,
     CutBefore,
     Election,

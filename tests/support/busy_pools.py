@@ -10,8 +10,8 @@ from typing import Any
 
 from pymongo import monitoring
 from pymongo.errors import AutoReconnect
-from pymongo_resilience_instrumentation.tools.testbed.faults.command_faults import OnCommand
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Hang
+from pymongo_resilience_instrumentation.tools.testbed.command_faults import OnCommand
+from pymongo_resilience_instrumentation.tools.testbed.fault import Hang
 from support.clients import Side, wait_until
 
 from pymongo_resilience.testbed import ReplicaSet

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pymongo import monitoring
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Delay, Hang
+from pymongo_resilience_instrumentation.tools.testbed.fault import Delay, Hang
 from support.clients import Side, wait_until
 
 from pymongo_resilience.testbed import Interception

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pymongo_resilience_instrumentation.tools.testbed.traffic import (
+from pymongo_resilience_instrumentation.tools.testbed.fault import (
     HELLO_COMMANDS,
     Answer,
     Connection,

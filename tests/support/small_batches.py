@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Interception
+from pymongo_resilience_instrumentation.tools.testbed.fault import Interception
 
 
 class SmallBatches(Interception):

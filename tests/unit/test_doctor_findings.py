@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from pymongo_resilience_instrumentation.tools.doctor import compared_members, login, output, verdict
-from pymongo_resilience_instrumentation.tools.doctor.examination import Examination
+from pymongo_resilience_instrumentation.tools.doctor import compared_members, login
+from pymongo_resilience_instrumentation.tools.doctor.examination import Examination, as_text, decide
 from pymongo_resilience_instrumentation.tools.doctor.findings import Finding, Level
 from pymongo_resilience_instrumentation.tools.doctor.probe import Probe
 from pymongo_resilience_instrumentation.tools.doctor.uri import read
@@ -79,7 +79,5 @@ def test_a_right_on_one_collection_is_none_on_the_database(
 
 def test_an_advice_is_printed_once() -> None:
     findings = tuple(Finding("tcp", Level.WRONG, f"no {n}", "check it", f"{n}:1") for n in "abcd")
-    text = output.as_text(
-        Examination(findings, verdict.decide(findings, [], None), 0.1), colours=False
-    )
+    text = as_text(Examination(findings, decide(findings, [], None), 0.1), colours=False)
     assert text.count("check it") == 2, "once among the findings, once as the change"

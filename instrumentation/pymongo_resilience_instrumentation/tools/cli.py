@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import pymongo_resilience
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pymongo_resilience.config import Option
     from pymongo_resilience.policies.policy import Policy
 
-T = TypeVar("T")
 PROGRAM: Final = "pymongo-resilience"
 FAILURE: Final = 1
 USAGE: Final = 2
@@ -251,15 +250,15 @@ def _endpoint(text: str) -> str:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    missing = _missing("demo", _without_secantus(options, _DEMO_MODULES))
+    missing = _missing("demo", options, _DEMO_MODULES)
     if missing:
         return _print_error(missing, USAGE)
-    from pymongo_resilience_instrumentation.tools.demo.demonstration import Options, run  # noqa: PLC0415 - an extra
-    from pymongo_resilience_instrumentation.tools.demo.process_pool import DemoError  # noqa: PLC0415 - an extra
-    from pymongo_resilience_instrumentation.tools.testbed import TestbedError  # noqa: PLC0415 - an extra
+    from .demo.demonstration import run  # noqa: PLC0415 - an extra
+    from .demo.sides import DemoError  # noqa: PLC0415
+    from .testbed import TestbedError  # noqa: PLC0415
 
     try:
-        return run(_taken(Options, options))
+        return run(options)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -271,13 +270,13 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _testbed(options: argparse.Namespace) -> int:
-    missing = _missing("testbed", _without_secantus(options, _TESTBED_MODULES))
+    missing = _missing("testbed", options, _TESTBED_MODULES)
     if missing:
         return _print_error(missing, USAGE)
-    from pymongo_resilience_instrumentation.tools.testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
+    from .testbed import TestbedError, testbed_command  # noqa: PLC0415 - an extra
 
     try:
-        testbed_command.run(_taken(testbed_command.Options, options))
+        testbed_command.run(options)
     except ValueError as exc:
         return _print_error(str(exc), USAGE)
     except (TestbedError, OSError) as exc:
@@ -285,15 +284,9 @@ def _testbed(options: argparse.Namespace) -> int:
     return 0
 
 
-def _taken(kind: Callable[..., T], options: argparse.Namespace) -> T:
-    """A dataclass with the options of its fields' names."""
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: getattr(options, name) for name in names})
-
-
 def _doctor(options: argparse.Namespace) -> int:
-    from .doctor.examination import examine  # noqa: PLC0415 - other commands do without pymongo
-    from .doctor.output import as_json, as_text, has_colours  # noqa: PLC0415
+    # Other commands do without pymongo.
+    from .doctor.examination import as_json, as_text, examine, has_colours  # noqa: PLC0415
 
     uri = options.uri or os.environ.get(URI_VARIABLE)
     if not uri:
@@ -333,15 +326,11 @@ def _dashboards(options: argparse.Namespace) -> int:
     return 0
 
 
-def _without_secantus(options: argparse.Namespace, modules: Sequence[str]) -> Sequence[str]:
+def _missing(extra: str, options: argparse.Namespace, modules: Sequence[str]) -> str | None:
     server = options.server or os.environ.get(SERVER_VARIABLE, "")
-    if getattr(options, "in_front_of", None):
-        return ()
-    return [each for each in modules if each != "secantus" or not server.startswith("mongod")]
-
-
-def _missing(extra: str, modules: Sequence[str]) -> str | None:
-    missing = [name for name in modules if not _is_installed(name)]
+    embedded = not server.startswith("mongod") and not getattr(options, "in_front_of", None)
+    needed = [each for each in modules if embedded or each != "secantus"]
+    missing = [each for each in needed if not _is_installed(each)]
     if not missing:
         return None
     return (

@@ -14,7 +14,7 @@ from typing import Any
 import bson
 from bson import Int64
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Delay, Rewrite
+from pymongo_resilience_instrumentation.tools.testbed.fault import Delay, Rewrite
 from support.chaos.operations_under_attack import Operation
 from support.clients import Side
 from support.internal_errors import no_complaints

@@ -1,19 +1,30 @@
 """A Grafana dashboard and Prometheus rules over the library's metrics, as files to take along.
 
 Queries and rules use the names that OpenTelemetry's exporters to Prometheus give the metrics.
+Source: Grafana, "Dashboard JSON model" (schema version 39, Grafana 11).
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from .panels import ALL, OPERATIONS, ROWS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .panels import Panel
+
 DASHBOARD: Final = "pymongo-resilience.grafana.json"
 RULES: Final = "pymongo-resilience.rules.yml"
 FILES: Final = (DASHBOARD, RULES)
+WIDTH: Final = 24
+"""Columns of a dashboard."""
+_PANEL: Final = {"w": 8, "h": 8}
+_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
 class ExistingFilesError(Exception):
@@ -22,6 +33,8 @@ class ExistingFilesError(Exception):
 
 def content(name: str) -> str:
     """The text of one of ``FILES``."""
+    if name == DASHBOARD:
+        return json.dumps(dashboard(), indent=2) + "\n"
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -48,3 +61,99 @@ def _differs(path: Path, text: str) -> bool:
     if not path.is_file():
         return path.exists()
     return path.read_bytes() != text.encode()
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard as Grafana imports it."""
+    return {
+        "uid": "pymongo-resilience",
+        "title": "pymongo-resilience",
+        "description": "Operations, retries, servers and pools of instrumented pymongo clients.",
+        "tags": ["mongodb", "pymongo"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": _variables()},
+        "panels": _panels(),
+    }
+
+
+def _variables() -> list[dict[str, Any]]:
+    operations = f"{OPERATIONS}_count"
+    return [
+        {"name": "datasource", "label": "Source", "type": "datasource", "query": "prometheus"},
+        # By these Prometheus distinguishes processes: the same server and client in each of them.
+        _variable("job", operations, "job"),
+        _variable("instance", operations + '{job=~"$job"}', "instance"),
+        # A client is a number in the names of its pools.
+        _variable(
+            "client",
+            f"db_client_connection_count{ALL}",
+            "db_client_connection_pool_name",
+            "/#([0-9]+)$/",
+        ),
+        _variable("server", f"pymongo_resilience_server_state{ALL}", "server_address"),
+        _variable("namespace", operations + ALL, "db_namespace"),
+    ]
+
+
+def _variable(name: str, series: str, label: str, regex: str = "") -> dict[str, Any]:
+    query = f"label_values({series}, {label})"
+    return {
+        "name": name,
+        "label": name.capitalize(),
+        "type": "query",
+        "datasource": _SOURCE,
+        "query": {"query": query, "refId": name},
+        "definition": query,
+        "regex": regex,
+        "refresh": 2,  # whenever the time range changes
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _panels() -> list[dict[str, Any]]:
+    drawn: list[dict[str, Any]] = []
+    ids = itertools.count(1)
+    y = 0
+    for title, panels in ROWS.items():
+        head = {"id": next(ids), "type": "row", "title": title, "collapsed": False}
+        drawn.append({**head, "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1}, "panels": []})
+        y += 1
+        for number, panel in enumerate(panels):
+            line, column = divmod(number, WIDTH // _PANEL["w"])
+            at = {"x": column * _PANEL["w"], "y": y + line * _PANEL["h"]}
+            drawn.append(_panel(panel, next(ids), at))
+        y = drawn[-1]["gridPos"]["y"] + _PANEL["h"]
+    return drawn
+
+
+def _panel(panel: Panel, number: int, at: dict[str, int]) -> dict[str, Any]:
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "gridPos": at | _PANEL,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom"},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": [
+            {
+                "refId": letter,
+                "datasource": _SOURCE,
+                "expr": query.expression,
+                "legendFormat": query.legend,
+                "exemplar": query.exemplars,
+            }
+            for query, letter in zip(panel.queries, "ABCDEF", strict=False)
+        ],
+    }

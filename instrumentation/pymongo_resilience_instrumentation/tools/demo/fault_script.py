@@ -78,61 +78,36 @@ def _after_idleness(kind: Kind, times: int) -> Scene:
 
 TIMELINE: Final = (
     Phase("healthy", 0.1),
-    Phase(
-        "handshake cut",
-        0.1,
-        (
-            _after_idleness(Kind.BULK, times=1),
-            _after_idleness(Kind.INSERT, times=3),
-            _after_idleness(Kind.FIND, times=2),
-        ),
-    ),
-    Phase(
-        "cut before",
-        0.125,
-        (
-            Scene(Kind.INSERT, lambda: [CutBefore(times=2)]),
-            Scene(Kind.FIND, lambda: [CutBefore(times=2)]),
-            Scene(Kind.UPDATE, lambda: [CutBefore(times=1)]),
-        ),
-    ),
-    Phase(
-        "cut after",
-        0.125,
-        (
-            Scene(Kind.INSERT, lambda: [CutAfter(times=2)]),
-            Scene(Kind.UPDATE, lambda: [CutAfter(times=2)]),
-            Scene(Kind.BULK, lambda: [CutAfter("update", times=2)]),
-        ),
-    ),
-    Phase(
-        "step-down",
-        0.15,
-        (
-            # The new primary refuses one more write before it has caught up.
-            Scene(Kind.UPDATE, lambda: [Election(_GAP), NotPrimary(times=1)]),
-            Scene(Kind.INSERT, lambda: [NotPrimary(times=2)]),
-        ),
-    ),
-    Phase(
-        "silent primary",
-        0.15,
-        (
-            # Another one is elected, and nothing says so to what waits for the old one.
-            Scene(Kind.UPDATE, lambda: [SilentPrimary(_SILENT, gap=_GAP / 2)]),
-            Scene(Kind.INSERT, lambda: [SilentPrimary(_SILENT, gap=_GAP / 2)]),
-            Scene(Kind.BULK, lambda: [SilentPrimary(_SILENT, gap=_GAP / 2)]),
-        ),
-    ),
-    Phase(
-        "overload",
-        0.1,
-        (
-            Scene(Kind.UPDATE, lambda: [Overload(times=3, base_backoff=_BASE_BACKOFF)]),
-            Scene(Kind.FIND, lambda: [Overload(times=4, base_backoff=_BASE_BACKOFF)]),
-            Scene(Kind.BULK, lambda: [Overload("update", times=2, base_backoff=_BASE_BACKOFF)]),
-        ),
-    ),
+    Phase("handshake cut", 0.1, (
+        _after_idleness(Kind.BULK, times=1),
+        _after_idleness(Kind.INSERT, times=3),
+        _after_idleness(Kind.FIND, times=2),
+    )),
+    Phase("cut before", 0.125, (
+        Scene(Kind.INSERT, lambda: [CutBefore(times=2)]),
+        Scene(Kind.FIND, lambda: [CutBefore(times=2)]),
+        Scene(Kind.UPDATE, lambda: [CutBefore(times=1)]),
+    )),
+    Phase("cut after", 0.125, (
+        Scene(Kind.INSERT, lambda: [CutAfter(times=2)]),
+        Scene(Kind.UPDATE, lambda: [CutAfter(times=2)]),
+        Scene(Kind.BULK, lambda: [CutAfter("update", times=2)]),
+    )),
+    Phase("step-down", 0.15, (
+        # The new primary refuses one more write before it has caught up.
+        Scene(Kind.UPDATE, lambda: [Election(_GAP), NotPrimary(times=1)]),
+        Scene(Kind.INSERT, lambda: [NotPrimary(times=2)]),
+    )),
+    # Another one is elected, and nothing says so to what waits for the old one.
+    Phase("silent primary", 0.15, tuple(
+        Scene(kind, lambda: [SilentPrimary(_SILENT, gap=_GAP / 2)])
+        for kind in (Kind.UPDATE, Kind.INSERT, Kind.BULK)
+    )),
+    Phase("overload", 0.1, (
+        Scene(Kind.UPDATE, lambda: [Overload(times=3, base_backoff=_BASE_BACKOFF)]),
+        Scene(Kind.FIND, lambda: [Overload(times=4, base_backoff=_BASE_BACKOFF)]),
+        Scene(Kind.BULK, lambda: [Overload("update", times=2, base_backoff=_BASE_BACKOFF)]),
+    )),
     Phase("slow server", 0.075, calm=lambda: [Slow(_DELAY)]),
     Phase("recovery", 0.075),
-)
+)  # fmt: skip

@@ -12,20 +12,14 @@ from opentelemetry.trace import StatusCode
 
 from pymongo_resilience_instrumentation.telemetry import semconv
 
-from .tally import Branch
+from .result import Branch
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.util.types import Attributes
 
-_NAMES_KEPT: Final = 100
-_OTHER: Final = "other"
-_SHOWN: Final = (
-    semconv.TXN_NUMBER,
-    semconv.EXCEPTION_TYPE,
-    semconv.ATTEMPTS,
-    semconv.OUTCOME,
-    semconv.DEADLINE,
-)
+# An operation's REASON and RULE are those of the last attempt, which the events below it show.
+_LEFT_TO_EVENTS: Final = {semconv.REASON, semconv.RULE, semconv.DELAY}
 _NANOSECONDS: Final = 1e9
 
 
@@ -37,18 +31,22 @@ class SpanRecorder(SpanProcessor):
     """
 
     def __init__(self, preferred: str) -> None:
-        self.names: Counter[str] = Counter()
-        self.trace: Branch | None = None
-        self.trace_phase = ""
         self.phase = ""
+        self._names: Counter[str] = Counter()
+        self._trace: tuple[Branch, ...] = ()
+        self._trace_phase = ""
         self._preferred = preferred
         self._best = (False, 0)
         self._children: list[ReadableSpan] = []
 
+    def found(self) -> dict[str, Any]:
+        """The fields of a FinalMessage."""
+        trace = {"trace": self._trace, "trace_phase": self._trace_phase}
+        return {"spans": dict(self._names), **trace}
+
     def on_end(self, span: ReadableSpan) -> None:
         """Take one span; an operation's span ends after the command spans below it."""
-        known = span.name in self.names or len(self.names) < _NAMES_KEPT
-        self.names[span.name if known else _OTHER] += 1
+        self._names[span.name] += 1
         if span.parent is not None:
             self._children.append(span)
             return
@@ -57,33 +55,29 @@ class SpanRecorder(SpanProcessor):
         rank = (self.phase == self._preferred, len(children))
         if retries and span.status.status_code is not StatusCode.ERROR and rank > self._best:
             self._best = rank
-            self.trace = _tree(span, children)
-            self.trace_phase = self.phase
+            self._trace = _branches(span, children)
+            self._trace_phase = self.phase
 
 
-def _tree(operation: ReadableSpan, commands: list[ReadableSpan]) -> Branch:
+def _branches(operation: ReadableSpan, commands: list[ReadableSpan]) -> tuple[Branch, ...]:
     origin = operation.start_time or 0
-    below = [_branch(span, origin) for span in commands]
+
+    def spanned(span: ReadableSpan) -> Branch:
+        start, end = span.start_time or 0, span.end_time or 0
+        failed = span.status.status_code is StatusCode.ERROR
+        shown = {k: v for k, v in _texts(span.attributes).items() if k not in _LEFT_TO_EVENTS}
+        times = (start - origin) / _NANOSECONDS, (end - start) / _NANOSECONDS
+        return Branch(span.name, *times, failed, shown)
+
+    below = [spanned(span) for span in commands]
     for event in operation.events:
-        attributes = {key: str(value) for key, value in (event.attributes or {}).items()}
         start = (event.timestamp - origin) / _NANOSECONDS
-        below.append(Branch(event.name, start, None, attributes=attributes))
-    below.sort(key=lambda branch: branch.start)
-    return _branch(operation, origin, tuple(below))
+        below.append(Branch(event.name, start, None, False, _texts(event.attributes)))
+    return spanned(operation), *sorted(below, key=lambda branch: branch.start)
 
 
-def _branch(span: ReadableSpan, origin: int, below: tuple[Branch, ...] = ()) -> Branch:
-    start, end = span.start_time or 0, span.end_time or 0
-    attributes = span.attributes or {}
-    shown = {name: str(value) for name, value in attributes.items() if name in _SHOWN}
-    return Branch(
-        name=span.name,
-        start=(start - origin) / _NANOSECONDS,
-        seconds=(end - start) / _NANOSECONDS,
-        failed=span.status.status_code is StatusCode.ERROR,
-        attributes=shown,
-        below=below,
-    )
+def _texts(attributes: Attributes) -> dict[str, str]:
+    return {name: str(value) for name, value in (attributes or {}).items()}
 
 
 class Telemetry:

@@ -1,23 +1,124 @@
-"""What a run of the demonstration found, and what follows from it."""
+"""What the sides report, as plain data that is safe to pickle; its sum, and the verdict."""
 
 from __future__ import annotations
 
-import platform
-from dataclasses import dataclass
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
-
-import pymongo
-
-import pymongo_resilience
-
-from .contenders import Side
+import enum
+import math
+import threading
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections import Counter
+    from collections.abc import Mapping
 
-    from .tally import FinalMessage, Record, Tally
     from .workload import Balance
+
+
+class Side(enum.Enum):
+    """Who runs the workload; the value names it in JSON and, as ``demo_*``, its database."""
+
+    PLAIN = "plain"
+    NAIVE = "naive"
+    OURS = "ours"
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        titles = {"plain": "plain pymongo", "naive": "naive retry loop"}
+        return titles.get(self.value, "pymongo-resilience")
+
+    @property
+    def database(self) -> str:
+        """The database that this side alone writes to."""
+        return f"demo_{self.value}"
+
+
+class Outcome(NamedTuple):
+    """One operation as its application saw it."""
+
+    seconds: float
+    error: str | None
+    """The class of the exception that reached the application, if one did."""
+    repeated: dict[str, int]
+    """Failed attempts that were repeated, counted by reason."""
+
+
+class Branch(NamedTuple):
+    """One line of a trace: a span or an event of a span."""
+
+    name: str
+    start: float
+    """Seconds since the operation began."""
+    seconds: float | None
+    """How long the span took; an event takes no time."""
+    failed: bool
+    attributes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FinalMessage:
+    """What a side sends at the end."""
+
+    spans: dict[str, int] = field(default_factory=dict)
+    """How many spans of each name ended."""
+    trace: tuple[Branch, ...] = ()
+    """One retried operation: its span, and what is below it in the order of time."""
+    trace_phase: str = ""
+    notes: tuple[str, ...] = ()
+    """Warnings that were logged on the way."""
+
+
+@dataclass(slots=True)
+class Record:
+    """The sum of many operations."""
+
+    errors: Counter[str] = field(default_factory=Counter)
+    """Operations that raised, by the class of their exception."""
+    repeated: Counter[str] = field(default_factory=Counter)
+    """Failed attempts that were repeated, by reason."""
+    seconds: list[float] = field(default_factory=list)
+    """How long each operation took."""
+
+    @property
+    def operations(self) -> int:
+        """How many operations ran."""
+        return len(self.seconds)
+
+    def quantile(self, share: float) -> float:
+        """The smallest duration (seconds) that this share of the operations did not exceed.
+
+        ``nan`` without operations.
+        """
+        ordered = sorted(self.seconds)
+        return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
+
+
+class Tally:
+    """The records of all sides; written by one thread, read by the picture's."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self._lock = threading.Lock()
+        self._outcomes: defaultdict[tuple[Side, str], list[Outcome]] = defaultdict(list)
+
+    def add(self, phase: str, outcomes: Mapping[Side, Outcome]) -> None:
+        """Add the outcomes of one step."""
+        with self._lock:
+            for side, outcome in outcomes.items():
+                self._outcomes[side, phase].append(outcome)
+
+    def of(self, side: Side, phase: str | None = None) -> Record:
+        """A side's record, of one phase or of all."""
+        total = Record()
+        with self._lock:
+            for (owner, name), outcomes in self._outcomes.items():
+                if owner is side and phase in {None, name}:
+                    for each in outcomes:
+                        total.seconds.append(each.seconds)
+                        total.repeated.update(each.repeated)
+                        total.errors.update([each.error] if each.error else [])
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +183,6 @@ class Result:
             "seed": self.seed,
             "seconds": self.seconds,
             "duration": round(self.duration, 3),
-            "versions": versions(),
             "sides": {side.value: self._side(side) for side in Side},
             "spans": dict(sorted(self.final_messages[Side.OURS].spans.items())),
             "ok": not self.problems(),
@@ -92,38 +192,17 @@ class Result:
     def _side(self, side: Side) -> dict[str, Any]:
         record, balance = self.tally.of(side), self.balances[side]
         return {
-            **_numbers(record),
+            "operations": record.operations,
+            "errors": record.errors.total(),
+            "errors_by_class": dict(sorted(record.errors.items())),
+            "retries": dict(sorted(record.repeated.items())),
+            "p50": round(record.quantile(0.5), 6),
+            "p99": round(record.quantile(0.99), 6),
             "duplicated": balance.duplicated,
             "lost": balance.lost,
             "faults": dict(sorted(self.faults[side].items())),
             "notes": list(self.final_messages[side].notes),
         }
-
-
-def _numbers(record: Record) -> dict[str, Any]:
-    return {
-        "operations": record.operations,
-        "errors": record.errors.total(),
-        "errors_by_class": dict(sorted(record.errors.items())),
-        "retries": dict(sorted(record.repeated.items())),
-        "p50": round(record.quantile(0.5), 6),
-        "p99": round(record.quantile(0.99), 6),
-    }
-
-
-def versions() -> dict[str, str]:
-    """What ran here; a part that is not installed as a distribution is left out."""
-    found = {
-        "python": platform.python_version(),
-        "pymongo": pymongo.version,
-        "pymongo-resilience": pymongo_resilience.__version__,
-    }
-    for name in ("SecantusDB", "opentelemetry-sdk", "tenacity"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,30 +1,43 @@
-"""All checks in their order, within a time limit: each that may hang runs in a daemon thread."""
+"""All checks in their order, within a time limit, and a verdict; as text or as JSON.
+
+Each check that may hang runs in a daemon thread. Rich stays out: it is no dependency of the
+library, and a broken container has nothing else.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import queue
 import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO, TypeVar
 
+import pymongo
+
+from pymongo_resilience.config import load
+from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience.rules.explanations import Symptom
+from pymongo_resilience_instrumentation.driver.private_names import parts
+from pymongo_resilience_instrumentation.failures.causes import Found, diagnose
+from pymongo_resilience_instrumentation.self_check import State, missing
 
-from . import compared_members, dns_records, idle, verdict
+from . import compared_members
 from .findings import Finding, Level
-from .installation import of_library
 from .login import Login
-from .probe import Probe, Prober, unanswered
-from .uri import read
+from .probe import Probe, Prober, of_idle, unanswered
+from .uri import read, resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from .uri import Target
-    from .verdict import Verdict
 
 T = TypeVar("T")
+_ORDER: Final = list(Symptom)
 NETWORK_S: Final = 2.4
 """For DNS, connections, TLS and hello of all servers together."""
 TOTAL_S: Final = 3.8
@@ -32,6 +45,15 @@ TOTAL_S: Final = 3.8
 LOOKING_AGAIN_S: Final = 0.4
 DEEPER: Final = 2.0
 """How much longer each of them is with ``--deep``."""
+
+
+class Verdict(NamedTuple):
+    """Immutable."""
+
+    well: bool
+    text: str
+    advice: str = ""
+    symptom: Symptom | None = None
 
 
 class Examination(NamedTuple):
@@ -58,10 +80,10 @@ def examine(
     if target is not None and not _is_wrong(written):
         network_end = began + NETWORK_S * scale
         target, found = _in_time(
-            lambda: dns_records.resolved(target, NETWORK_S / 2), (target, [_NO_DNS]), network_end
+            lambda: resolved(target, NETWORK_S / 2), (target, [_NO_DNS]), network_end
         )
         probes = _probed(target, network_end)
-        is_usable = verdict.usable(probes, target)
+        is_usable = usable(probes, target)
         failed = Level.WARNING if is_usable else Level.WRONG
         found += [
             each for probe in probes for each in compared_members.of_probe(probe, target, failed)
@@ -72,10 +94,10 @@ def examine(
             end = began + TOTAL_S * (1.0 if idle_seconds else scale)
             if deep or idle_seconds:
                 rest = idle_seconds or (end - time.monotonic()) / 2
-                findings += idle.of_idle(probes, target, rest)
+                findings += of_idle(probes, target, rest)
                 end = max(end, time.monotonic() + TOTAL_S / 2)
             findings += _logged_in(uri, target, probes, end, processes)
-    decided = verdict.decide(findings, probes, target)
+    decided = decide(findings, probes, target)
     return Examination(tuple(findings), decided, time.monotonic() - began)
 
 
@@ -160,3 +182,102 @@ def _start(function: Callable[[], object]) -> None:
             function()
 
     threading.Thread(target=run, name="pymongo_resilience_doctor", daemon=True).start()
+
+
+def of_library() -> Iterator[Finding]:
+    versions = f"pymongo {pymongo.version} on Python {platform.python_version()}"
+    lacking = missing(parts())
+    if lacking:
+        state = State.OFF if State.OFF in lacking else State.TELEMETRY
+        names = ", ".join(name for found in lacking.values() for name in found)
+        text = f"{versions} lacks {names}: {state.value}"
+        yield Finding("library", Level.WARNING, text, "install a pymongo from 4.19 to 4.20")
+    else:
+        yield Finding("library", Level.OK, versions)
+    try:
+        loaded = load()
+    except ConfigurationError as error:
+        yield Finding("library", Level.WRONG, str(error), "run pymongo-resilience config")
+        return
+    given = ", ".join(sorted(loaded.sources)) or "no option"
+    yield Finding("library", Level.OK, f"pymongo-resilience: {given} set by variables or the file")
+
+
+def usable(probes: Sequence[Probe], target: Target) -> bool:
+    """Whether a client finds a server at all."""
+    return any(
+        each.symptom is None
+        and each.hello is not None
+        and target.replica_set in {None, each.hello.get("setName")}
+        for each in probes
+    )
+
+
+def decide(findings: Sequence[Finding], probes: Sequence[Probe], target: Target | None) -> Verdict:
+    """The cause that explains most of what is wrong."""
+    wrong = [each for each in findings if each.level is Level.WRONG]
+    if not wrong:
+        return _well([each for each in findings if each.level is Level.WARNING])
+    found = wrong[0]
+    if found.check not in {"uri", "library"} and target is not None and probes:
+        if not usable(probes, target):
+            seen = [Found(each.name, each.symptom, each.is_primary) for each in probes]
+            diagnosis = diagnose([each for each in seen if each.symptom is not None])
+            if diagnosis is not None:
+                servers = ", ".join(diagnosis.servers)
+                said = next((each.said for each in probes if each.symptom is diagnosis.symptom), "")
+                text = f"{diagnosis.symptom.says} ({servers}{f': {said}' if said else ''})"
+                return Verdict(False, text, f"check {diagnosis.symptom.check}", diagnosis.symptom)
+        found = min(wrong, key=_rank)
+    server = f" ({found.server})" if found.server else ""
+    return Verdict(False, f"{found.text}{server}", found.advice, found.symptom)
+
+
+def _rank(finding: Finding) -> int:
+    return len(_ORDER) if finding.symptom is None else _ORDER.index(finding.symptom)
+
+
+def _well(warnings: Sequence[Finding]) -> Verdict:
+    if not warnings:
+        return Verdict(True, "all is well")
+    main = min(warnings, key=_rank)
+    count = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+    return Verdict(True, f"no fault found, {count}: {main.text}", main.advice, main.symptom)
+
+
+_COLOURS = {Level.OK: "32", Level.NOTE: "36", Level.WARNING: "33", Level.WRONG: "31;1"}
+
+
+def as_text(examination: Examination, *, colours: bool) -> str:
+    def coloured(text: str, level: Level) -> str:
+        return f"\x1b[{_COLOURS[level]}m{text}\x1b[0m" if colours else text
+
+    lines: list[str] = []
+    for each in examination.findings:
+        server = f"{each.server}: " if each.server else ""
+        level = coloured(f"{each.level.name.lower():<8}", each.level)
+        lines.append(f"{level} {each.check:<8} {server}{each.text}")
+        advice = f"{'':18}{each.advice}"
+        if each.advice and each.level >= Level.WARNING and advice not in lines:
+            lines.append(advice)
+    decided = examination.verdict
+    colour = Level.OK if decided.well else Level.WRONG
+    lines += ["", f"{coloured('Verdict:', colour)} {decided.text}"]
+    return "\n".join([*lines, *([f"Change:  {decided.advice}"] if decided.advice else [])])
+
+
+def as_json(examination: Examination) -> str:
+    findings = [
+        each._asdict() | {"level": each.level.name.lower()} for each in examination.findings
+    ]
+    found = {
+        "verdict": examination.verdict._asdict(),
+        "seconds": round(examination.seconds, 3),
+        "findings": findings,
+    }
+    return json.dumps(found, indent=2, default=lambda symptom: symptom.value)
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Source: no-color.org."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

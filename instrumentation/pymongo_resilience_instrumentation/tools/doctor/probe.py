@@ -1,4 +1,4 @@
-"""One server, tried on a socket of its own: name, connection, TLS, hello and round trips.
+"""One server, tried on a socket of its own: name, connection, TLS, hello, round trips, idleness.
 
 pymongo reports neither how long each step takes nor which one hangs.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo_resilience.rules.explanations import Symptom
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.causes import symptom_of
+from pymongo_resilience_instrumentation.tools.testbed.real_members import tls_context
+from pymongo_resilience_instrumentation.tools.testbed.wire import WireError, exchange
 
 from .findings import Finding, Level
-from .hello import NotMongoDBError, round_trip, say_hello
-from .tls import expiry, tls_context
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from pymongo_resilience_instrumentation.addresses import Address
 
     from .uri import Target
@@ -32,7 +34,9 @@ NO_CHECK_TIME: Final = 0x200000
 SECOND_LOOK: Final = 1.0
 """Seconds for finding out why a first try failed."""
 RENEW_WITHIN: Final = timedelta(days=14)
-_UNCHECKED: Final = {"tlsinsecure": "true"}
+IDLE_ANSWER: Final = 2.0
+"""Seconds for the answer on a connection that was idle."""
+COMMAND_NOT_FOUND: Final = 59
 _CERTIFICATE: Final = {
     9: Symptom.NOT_YET_VALID,
     10: Symptom.EXPIRED,
@@ -91,7 +95,7 @@ class Prober:
         """The same one, filled in. Never raises."""
         try:
             self._try(probe)
-        except NotMongoDBError:
+        except WireError:
             probe.symptom = Symptom.NOT_MONGODB
         except Exception as error:  # noqa: BLE001 - whatever a server answers
             # One that has answered once is slow.
@@ -119,9 +123,9 @@ class Prober:
         with closing(self.connected(probe)) as connection:
             probe.stage = "hello"
             self._measure(probe, connection)
-            with suppress(OSError, KeyError, NotMongoDBError):
+            with suppress(OSError, KeyError, WireError):
                 connection.settimeout(self._left(SECOND_LOOK / 2))
-                reply = round_trip(connection, {"buildInfo": 1, "$db": "admin"})
+                reply = exchange(connection, {"buildInfo": 1, "$db": "admin"})
                 probe.version = str(reply["version"])
 
     def _connect(self, probe: Probe) -> socket.socket:
@@ -151,12 +155,16 @@ class Prober:
     def _wrapped(self, probe: Probe, plain: socket.socket) -> ssl.SSLSocket:
         probe.stage, began = "tls", time.monotonic()
         plain.settimeout(self._left() / 2)
-        wrapped = tls_context(self._target).wrap_socket(plain, server_hostname=probe.address[0])
+        wrapped = tls_context(self._target.options).wrap_socket(
+            plain, server_hostname=probe.address[0]
+        )
         wrapped.settimeout(self._left())
-        text, ends = f"{wrapped.version()} in {_ms(began):.1f} ms", expiry(wrapped)
-        if ends is None:
+        text = f"{wrapped.version()} in {_ms(began):.1f} ms"
+        end = (wrapped.getpeercert() or {}).get("notAfter")
+        if not isinstance(end, str):
             probe.passed(f"{text}, certificate not checked")
         else:
+            ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
             soon = ends - datetime.now(UTC) < RENEW_WITHIN
             probe.passed(f"{text}, certificate ends on {ends:%Y-%m-%d}", "renew it" * soon)
         return wrapped
@@ -173,7 +181,7 @@ class Prober:
                 probe.round_trips_ms.append(took)
             there = hello.get("localTime")
             if isinstance(there, datetime):
-                probe.clock_ms = (there.timestamp() - wall) * 1000 - took / 2
+                probe.clock_ms = (there.replace(tzinfo=UTC).timestamp() - wall) * 1000 - took / 2
             if time.monotonic() + took / 1000 > self._deadline - SECOND_LOOK:
                 return
 
@@ -187,23 +195,23 @@ class Prober:
             case Symptom.HANGS_UP | Symptom.CLIENT_CERTIFICATE if self._target.tls:
                 probe.symptom = self._refusal(probe)
             case Symptom.HANGS_UP | Symptom.SILENT | Symptom.NOT_MONGODB if not self._target.tls:
-                self._certificate(probe, tls_context(self._target._replace(options=_UNCHECKED)))
+                self._certificate(probe, tls_context({"tlsinsecure": "true"}))
                 probe.symptom = Symptom.TLS_PORT
             case Symptom.WRONG_HOST_NAME:
-                context = tls_context(self._target)
+                context = tls_context(self._target.options)
                 context.check_hostname = False
                 names = self._certificate(probe, context).get("subjectAltName", ())
                 listed = ", ".join(str(value) for _, value in names) or "no host"
                 probe.said = f"it is for {listed}"
             case Symptom.EXPIRED:
-                context = tls_context(self._target)
+                context = tls_context(self._target.options)
                 context.verify_flags |= NO_CHECK_TIME
                 probe.said = f"it ended on {self._certificate(probe, context).get('notAfter')}"
 
     def _refusal(self, probe: Probe) -> Symptom | None:
         """TLS 1.3 refuses a client's certificate after the handshake, 1.2 within: once there is a
         cipher."""
-        context = tls_context(self._target)
+        context = tls_context(self._target.options)
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         with closing(
             context.wrap_socket(
@@ -249,13 +257,49 @@ def _symptom(error: Exception, stage: str) -> Symptom:
 
 def unanswered(stage: str) -> Symptom:
     """Of a server that has not finished a step in time."""
-    found = {
-        "dns": Symptom.UNKNOWN_HOST,
-        "tcp": Symptom.BLACK_HOLE,
-        "tls": Symptom.NO_TLS_ANSWER,
-    }
+    found = {"dns": Symptom.UNKNOWN_HOST, "tcp": Symptom.BLACK_HOLE, "tls": Symptom.NO_TLS_ANSWER}
     return found.get(stage, Symptom.SILENT)
 
 
 def _ms(began: float) -> float:
     return (time.monotonic() - began) * 1000
+
+
+def of_idle(probes: Sequence[Probe], target: Target, seconds: float) -> Iterator[Finding]:
+    """Leaves one connection to each server alone for so many seconds, then uses it: networks forget
+    flows without a word."""
+    prober, held = Prober(target, time.monotonic() + IDLE_ANSWER), {}
+    with ExitStack() as connections:
+        for each in probes:
+            if each.hello is not None:
+                with suppress(OSError):
+                    connection = prober.connected(Probe(each.address))
+                    held[each.name] = connections.enter_context(closing(connection))
+        time.sleep(seconds)
+        for server, connection in held.items():
+            connection.settimeout(IDLE_ANSWER)
+            try:
+                say_hello(connection)
+            except (OSError, WireError):
+                text = f"a connection that was idle for {seconds:.0f} s is dead"
+                advice = (
+                    f"set maxIdleTimeMS below {seconds * 1000:.0f}, or keepalive in the network"
+                )
+                yield Finding("idle", Level.WARNING, text, advice, server)
+            else:
+                text = f"a connection lives after {seconds:.0f} s without use"
+                yield Finding("idle", Level.OK, text, server=server)
+
+
+def say_hello(connection: socket.socket, *, balanced: bool = False) -> dict[str, Any]:
+    """Raises WireError where what answers is no MongoDB, or OSError."""
+    command: dict[str, Any] = {"hello": 1, "$db": "admin"}
+    if balanced:
+        command["loadBalanced"] = True
+    reply = exchange(connection, command)
+    if reply.get("code") == COMMAND_NOT_FOUND:
+        reply = exchange(connection, {"isMaster": 1, "$db": "admin"})
+        reply.setdefault("isWritablePrimary", reply.get("ismaster"))
+    if reply.get("ok") != 1:
+        raise WireError("the hello failed")
+    return reply

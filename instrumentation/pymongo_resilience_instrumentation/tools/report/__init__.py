@@ -1,7 +1,7 @@
 """``pymongo-resilience report``: an HTML file of what was recorded, to look at without a network.
 
 ``recorder`` writes JSON lines while something runs; ``records`` reads them, and structured log
-lines; ``summary`` counts, ``chart`` draws, ``page`` puts them together.
+lines, and counts; ``page`` draws.
 """
 
 from .recorder import Recorder

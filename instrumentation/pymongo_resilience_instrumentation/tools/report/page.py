@@ -1,20 +1,31 @@
-"""The report as one HTML file: no script, and nothing that is loaded."""
+"""The report as one HTML file, with a timeline of each side: no script, nothing that is loaded."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from . import summary
-from .chart import COLOURS, WINNERS, colour, timeline
+from . import records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from .records import Side
-    from .summary import Latency
+    from .records import Latency, Operation, Side
 
+WIDTH: Final = 1000
+COLUMNS: Final = 250
+LEFT: Final = 70
+COLOURS: Final = ("#4269d0", "#efb118", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5")
+"""Of reasons; the last one is for all others."""
+WINNERS: Final = {"first": COLOURS[6], "hedge": COLOURS[2], "neither": COLOURS[1]}
+"""Who answered a hedged read first."""
+_FAULTS, _LATENCY, _ERRORS, _RETRIES = (20, 36), (66, 150), (218, 12), (238, 40)
+_HEDGES = (286, 30)
+"""Where each lane begins, and its height."""
+_SHORTEST, _DECADES = -4.0, 6.0
+"""Of latencies: from 0.1 ms to 100 s, as powers of ten."""
 PLAIN: Final = "plain"
 """The side that is pymongo alone."""
 MOST_FAULTS: Final = 200
@@ -33,30 +44,61 @@ svg{width:100%;font-size:12px;fill:currentColor}
 def page(sides: Sequence[Side], title: str) -> str:
     """Of at least one side."""
     seconds = max(each.end for each in sides)
-    counts = sum((summary.reasons(each) for each in sides), Counter[str]())
+    counts = sum((records.reasons(each) for each in sides), Counter[str]())
     named = [reason for reason, _ in counts.most_common(len(COLOURS) - 1)]
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        *(f"<p>{escape(sentence)}</p>" for sentence in _sentences(sides)),
-        "<h2>Sides</h2>",
-        *_sides(sides),
-        "<h2>Timelines</h2>",
-        "<p>Retries: "
-        + _keys({reason: colour(reason, named) for reason in sorted(counts)})
-        + "</p>",
-        "<p>Latency: from the median to the longest; red: errors that the application got.</p>",
-    ]
+
+    def servers(found: Callable[[Side], Mapping[str, tuple[Any, Any]]]) -> Iterator[list[Any]]:
+        for side in sides:
+            yield from ([f"{side.name}, {name}", *each] for name, each in found(side).items())
+
+    keys = _keys({reason: colour(reason, named) for reason in sorted(counts)})
+    body = [f"<h1>{escape(title)}</h1>", "<h2>Sides</h2>", _sides(sides)]
+    if PLAIN not in {each.name for each in sides}:
+        body.append("<p>Plain pymongo was not recorded: there is nothing to compare with.</p>")
+    body += ["<h2>Timelines</h2>", f"<p>Retries: {keys}</p>"]
+    body.append("<p>Latency: from the median to the longest; red: errors the application got.</p>")
     hedged = any(each.hedges for each in sides)
     if hedged:
         body.append(f"<p>Hedged reads, by who answered first: {_keys(WINNERS)}</p>")
     for side in sides:
         body += [f"<h3>{escape(side.name)}</h3>", timeline(side, seconds, named)]
-    body += ["<h2>Latency around the faults</h2>", *_stretches(sides)]
-    body += ["<h2>Retries by reason</h2>", *_reasons(sides, counts)]
+    rows = [
+        [f"{side.name}, {name}", *_figures(found)]
+        for name in records.STRETCHES
+        for side in sides
+        if (found := records.stretches(side).get(name)) is not None
+    ]
+    body += ["<h2>Latency around the faults</h2>", _table(["", *_HEADINGS], rows)]
+    by_side = [records.reasons(side) for side in sides]
+    rows = [[reason, *(each[reason] for each in by_side)] for reason, _ in counts.most_common()]
+    names = [side.name for side in sides]
+    body += ["<h2>Retries by reason</h2>", _table(["reason", *names], rows)]
     if hedged:
-        body += ["<h2>Hedged reads</h2>", *_hedges(sides)]
-    body += ["<h2>Servers</h2>", *_servers(sides)]
-    body += ["<h2>Faults</h2>", *_faults(sides)]
+        rows = [
+            [name, *(winners[each] for each in WINNERS), _ms(waited)]
+            for name, winners, waited in servers(records.hedges)
+        ]
+        headings = ["slow server", *WINNERS, "hedged after (median)"]
+        body += ["<h2>Hedged reads</h2>", _table(headings, rows)]
+    rows = [
+        [name, *_figures(latency), failed] for name, latency, failed in servers(records.by_server)
+    ]
+    body += ["<h2>Servers</h2>", _table(["server", *_HEADINGS, "failed attempts"], rows)]
+    rows = [
+        [f"{side.name}, {server}", f"{at:.2f} s", what]
+        for side in sides
+        for at, server, what in side.breakers
+    ]
+    if rows:
+        body.append(_table(["circuit breaker", "when", "what"], rows))
+    faults = sorted({each for side in sides for each in side.faults})
+    rows = [
+        [each.text, f"{each.at:.2f} s", f"{each.seconds:.2f} s", each.struck]
+        for each in faults[:MOST_FAULTS]
+    ]
+    body += ["<h2>Faults</h2>", _table(["fault", "began", "lasted", "struck"], rows)]
+    if len(faults) > MOST_FAULTS:
+        body.append(f"<p>and {len(faults) - MOST_FAULTS} more</p>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
@@ -65,104 +107,26 @@ def page(sides: Sequence[Side], title: str) -> str:
     )
 
 
-def _sentences(sides: Sequence[Side]) -> Iterator[str]:
-    for side in sides:
-        found = summary.latency(side.operations)
-        if not found.operations:
-            attempts = _plural(len(side.retries), "failed attempt")
-            yield f"{side.name}: {attempts}; no operations were recorded."
-            continue
-        said = (
-            f"{side.name}: {_plural(found.operations, 'operation')} through "
-            f"{_plural(len(side.faults), 'fault')}, {_plural(found.errors, 'error')} reached the "
-            f"application, {_plural(summary.reasons(side).total(), 'retry')}"
-        )
-        if side.hedges:
-            said += f", {_plural(len(side.hedges), 'hedged read')}"
-        if side.balance is not None:
-            lost, doubled = side.balance
-            said += f", {_plural(lost, 'acknowledged write')} lost, {doubled} doubled"
-        yield f"{said}."
-    if PLAIN not in {each.name for each in sides}:
-        yield "Plain pymongo was not recorded, so there is nothing to compare with."
-
-
-def _plural(count: int, noun: str) -> str:
-    several = noun.removesuffix("y") + "ies" if noun.endswith("y") else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else several}"
-
-
-def _sides(sides: Sequence[Side]) -> Iterator[str]:
+def _sides(sides: Sequence[Side]) -> str:
     rows = [
         [
             side.name,
-            *_figures(summary.latency(side.operations)),
-            str(summary.reasons(side).total()),
-            *(["", ""] if side.balance is None else map(str, side.balance)),
+            *_figures(records.latency(side.operations)),
+            len(side.faults),
+            records.reasons(side).total(),
+            *(side.balance or ("", "")),
         ]
         for side in sides
     ]
-    yield _table(["side", *_HEADINGS, "retries", "writes lost", "doubled"], rows)
-
-
-def _stretches(sides: Sequence[Side]) -> Iterator[str]:
-    rows = [
-        [f"{side.name}, {name}", *_figures(found)]
-        for name in summary.STRETCHES
-        for side in sides
-        if (found := summary.stretches(side).get(name)) is not None
-    ]
-    yield _table(["", *_HEADINGS], rows)
-
-
-def _reasons(sides: Sequence[Side], counts: Counter[str]) -> Iterator[str]:
-    found = [summary.reasons(side) for side in sides]
-    rows = [[reason, *(str(each[reason]) for each in found)] for reason, _ in counts.most_common()]
-    yield _table(["reason", *(side.name for side in sides)], rows)
-
-
-def _hedges(sides: Sequence[Side]) -> Iterator[str]:
-    rows = [
-        [f"{side.name}, {server}", *(str(winners[each]) for each in WINNERS), _ms(waited)]
-        for side in sides
-        for server, (winners, waited) in summary.hedges(side).items()
-    ]
-    yield _table(["slow server", *WINNERS, "hedged after (median)"], rows)
-
-
-def _servers(sides: Sequence[Side]) -> Iterator[str]:
-    rows = [
-        [f"{side.name}, {server}", *_figures(found), str(failed)]
-        for side in sides
-        for server, (found, failed) in summary.by_server(side).items()
-    ]
-    yield _table(["server", *_HEADINGS, "failed attempts"], rows)
-    breakers = [
-        [f"{side.name}, {server}", f"{at:.2f} s", what]
-        for side in sides
-        for at, server, what in side.breakers
-    ]
-    if breakers:
-        yield _table(["circuit breaker", "when", "what"], breakers)
-
-
-def _faults(sides: Sequence[Side]) -> Iterator[str]:
-    found = {each for side in sides for each in side.faults}
-    rows = [
-        [each.text, f"{each.at:.2f} s", f"{each.seconds:.2f} s", str(each.struck)]
-        for each in sorted(found)[:MOST_FAULTS]
-    ]
-    yield _table(["fault", "began", "lasted", "struck"], rows)
-    if len(found) > MOST_FAULTS:
-        yield f"<p>and {len(found) - MOST_FAULTS} more</p>"
+    return _table(["side", *_HEADINGS, "faults", "retries", "writes lost", "doubled"], rows)
 
 
 _HEADINGS: Final = ("operations", "errors", "median", "p99", "longest")
 
 
-def _figures(found: Latency) -> list[str]:
+def _figures(found: Latency) -> list[Any]:
     times = [_ms(each) for each in (found.median, found.p99, found.longest)]
-    return [str(found.operations), str(found.errors), *times]
+    return [found.operations, found.errors, *times]
 
 
 def _ms(seconds: float | None) -> str:
@@ -176,11 +140,126 @@ def _keys(colours: Mapping[str, str]) -> str:
     )
 
 
-def _table(headings: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(headings: Iterable[str], rows: Sequence[Sequence[Any]]) -> str:
     if not rows:
         return "<p>none</p>"
     head = "".join(f"<th>{escape(each)}</th>" for each in headings)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def timeline(side: Side, seconds: float, named: Sequence[str]) -> str:
+    """``seconds``: what the width stands for; ``named``: the reasons that have a colour."""
+    lanes = {"faults": _FAULTS, "latency": _LATENCY, "errors": _ERRORS, "retries": _RETRIES}
+    if side.hedges:
+        lanes["hedges"] = _HEDGES
+    height = sum(max(lanes.values())) + 22
+    parts = [*_axes(seconds, lanes, height), *_fault_bars(side, seconds), *_latency(side, seconds)]
+    retries = [(each.at, each.reason) for each in side.retries if not each.is_final]
+    parts += _stacks(_RETRIES, retries, seconds, lambda reason: colour(reason, named))
+    hedges = [(each.at, each.winner) for each in side.hedges]
+    parts += _stacks(_HEDGES, hedges, seconds, lambda winner: WINNERS.get(winner, COLOURS[-1]))
+    label = escape(f"timeline of {side.name}")
+    return (
+        f'<svg viewBox="0 0 {WIDTH + LEFT + 10} {height}" role="img" aria-label="{label}">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def colour(reason: str, named: Sequence[str]) -> str:
+    number = named.index(reason) if reason in named else len(COLOURS) - 1
+    return COLOURS[min(number, len(COLOURS) - 1)]
+
+
+def _x(at: float, seconds: float) -> float:
+    return LEFT + WIDTH * max(0.0, min(1.0, at / seconds if seconds else 0.0))
+
+
+def _column(at: float, seconds: float) -> int:
+    return max(0, min(COLUMNS - 1, int(at / seconds * COLUMNS) if seconds else 0))
+
+
+def _y(value: float) -> float:
+    top, height = _LATENCY
+    share = (math.log10(max(value, 1e-9)) - _SHORTEST) / _DECADES
+    return top + height * (1 - max(0.0, min(1.0, share)))
+
+
+def _axes(seconds: float, lanes: Mapping[str, tuple[int, int]], height: int) -> Iterator[str]:
+    for name, (top, _) in lanes.items():
+        yield f'<text x="0" y="{top + 10}">{name}</text>'
+    for power, name in ((-3, "1 ms"), (-1, "100 ms"), (1, "10 s")):
+        y = _y(10.0**power)
+        yield f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.0f}" y2="{y:.0f}"/>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{name}</text>'
+    # At most ten marks.
+    step = 10 ** math.ceil(math.log10(seconds / 10)) if seconds else 1
+    for mark in range(int(seconds / step) + 1):
+        x, at = _x(mark * step, seconds), f"{mark * step:g}"
+        yield f'<text class="tick" x="{x:.0f}" y="{height - 6}">{at} s</text>'
+
+
+def _fault_bars(side: Side, seconds: float) -> Iterator[str]:
+    top, height = _FAULTS
+    rows = 4
+    for number, each in enumerate(side.faults):
+        x, end = _x(each.at, seconds), _x(each.at + each.seconds, seconds)
+        y = top + height / rows * (number % rows)
+        title = escape(
+            f"{each.text}: {each.at:.2f} s, for {each.seconds:.2f} s, {each.struck} times"
+        )
+        yield (
+            f'<rect class="fault" x="{x:.1f}" y="{y:.0f}" width="{max(1.5, end - x):.1f}" '
+            f'height="{height / rows - 1:.0f}"><title>{title}</title></rect>'
+        )
+
+
+def _latency(side: Side, seconds: float) -> Iterator[str]:
+    width = WIDTH / COLUMNS
+    columns: list[list[Operation]] = [[] for _ in range(COLUMNS)]
+    for each in side.operations:
+        columns[_column(each.at + each.seconds, seconds)].append(each)
+    for number, operations in enumerate(columns):
+        found = records.latency(operations)
+        if found.median is None or found.p99 is None or found.longest is None:
+            continue
+        x = LEFT + width * (number + 0.5)
+        title = f"{found.operations} operations, median {found.median * 1000:.1f} ms, "
+        title += f"longest {found.longest * 1000:.0f} ms, {found.errors} errors"
+        yield (
+            f'<line class="range" x1="{x:.1f}" x2="{x:.1f}" y1="{_y(found.median):.1f}" '
+            f'y2="{_y(found.longest) - 1:.1f}"><title>{title}</title></line>'
+            f'<circle class="median" cx="{x:.1f}" cy="{_y(found.median):.1f}" r="1.5"/>'
+        )
+        if found.errors:
+            y = _ERRORS[0] + _ERRORS[1] / 2
+            yield f'<circle class="error" cx="{x:.1f}" cy="{y}" r="3">'
+            yield f"<title>{title}</title></circle>"
+
+
+def _stacks(
+    lane: tuple[int, int],
+    found: Iterable[tuple[float, str]],
+    seconds: float,
+    fill: Callable[[str], str],
+) -> Iterator[str]:
+    """``found``: when, and what is counted by."""
+    parts: list[Counter[str]] = [Counter() for _ in range(COLUMNS)]
+    for at, kind in found:
+        parts[_column(at, seconds)][kind] += 1
+    most = max((each.total() for each in parts), default=0)
+    top, height = lane
+    width = WIDTH / COLUMNS
+    for number, counts in enumerate(parts):
+        bottom = float(top + height)
+        for kind, count in sorted(counts.items()):
+            tall = height * count / most
+            bottom -= tall
+            yield (
+                f'<rect x="{LEFT + width * number:.1f}" y="{bottom:.1f}" width="{width:.1f}" '
+                f'height="{tall:.1f}" fill="{fill(kind)}">'
+                f"<title>{escape(kind)}: {count}</title></rect>"
+            )

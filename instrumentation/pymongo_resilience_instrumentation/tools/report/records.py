@@ -1,14 +1,17 @@
-"""Reads what was recorded: files of ``Recorder``, and logs as JSON lines."""
+"""Reads what was recorded, files of ``Recorder`` and logs as JSON lines, and counts it."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 LOG_FIELD: Final = "pymongo_resilience"
@@ -16,6 +19,8 @@ LOG_FIELD: Final = "pymongo_resilience"
 TIMES: Final = ("at", "timestamp", "@timestamp", "time", "ts", "created", "asctime")
 ALL: Final = ""
 """The side of what concerns every side."""
+STRETCHES: Final = ("before", "during", "between", "after")
+"""When an operation ran, by the faults."""
 
 
 class ReportError(ValueError):
@@ -172,3 +177,72 @@ def _add(sides: dict[str, Side], record: dict[str, Any]) -> None:
             side.balance = int(record["lost"]), int(record["duplicated"])
         case "circuit_breaker.opened" | "circuit_breaker.closed":
             side.breakers.append((at, str(record["server"]), kind.rpartition(".")[2]))
+
+
+class Latency(NamedTuple):
+    """Of many operations, in seconds; those of none are None. Immutable."""
+
+    operations: int
+    errors: int
+    median: float | None
+    p99: float | None
+    longest: float | None
+
+
+def latency(operations: Sequence[Operation]) -> Latency:
+    times = sorted(each.seconds for each in operations)
+    errors = sum(each.error is not None for each in operations)
+    if not times:
+        return Latency(0, errors, None, None, None)
+    middle, late = (times[math.ceil(share * len(times)) - 1] for share in (0.5, 0.99))
+    return Latency(len(times), errors, middle, late, times[-1])
+
+
+def stretches(side: Side) -> Mapping[str, Latency]:
+    """By when an operation ran: while a fault was in force, or before, between or after them."""
+    found: dict[str, list[Operation]] = {name: [] for name in STRETCHES}
+    first = min((each.at for each in side.faults), default=math.inf)
+    last = max((each.at + each.seconds for each in side.faults), default=math.inf)
+    for each in side.operations:
+        began, ended = each.at, each.at + each.seconds
+        if ended < first:
+            name = "before"
+        elif began > last:
+            name = "after"
+        else:
+            struck = any(one.at <= ended and began <= one.at + one.seconds for one in side.faults)
+            name = "during" if struck else "between"
+        found[name].append(each)
+    return {name: latency(each) for name, each in found.items() if each}
+
+
+def by_server(side: Side) -> Mapping[str, tuple[Latency, int]]:
+    """Of each server, its commands or the operations that ended there, and the attempts that failed
+    there."""
+    operations: dict[str, list[Operation]] = defaultdict(list)
+    failed = Counter(each.server for each in side.retries if each.server is not None)
+    for each in side.commands or side.operations:
+        if each.server is not None:
+            operations[each.server].append(each)
+    names = sorted({*operations, *failed})
+    return {name: (latency(operations.get(name, [])), failed[name]) for name in names}
+
+
+def hedges(side: Side) -> Mapping[str, tuple[Counter[str], float]]:
+    """Of each server that was too slow, the hedged reads by who answered first, and the median of
+    the seconds after which they were hedged."""
+    found: dict[str, list[Hedge]] = defaultdict(list)
+    for each in side.hedges:
+        found[each.server].append(each)
+    return {
+        server: (
+            Counter(each.winner for each in found[server]),
+            median(each.waited for each in found[server]),
+        )
+        for server in sorted(found)
+    }
+
+
+def reasons(side: Side) -> Counter[str]:
+    """Of attempts that were repeated."""
+    return Counter(each.reason for each in side.retries if not each.is_final)

@@ -10,70 +10,42 @@ For the tests of this library, its demonstration, and applications that want to 
 Needs the extra ``testbed``. Everything listens on 127.0.0.1 alone.
 """
 
-from .deployments.deployment import Deployment
-from .deployments.pass_through import InFrontOf
-from .deployments.real_replica_set import RealReplicaSet
-from .deployments.replica_set import ReplicaSet
-from .deployments.unreplicated import ShardedCluster, Standalone
-from .fault import Fault
-from .faults import (
-    BlackHole,
+from .command_faults import (
     Corrupt,
     CutAfter,
-    CutAtHandshake,
     CutBefore,
-    Election,
     Fail,
     FailStatement,
     FailWriteConcern,
-    Latency,
     NotPrimary,
     Overload,
-    PoolClearingStorm,
     RateLimit,
+    Slow,
+)
+from .deployment import Deployment
+from .fault import Fault, Interception
+from .member_faults import (
+    BlackHole,
+    CutAtHandshake,
+    Election,
+    Latency,
+    PoolClearingStorm,
     Refuse,
     Reset,
     Restart,
     RollingRestart,
     SilentPrimary,
     SkewedClock,
-    Slow,
 )
+from .real_members import InFrontOf, RealReplicaSet
+from .replica_set import ReplicaSet, ShardedCluster, Standalone
 from .scenario import Scenario
 from .server import EmbeddedServer, TestbedError
-from .traffic import Interception
 
 __all__ = [
-    "BlackHole",
-    "Corrupt",
-    "CutAfter",
-    "CutAtHandshake",
-    "CutBefore",
-    "Deployment",
-    "Election",
-    "EmbeddedServer",
-    "Fail",
-    "FailStatement",
-    "FailWriteConcern",
-    "Fault",
-    "InFrontOf",
-    "Interception",
-    "Latency",
-    "NotPrimary",
-    "Overload",
-    "PoolClearingStorm",
-    "RateLimit",
-    "RealReplicaSet",
-    "Refuse",
-    "ReplicaSet",
-    "Reset",
-    "Restart",
-    "RollingRestart",
-    "Scenario",
-    "ShardedCluster",
-    "SilentPrimary",
-    "SkewedClock",
-    "Slow",
-    "Standalone",
-    "TestbedError",
-]
+    "BlackHole", "Corrupt", "CutAfter", "CutAtHandshake", "CutBefore", "Deployment", "Election",
+    "EmbeddedServer", "Fail", "FailStatement", "FailWriteConcern", "Fault", "InFrontOf",
+    "Interception", "Latency", "NotPrimary", "Overload", "PoolClearingStorm", "RateLimit",
+    "RealReplicaSet", "Refuse", "ReplicaSet", "Reset", "Restart", "RollingRestart", "Scenario",
+    "ShardedCluster", "SilentPrimary", "SkewedClock", "Slow", "Standalone", "TestbedError",
+]  # fmt: skip

@@ -17,38 +17,30 @@ import json
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from . import faults
+from . import command_faults, member_faults
 from .drills import DRILLS, drill
-from .fault import refused, whole
-from .running import Running
-from .server import TestbedError
+from .fault import Fault, refused, whole
+from .running import Running, TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .deployments.deployment import Deployment
-    from .fault import Fault
+    from .deployment import Deployment
 
 HOST: Final = "127.0.0.1"
 KINDS: Final[dict[str, Callable[..., Fault]]] = {
-    name: getattr(faults, name) for name in faults.__all__ if name != "Corrupt"
+    name: kind
+    for module in (command_faults, member_faults)
+    for name, kind in vars(module).items()
+    if inspect.isclass(kind) and issubclass(kind, Fault) and not inspect.isabstract(kind)
+    if kind.__module__ == module.__name__ and kind is not command_faults.Corrupt
 }
 """A function cannot be sent, so Corrupt is left out."""
 _LONGEST_BODY: Final = 65536
 _MOST_PORT: Final = 65535
-
-
-class Injected(NamedTuple):
-    """A fault that was asked for."""
-
-    fault: Fault
-    on: Any
-
-    def as_json(self) -> dict[str, Any]:
-        return {"fault": repr(self.fault), "on": self.on, "struck": self.fault.struck}
 
 
 class Control(Running):
@@ -61,7 +53,7 @@ class Control(Running):
         self._deployment = deployment
         self._port = whole("control", port, least=0, most=_MOST_PORT)
         self._lock = threading.Lock()
-        self._injected: list[Injected] = []
+        self._injected: list[tuple[Fault, Any]] = []
         self._server: ThreadingHTTPServer | None = None
 
     @property
@@ -94,9 +86,9 @@ class Control(Running):
                 return HTTPStatus.OK, about
             case "GET", "/faults":
                 with self._lock:
-                    return HTTPStatus.OK, [each.as_json() for each in self._injected]
+                    return HTTPStatus.OK, [_as_json(*each) for each in self._injected]
             case "POST", "/faults":
-                return HTTPStatus.CREATED, self._inject(body).as_json()
+                return HTTPStatus.CREATED, _as_json(*self._inject(body))
             case "DELETE", "/faults":
                 return self._clear(strict=parse_qs(parts.query).get("strict") == ["true"])
             case "POST", "/drills":
@@ -105,7 +97,7 @@ class Control(Running):
             case _:
                 return HTTPStatus.NOT_FOUND, {"error": f"no {method} {parts.path}"}
 
-    def _inject(self, asked: dict[str, Any]) -> Injected:
+    def _inject(self, asked: dict[str, Any]) -> tuple[Fault, Any]:
         options = dict(asked)
         name, on = options.pop("fault", None), options.pop("on", "all")
         kind = KINDS.get(name)
@@ -115,11 +107,11 @@ class Control(Running):
             inspect.signature(kind).bind(**options)
         except TypeError as error:
             raise ValueError(f"{name}{inspect.signature(kind)}: {error}") from None
-        injected = Injected(kind(**options), on)
-        self._deployment.inject(injected.fault, on)
+        fault = kind(**options)
+        self._deployment.inject(fault, on)
         with self._lock:
-            self._injected.append(injected)
-        return injected
+            self._injected.append((fault, on))
+        return fault, on
 
     def _clear(self, *, strict: bool) -> tuple[HTTPStatus, Any]:
         with self._lock:
@@ -135,19 +127,10 @@ class _Handler(BaseHTTPRequestHandler):
     control: Control
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_DELETE(self) -> None:
-        self._serve()
-
     def log_message(self, *_: Any) -> None:
         """Standard error is for what strikes."""
 
-    def _serve(self) -> None:
+    def do_GET(self) -> None:
         try:
             status, answer = self._answer()
         except ValueError as error:
@@ -160,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+    do_POST = do_DELETE = do_GET  # noqa: N815 - http.server's names
 
     def _answer(self) -> tuple[HTTPStatus, Any]:
         host = self.headers.get("Host", "").partition(":")[0]
@@ -178,3 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not isinstance(body, dict):
                 raise refused("the body", body, "a JSON object")
         return self.control.answer(self.command, self.path, body)
+
+
+def _as_json(fault: Fault, on: Any) -> dict[str, Any]:
+    return {"fault": repr(fault), "on": on, "struck": fault.struck}

@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from .command_faults import RateLimit
 from .fault import refused
-from .faults import BlackHole, Election, RateLimit, Restart, RollingRestart
+from .member_faults import BlackHole, Election, Restart, RollingRestart
 from .scenario import Scenario, strike
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .deployments.deployment import Deployment, Target
+    from .deployment import Deployment, Target
     from .scenario import Strike
 
 DRILLS: Final[Mapping[str, Scenario]] = {

@@ -1,13 +1,25 @@
-"""What every fault is: something that strikes members of a deployment, and counts its blows."""
+"""What every fault is: something that strikes members of a deployment, and counts its blows.
+
+An interception is a fault in the traffic: it is asked about every request and every hello that
+passes a member, in the thread of the deployment, and answers with a verdict.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
+import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
+
+    from .wire import Document, Message
+
+HELLO_COMMANDS: Final = frozenset({"hello", "isMaster", "ismaster"})
 
 
 class Fault(ABC):
@@ -77,3 +89,118 @@ def refused(name: str, value: object, allowed: str) -> ValueError:
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """What a member knows about one client connection."""
+
+    siblings: Collection[Connection] = field(repr=False)
+    """The open connections of the same member, this one included."""
+    hellos: int = 0
+    """How many hellos were answered."""
+    commands: int = 0
+    """How many other commands were received."""
+    is_internal: bool = False
+    """It is another member's."""
+
+    @property
+    def is_monitor(self) -> bool:
+        """It has said hello and nothing else: a monitor, or an application's unused connection."""
+        return self.hellos > 0 and self.commands == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Close the connection; the server never sees the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutAfterReply:
+    """Let the server execute the request and close the connection instead of its reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Do not answer for so many seconds, then close; the server never sees the request."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Send this document; the server never sees the request."""
+
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Amend:
+    """Let the server execute the request, and add these fields to its reply."""
+
+    fields: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Let the server execute the request, and send these bytes instead of its reply."""
+
+    rewritten: Callable[[Message], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Forward the request and hold its reply back for so many seconds."""
+
+    seconds: float
+
+
+Verdict = Cut | CutAfterReply | Hang | Answer | Amend | Rewrite | Delay
+
+
+class Interception(Fault):
+    """A fault in the traffic of a member: acts on nothing until a subclass says otherwise.
+
+    One instance given to several members counts for all of them together.
+
+    :param seconds: how long it lasts; ``None``: until the deployment is cleared.
+    """
+
+    parts_members: ClassVar[bool] = False
+    """It strikes what the members of a set say to each other, too."""
+    until = math.inf
+    """When it is over at the latest, on the monotonic clock."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        super().__init__()
+        self._lasts = math.inf if seconds is None else positive("seconds", seconds)
+        self._acted: asyncio.Event | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """A member forgets an interception that is over."""
+        return time.monotonic() >= self.until
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Decide about one request; ``None`` leaves it to the next fault."""
+        return None
+
+    def on_hello(self, reply: Document) -> None:
+        """Change the reply to a hello, in place."""
+
+    async def strike(self, deployment: Any, targets: Sequence[Any]) -> None:
+        """Take a place behind the interceptions in force, until it is over."""
+        self.until = min(self.until, time.monotonic() + self._lasts)
+        self._acted = asyncio.Event()
+        for member in targets:
+            member.interceptions.append(self)
+        while not self.is_over:
+            self._acted.clear()
+            left = self.until - time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._acted.wait(), None if math.isinf(left) else left)
+
+    def acted(self) -> None:
+        """A member has done what this one decided: it may be over now."""
+        if self._acted is not None:
+            self._acted.set()

@@ -7,22 +7,23 @@ handshakes in a row: drivers take those for overload, of which they repeat five 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from .faults import (
-    BlackHole,
+from .command_faults import (
     CutAfter,
-    CutAtHandshake,
     CutBefore,
-    Election,
     Fail,
     FailWriteConcern,
     NotPrimary,
     Overload,
-    PoolClearingStorm,
     RateLimit,
+)
+from .member_faults import (
+    BlackHole,
+    CutAtHandshake,
+    Election,
+    PoolClearingStorm,
     Refuse,
     Reset,
     Restart,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-    from .deployments.deployment import Target
+    from .deployment import Target
     from .fault import Fault
 
     Recipe = Callable[[random.Random], Strike]
@@ -153,12 +154,7 @@ SERVER: Final[Sequence[Recipe]] = (overload, rate_limit, server_error, write_con
 
 def alone(recipe: Recipe) -> Recipe:
     """The same fault, for the only member of a :class:`Standalone`."""
-
-    @functools.wraps(recipe)
-    def on_the_only_one(rng: random.Random) -> Strike:
-        return replace(recipe(rng), on="all")
-
-    return on_the_only_one
+    return lambda rng: replace(recipe(rng), on="all")
 
 
 STANDALONE: Final[Sequence[Recipe]] = tuple(map(alone, (*NETWORK, restart)))

@@ -8,8 +8,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from pymongo_resilience.config import SERVER_VARIABLE
 
 from . import wire
 from .fault import refused
+from .running import Child, TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,8 +26,7 @@ HOST: Final = "127.0.0.1"
 SET_NAME: Final = "rs0"
 _PORTS: Final = range(20_000, 32_000)
 """Below those that the system gives to outgoing connections."""
-_WATCHED: Final = Path(__file__).with_name("watched_process.py")
-PREFIX: Final = "pymongo-resilience-"
+_PREFIX: Final = "pymongo-resilience-"
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 _ROOM: Final = 2_000_000_000
 _OPTIONS: Final = (
@@ -39,12 +37,6 @@ _OPTIONS: Final = (
 _STORAGE: Final = ("--oplogSize", "64", "--wiredTigerCacheSizeGB", "0.25")
 _RETRY_INTERVAL: Final = 0.02
 _ASKED_WITHIN: Final = 10.0
-
-
-class TestbedError(RuntimeError):
-    """The test bed cannot run here; the message says what to do."""
-
-    __test__ = False  # pytest must not take the name for a test class
 
 
 def program(server: str | None) -> Path | None:
@@ -70,11 +62,11 @@ def program(server: str | None) -> Path | None:
     return Path(found).absolute()
 
 
-def data_folder() -> Path:
+def data_folder(*, in_memory: bool = True) -> Path:
     """A new one: in TMPDIR, or in memory where there is room: a mongod flushes its files often."""
-    may = "TMPDIR" not in os.environ and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
+    may = in_memory and "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK)
     has_room = may and shutil.disk_usage(_MEMORY).free > _ROOM
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=_MEMORY if has_room else None))
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY if has_room else None))
 
 
 def ask(
@@ -82,21 +74,17 @@ def ask(
 ) -> dict[str, Any]:
     """The reply to one command, past pymongo, which may be instrumented; raises ``OSError``."""
     with socket.create_connection(address, timeout=timeout) as connection:
-        connection.sendall(wire.command(body).raw)
-        with connection.makefile("rb") as answered:
-            head = answered.read(4)
-            rest = answered.read(int.from_bytes(head, "little") - len(head)) if head else b""
-    try:
-        return wire.parse(head + rest).body
-    except wire.WireError as error:
-        raise OSError(f"no reply: {error}") from error
+        try:
+            return wire.exchange(connection, body)
+        except wire.WireError as error:
+            raise OSError(f"no reply: {error}") from error
 
 
 def wait_until_writable(address: tuple[str, int], deadline: float) -> None:
     """Raises TestbedError where it takes longer."""
     while True:
         with contextlib.suppress(OSError):
-            if ask(address, {"isMaster": 1, "$db": "admin"}).get("ismaster"):
+            if ask(address, {"isMaster": 1, "$db": "admin"}, timeout=1.0).get("ismaster"):
                 return
         if time.monotonic() > deadline:
             raise TestbedError("the server did not become writable in time")
@@ -107,52 +95,44 @@ class Process:
     """One mongod or mongos; ends with this process, and takes the folder around its own with it.
 
     :param folder: for the log and the data.
-    :param port: a free one by default.
     """
 
-    def __init__(
-        self, executable: Path, folder: Path, *options: str, port: int | None = None
-    ) -> None:
+    def __init__(self, executable: Path, folder: Path, *options: str) -> None:
         folder.mkdir()
         self._folder = folder
         self._command = [str(executable), *options, *_OPTIONS]
         if executable.stem != "mongos":
             (folder / "data").mkdir()
             self._command += ["--dbpath", str(folder / "data"), *_STORAGE]
-        self._port = port
-        self._watched: subprocess.Popen[str] | None = None
+        self._port = 0
+        self._child: Child | None = None
         self._pid = 0
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        return HOST, self._port or 0
+        return HOST, self._port
 
     @property
     def runs(self) -> bool:
         """It was started, and has not ended."""
-        return self._watched is not None and self._watched.poll() is None
+        return self._child is not None and self._child.runs
 
     def start(self, deadline: float) -> None:
         """Returns when it listens; raises TestbedError with the last lines of its log."""
-        with _lock() if self._port is None else contextlib.nullcontext():
+        with contextlib.nullcontext() if self._port else _lock():
             self._port = self._port or _free_port()
-            with (self._folder / "log.txt").open("a") as log:
-                self._watched = subprocess.Popen(  # noqa: S603 - the program that was asked for
-                    [
-                        *(sys.executable, "-P", str(_WATCHED), str(self._folder.parent)),
-                        *(*self._command, "--port", str(self._port)),
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    # Ctrl-C goes to the parent alone, which then closes the pipe.
-                    start_new_session=True,
-                )
-            line = "" if self._watched.stdout is None else self._watched.stdout.readline().strip()
-            self._pid = int(line or 0)
-            self._wait_until_it_listens(deadline)
+            command = [*self._command, "--port", str(self._port)]
+            folder, log = str(self._folder.parent), self._folder / "log.txt"
+            self._child = child = Child("watched_process.py", folder, *command, log=log)
+            self._pid = child.start("", deadline)
+            while child.runs and time.monotonic() < deadline:
+                with contextlib.suppress(OSError):
+                    socket.create_connection(self.address, timeout=1.0).close()
+                    return
+                time.sleep(_RETRY_INTERVAL)
+        why = "did not listen in time" if child.runs else "has ended"
+        raise child.failure(f"{self._command[0]} {why}")
 
     def signal(self, number: signal.Signals) -> None:
         """SIGSTOP, SIGCONT, SIGKILL or SIGTERM; harmless where it has ended."""
@@ -162,87 +142,69 @@ class Process:
 
     def wait(self, timeout: float) -> None:
         """Until it has ended; kills it after so many seconds."""
-        if self._watched is not None:
-            try:
-                self._watched.wait(timeout)
-            except subprocess.TimeoutExpired:
+        if self._child is not None:
+            if not self._child.wait(timeout):
                 self.signal(signal.SIGKILL)
-                self._watched.wait()
-            self._close_pipes(self._watched)
+            self._child.stop()
 
     def stop(self) -> None:
         """Kill it, and remove its folder; harmless when it does not run."""
-        watched, self._watched = self._watched, None
-        if watched is not None:
-            self._close_pipes(watched)
-            watched.wait()
+        if self._child is not None:
+            self._child.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _close_pipes(self, watched: subprocess.Popen[str]) -> None:
-        for pipe in (watched.stdin, watched.stdout):
-            if pipe is not None:
-                pipe.close()
 
-    def _wait_until_it_listens(self, deadline: float) -> None:
-        while self.runs and time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                socket.create_connection(self.address, timeout=1.0).close()
-                return
-            time.sleep(_RETRY_INTERVAL)
-        why = "did not listen in time" if self.runs else "has ended"
-        log = (self._folder / "log.txt").read_text(errors="replace")[-2000:].strip()
-        raise TestbedError(f"{self._command[0]} {why}; its last words:\n{log}")
-
-
-def started(
+def start(
+    running: list[Child | Process],
     executable: Path,
     folder: Path,
+    *,
     kind: str,
+    members: int,
     credentials: tuple[str, str] | None,
     deadline: float,
-) -> list[Process]:
-    """The processes of one embedded server: the last one is to be talked to.
+) -> tuple[str, int]:
+    """Start the processes of one embedded server; returns the address that clients connect to.
 
+    :param running: each process is added to it before it starts; the caller stops them.
     :param kind: ``"replica-set"``, ``"standalone"``, or ``"sharded"``, which needs a mongos beside
-        the mongod.
+        the mongod; ``"members"``: so many that are no replica set yet.
     """
-    running: list[Process] = []
 
-    with contextlib.ExitStack() as undo:
+    def begin(name: str, executable: Path, *options: str) -> tuple[str, int]:
+        process = Process(executable, folder / name, *options)
+        running.append(process)
+        process.start(deadline)
+        return process.address
 
-        def start(name: str, executable: Path, *options: str) -> tuple[str, int]:
-            process = Process(executable, folder / name, *options)
-            undo.callback(process.stop)
-            running.append(process)
-            process.start(deadline)
-            return process.address
-
-        if kind == "standalone":
-            address = start("mongod", executable, *(["--auth"] if credentials else []))
-        elif kind == "sharded":
-            names = {"config": "--configsvr", "shard0": "--shardsvr"}
-            sets = {}
-            for name, role in names.items():
-                sets[name] = start(name, executable, role, "--replSet", name)
-                initiate(name, [sets[name]])
-            for each in sets.values():
-                wait_until_writable(each, deadline)
-            seeds = {name: "{}/{}:{}".format(name, *each) for name, each in sets.items()}
-            address = start("mongos", mongos_beside(executable), "--configdb", seeds["config"])
-            _succeed(address, {"addShard": seeds["shard0"], "name": "shard0"})
-        else:
-            options = ["--replSet", SET_NAME]
-            if credentials is not None:
-                options += ["--keyFile", str(_key_file(folder))]
-            address = start("mongod", executable, *options)
-            initiate(SET_NAME, [address])
-        wait_until_writable(address, deadline)
+    if kind == "members":
+        names = [f"member{index}" for index in range(members)]
+        addresses = [begin(name, executable, "--replSet", SET_NAME) for name in names]
+        return addresses[0]
+    if kind == "standalone":
+        address = begin("mongod", executable, *(["--auth"] if credentials else []))
+    elif kind == "sharded":
+        sets = {}
+        for name, role in (("config", "--configsvr"), ("shard0", "--shardsvr")):
+            sets[name] = begin(name, executable, role, "--replSet", name)
+            initiate(name, [sets[name]])
+        for each in sets.values():
+            wait_until_writable(each, deadline)
+        seeds = {name: "{}/{}:{}".format(name, *each) for name, each in sets.items()}
+        address = begin("mongos", mongos_beside(executable), "--configdb", seeds["config"])
+        _succeed(address, {"addShard": seeds["shard0"], "name": "shard0"})
+    else:
+        options = ["--replSet", SET_NAME]
         if credentials is not None:
-            user, password = credentials
-            # The first user may be made without a login, from this machine alone.
-            _succeed(address, {"createUser": user, "pwd": password, "roles": ["root"]})
-        undo.pop_all()
-    return running
+            options += ["--keyFile", str(_key_file(folder))]
+        address = begin("mongod", executable, *options)
+        initiate(SET_NAME, [address])
+    wait_until_writable(address, deadline)
+    if credentials is not None:
+        user, password = credentials
+        # The first user may be made without a login, from this machine alone.
+        _succeed(address, {"createUser": user, "pwd": password, "roles": ["root"]})
+    return address
 
 
 def mongos_beside(executable: Path) -> Path:

@@ -8,13 +8,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from .fault import not_negative, positive, refused, whole
-from .traffic import Interception
+from .fault import Interception, not_negative, positive, refused, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .deployments.deployment import Deployment, Target
+    from .deployment import Deployment, Target
     from .fault import Fault
 
 _ROLES: Final = ("all", "primary", "secondary")

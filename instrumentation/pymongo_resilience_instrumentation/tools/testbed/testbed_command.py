@@ -7,27 +7,24 @@ import itertools
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo_resilience_instrumentation.tools.report import Recorder
 
 from .control import Control
-from .deployments.pass_through import InFrontOf
-from .deployments.real_replica_set import RealReplicaSet
-from .deployments.replica_set import ReplicaSet
-from .deployments.unreplicated import ShardedCluster, Standalone
 from .drills import drill, fitted, named
 from .fault import refused, whole
 from .fault_catalog import FAILOVER, NETWORK, SERVER, restart
+from .real_members import InFrontOf, RealReplicaSet
+from .replica_set import ReplicaSet, ShardedCluster, Standalone
 from .scenario import Scenario
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from .deployments.deployment import Deployment
+    from .deployment import Deployment
     from .scenario import Strike
 
 TOPOLOGIES: Final[dict[str, Any]] = {
@@ -43,35 +40,16 @@ _ROUND: Final = 60.0
 """Seconds of each of the scenarios that are played one after the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line says."""
-
-    topology: str
-    members: int | None = None
-    port: int | None = None
-    chaos: bool = False
-    seed: int | None = None
-    """The random seed of ``chaos``; None without it, 1 by default."""
-    control: int | None = None
-    """The port of the HTTP control, 0 for a free one."""
-    drill: str | None = None
-    record: Path | None = None
-    """Where to write the faults, for ``pymongo-resilience report``."""
-    server: str | None = None
-    """What ``EmbeddedServer`` is to start in place of SecantusDB."""
-    in_front_of: str | None = field(default=None, repr=False)
-    """The URI of a deployment that exists. Confidential."""
-
-
-def run(options: Options) -> None:
+def run(options: argparse.Namespace) -> None:
     """Serve until SIGINT or SIGTERM; to be called in the main thread.
 
     Prints the URI on standard output, on a line of its own and nothing else; what a person wants to
     know goes to standard error. Raises ``ValueError`` for options that do not go together and
     :class:`TestbedError` if a port is taken or the server does not start.
     """
-    seed = _seed(options)
+    if options.seed is not None and not options.chaos:
+        raise ValueError(f"seed is {options.seed!r}, which only --chaos uses")
+    seed = _DEFAULT_SEED if options.seed is None else whole("seed", options.seed, least=0)
     if options.drill is not None:
         named(options.drill)
     deployment = _deployment(options)
@@ -90,7 +68,12 @@ def run(options: Options) -> None:
             _print(f"drill {options.drill}:\n{drill(options.drill, deployment)}")
             deployment.play(drill(options.drill, deployment))
         if options.chaos:
-            _play(deployment, seed, stop)
+            _print(f"faults from seed {seed}, about one in {_EVERY:g} s:")
+            for pause, strike in strikes(deployment, seed):
+                if stop.wait(pause):
+                    break
+                deployment.inject(strike.fault(), strike.on)
+                _print(f"{datetime.now(UTC).isoformat(timespec='milliseconds')}  {strike}")
         stop.wait()
 
 
@@ -102,41 +85,22 @@ def strikes(deployment: Deployment, seed: int) -> Iterator[tuple[float, Strike]]
             yield pause, fitted(strike, deployment)
 
 
-def _seed(options: Options) -> int:
-    if options.seed is None:
-        return _DEFAULT_SEED
-    if not options.chaos:
-        raise ValueError(f"seed is {options.seed!r}, which only --chaos uses")
-    return whole("seed", options.seed, least=0)
-
-
-def _deployment(options: Options) -> Deployment:
-    """Raises ``ValueError`` where its numbers have not the bounds that the help says."""
+def _deployment(options: argparse.Namespace) -> Deployment:
     if options.in_front_of is not None:
         return InFrontOf(options.in_front_of, port=options.port)
     kind = TOPOLOGIES[options.topology]
-    count = kind.default_members if options.members is None else options.members
-    if kind is Standalone and count != 1:
+    if kind is Standalone and options.members not in {None, 1}:
         allowed = "1: a standalone has one member; a replica-set or sharded may have more"
-        raise refused("members", count, allowed)
+        raise refused("members", options.members, allowed)
     try:
         made: Deployment = kind(options.server, members=options.members, port=options.port)
     except ValueError as exc:
         if not str(exc).startswith("port"):
             raise
+        count = options.members or kind.default_members
         why = f"as many consecutive ports are needed as there are members, here {count}"
         raise ValueError(f"{exc}: {why}") from None
     return made
-
-
-def _play(deployment: Deployment, seed: int, stop: threading.Event) -> None:
-    _print(f"faults from seed {seed}, about one in {_EVERY:g} s:")
-    for pause, strike in strikes(deployment, seed):
-        if stop.wait(pause):
-            return
-        deployment.inject(strike.fault(), strike.on)
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        _print(f"{now}  {strike}")
 
 
 def _print(line: str) -> None:

@@ -16,6 +16,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 
 if TYPE_CHECKING:
     import asyncio
+    import socket
 
 Document = dict[str, Any]
 
@@ -110,10 +111,26 @@ def reply_to(request: Message, body: Document, request_id: int) -> Message:
     return replace(message, raw=_encode(message))
 
 
+def error(code: int, name: str, text: str, *labels: str) -> Document:
+    """The body of a reply that refuses a command."""
+    document: Document = {"ok": 0.0, "errmsg": text, "code": code, "codeName": name}
+    return document | ({"errorLabels": list(labels)} if labels else {})
+
+
 def command(body: Document, request_id: int = 1) -> Message:
     """A request in ``OP_MSG``; ``body`` names its database in ``$db``."""
     message = Message(request_id, 0, OP_MSG, 0, body, b"")
     return replace(message, raw=_encode(message))
+
+
+def exchange(connection: socket.socket, body: Document) -> Document:
+    """The reply to one command. Raises ``OSError``, and WireError where it makes no message."""
+    connection.sendall(command(body).raw)
+    with connection.makefile("rb") as reader:
+        head = reader.read(_HEADER.size)
+        if not head:
+            raise ConnectionResetError
+        return parse(head + reader.read(_rest(head))).body
 
 
 async def read_message(reader: asyncio.StreamReader) -> Message:
@@ -123,10 +140,15 @@ async def read_message(reader: asyncio.StreamReader) -> Message:
     :class:`WireError` for bytes that make no message.
     """
     head = await reader.readexactly(_HEADER.size)
-    (length,) = _INT32.unpack_from(head)
+    return parse(head + await reader.readexactly(_rest(head)))
+
+
+def _rest(head: bytes) -> int:
+    """How long a message is without its header."""
+    length = int.from_bytes(head[: _INT32.size], "little")
     if not _HEADER.size <= length <= _MAX_MESSAGE_LENGTH:
         raise WireError(f"message length {length} is out of range")
-    return parse(head + await reader.readexactly(length - _HEADER.size))
+    return length - _HEADER.size
 
 
 def parse(raw: bytes) -> Message:

@@ -15,13 +15,12 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Final, Self
 
-from pymongo_resilience_instrumentation.tools.testbed import wire
+from . import wire
 
 if TYPE_CHECKING:
     import ssl
 
-    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
-
+    from .wire import Document, Message
 
 _VOLATILE: Final = frozenset({"$clusterTime", "$readPreference", "maxTimeMS"})
 """What may differ between two attempts of one write."""
@@ -41,45 +40,38 @@ class Session:
         self.in_transaction = False
         self._last_write: bytes | None = None
 
-    def refusal(self, request: Message) -> Document | None:
-        """The error for a transaction number that another write of the session has.
+    def refusal(self, request: Message, *, emulated: bool) -> Document | None:
+        """The error for a transaction number that another write of the session has, and with an
+        emulated server for one before the session's last one, as mongod has it.
 
-        No driver should ever get it: mongod would answer with the record of the other write, and
-        lose this one.
+        No driver should ever get the first one: mongod would answer with the record of the other
+        write, and lose this one.
         """
         number = request.body["txnNumber"]
-        if number != self.number or "autocommit" in request.body:
-            return None
-        if self._last_write == _write(request):
+        if emulated and number < self.number:
+            text = f"transaction number {number} is older than the session's {self.number}"
+            return wire.error(225, "TransactionTooOld", text)
+        is_other = number == self.number and self._last_write != _write(request)
+        if not is_other or "autocommit" in request.body:
             return None
         text = f"transaction number {number} belongs to another write of the session"
         _log.error("%s: %s", request.command_name, text)
-        return _error(20, "IllegalOperation", text)
+        return wire.error(20, "IllegalOperation", text)
 
-    def too_old(self, request: Message) -> Document | None:
-        """The error for a transaction number before the session's last one, as mongod has it."""
-        number = request.body["txnNumber"]
-        if number >= self.number:
-            return None
-        text = f"transaction number {number} is older than the session's {self.number}"
-        return _error(225, "TransactionTooOld", text)
-
-    def is_repeat(self, request: Message) -> bool:
-        """The same write, or the same end of a transaction, was executed before."""
-        if self._last_write is None or request.body["txnNumber"] != self.number:
+    def note(self, request: Message) -> bool:
+        """Remember what the request makes of the session; true if the same write, or the same end
+        of a transaction, was executed before."""
+        number, write = request.body["txnNumber"], _write(request)
+        if number < self.number:
             return False
-        return self._last_write == _write(request)
-
-    def note(self, request: Message) -> None:
-        """Remember what the request makes of the session."""
-        if request.body["txnNumber"] < self.number:
-            return
-        self.number = request.body["txnNumber"]
+        is_repeat = number == self.number and write == self._last_write
+        self.number = number
         if request.body.get("startTransaction"):
             self.in_transaction = True
         elif request.command_name in wire.ENDS_TRANSACTION or "autocommit" not in request.body:
             self.in_transaction = False
-        self._last_write = None if request.is_inside_transaction else _write(request)
+        self._last_write = None if request.is_inside_transaction else write
+        return is_repeat
 
 
 class Backend:
@@ -130,7 +122,9 @@ class Backend:
             for session in aborted:
                 async with session.lock:
                     if session.in_transaction:
-                        await upstream.ask(_abort(session))
+                        which = {"lsid": session.lsid, "txnNumber": session.number}
+                        abort = {"abortTransaction": 1, **which, "autocommit": False}
+                        await upstream.ask({**abort, "$db": "admin"})
                         session.in_transaction = False
 
 
@@ -154,14 +148,17 @@ class Upstream:
             return await self._exchange(request)
         emulated = self._backend.is_emulated
         async with session.lock if emulated else contextlib.nullcontext():
-            refusal = session.refusal(request) or (session.too_old(request) if emulated else None)
+            refusal = session.refusal(request, emulated=emulated)
             if refusal is not None:
                 return wire.reply_to(request, refusal, next(self._request_ids))
-            self._backend.repeats += session.is_repeat(request)
-            session.note(request)
+            self._backend.repeats += session.note(request)
             if not emulated:
                 return await self._exchange(request)
-            return _labelled(await self._exchange(_without(request, "maxTimeMS")))
+            body = {key: value for key, value in request.body.items() if key != "maxTimeMS"}
+            reply = await self._exchange(request.with_body(body))
+            if reply is None or reply.body.get("code") != _NO_SUCH_TRANSACTION:
+                return reply
+            return reply.with_body({**reply.body, "errorLabels": ["TransientTransactionError"]})
 
     async def following(self) -> Message:
         """The reply that follows one with ``more_to_come``."""
@@ -184,35 +181,9 @@ class Upstream:
         self._writer.transport.abort()
 
 
-def _error(code: int, name: str, text: str) -> Document:
-    return {"ok": 0.0, "errmsg": text, "code": code, "codeName": name}
-
-
 def _write(request: Message) -> bytes:
     """What the write consists of; a commit is the same one with another write concern."""
     if request.command_name in wire.ENDS_TRANSACTION:
         return request.command_name.encode()
     body = {key: value for key, value in request.body.items() if key not in _VOLATILE}
     return request.with_body(body).payload
-
-
-def _without(request: Message, field: str) -> Message:
-    if field not in request.body:
-        return request
-    return request.with_body({key: value for key, value in request.body.items() if key != field})
-
-
-def _labelled(reply: Message | None) -> Message | None:
-    if reply is None or reply.body.get("code") != _NO_SUCH_TRANSACTION:
-        return reply
-    return reply.with_body({**reply.body, "errorLabels": ["TransientTransactionError"]})
-
-
-def _abort(session: Session) -> Document:
-    return {
-        "abortTransaction": 1,
-        "lsid": session.lsid,
-        "txnNumber": session.number,
-        "autocommit": False,
-        "$db": "admin",
-    }

@@ -10,23 +10,19 @@ from abc import abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from pymongo_resilience_instrumentation.tools.testbed.fault import Fault, refused, whole
-from pymongo_resilience_instrumentation.tools.testbed.proxy.backend import Backend
-from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
-from pymongo_resilience_instrumentation.tools.testbed.running import Running
-from pymongo_resilience_instrumentation.tools.testbed.server import (
-    EmbeddedServer,
-    TestbedError,
-    described,
-)
+from .backend import Backend
+from .fault import Fault, refused, whole
+from .member import Member
+from .running import Running, TestbedError
+from .server import EmbeddedServer, described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from concurrent.futures import Future
 
-    from pymongo_resilience_instrumentation.tools.testbed.scenario import Scenario
-    from pymongo_resilience_instrumentation.tools.testbed.server import Kind
-    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
+    from .scenario import Scenario
+    from .server import Kind
+    from .wire import Document, Message
 
 _STOP_TIMEOUT: Final = 5.0
 _MAX_PORT: Final = 65535
@@ -57,8 +53,6 @@ class Deployment(Running):
     """Members have a server each, whose hellos they pass on."""
     elects: ClassVar[bool] = False
     """A fault can make it elect a primary."""
-    is_real: ClassVar[bool] = False
-    """Members are processes, which a fault can end."""
 
     def __init__(
         self,
@@ -72,7 +66,7 @@ class Deployment(Running):
         last_first = _MAX_PORT - self._count + 1
         self._port = None if port is None else whole("port", port, most=last_first)
         self._address: tuple[str, int] | None = None
-        self._embedded: Running | None = None
+        self._embedded: EmbeddedServer | None = None
         match server:
             case (str(), int()):
                 self._address = server
@@ -112,7 +106,7 @@ class Deployment(Running):
         """Host and port of the server itself, past all members and faults."""
         if self._address is not None:
             return self._address
-        if not isinstance(self._embedded, EmbeddedServer):
+        if self._embedded is None:
             raise TestbedError("the deployment has no server of its own")
         return self._embedded.address
 
@@ -234,7 +228,7 @@ class Deployment(Running):
             self._loop = asyncio.new_event_loop()
             # Not in the caller's thread, whose own loop may be running.
             self._thread = threading.Thread(
-                target=_run, args=(self._loop,), name="pymongo_resilience_testbed", daemon=True
+                target=self._serve, name="pymongo_resilience_testbed", daemon=True
             )
             self._thread.start()
             self._call(self._open()).result()
@@ -277,6 +271,12 @@ class Deployment(Running):
         await backend.examine()
         return [backend] * self._count
 
+    def _serve(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
     async def _play(self, scenario: Scenario) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await self._begin(scenario.run(self))
@@ -299,13 +299,6 @@ class Deployment(Running):
         await self._clear()
         await asyncio.gather(*(member.close() for member in self._members))
         self._members = ()
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
 
 
 async def _settled(task: asyncio.Task[None]) -> None:

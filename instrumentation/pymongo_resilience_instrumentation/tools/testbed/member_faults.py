@@ -1,25 +1,152 @@
-"""Faults of a replica set: elections, restarts, clocks that disagree."""
+"""Faults of the network and of members: connections cut, elections, restarts, clocks."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from pymongo_resilience_instrumentation.tools.testbed.deployments.replica_set import ReplicaSet
-from pymongo_resilience_instrumentation.tools.testbed.fault import Fault, number, positive, refused
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Interception
-
-from .network import BlackHole
+from .fault import (
+    HELLO_COMMANDS,
+    Connection,
+    Cut,
+    Delay,
+    Fault,
+    Hang,
+    Interception,
+    Verdict,
+    not_negative,
+    number,
+    positive,
+    refused,
+    whole,
+)
+from .real_members import RealReplicaSet
+from .replica_set import ReplicaSet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pymongo_resilience_instrumentation.tools.testbed.deployments.deployment import Deployment
-    from pymongo_resilience_instrumentation.tools.testbed.proxy.member import Member
-    from pymongo_resilience_instrumentation.tools.testbed.wire import Document
+    from .deployment import Deployment
+    from .member import Member
+    from .wire import Document, Message
 
 _YEARS: Final = 10 * 365 * 86_400
+
+
+class CutAtHandshake(Interception):
+    """Cuts new connections at their first hello: the application's, as far as that can be known.
+
+    At its first hello a monitor's connection looks like any other. But a monitor keeps its
+    connection open: while one is open, a new connection is taken for the application's; while none
+    is, for the monitor's, and let through. The second connection of a streaming monitor, which
+    measures round trips, is cut like the application's: it counts, and does no harm.
+    """
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self._times = whole("times", times)
+
+    @property
+    def is_over(self) -> bool:
+        return self.injected >= self._times or super().is_over
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        first = connection.hellos == 0 and connection.commands == 0
+        if not first or request.command_name not in HELLO_COMMANDS:
+            return None
+        if not any(sibling.is_monitor for sibling in connection.siblings):
+            return None
+        self.injected += 1
+        return Cut()
+
+
+class Refuse(Fault):
+    """Resets all connections, monitors' too, and has new ones refused for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = positive("seconds", seconds)
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        try:
+            for member in targets:
+                member.refuse(self)
+                member.reset()
+                self.injected += 1
+            await asyncio.sleep(self._seconds)
+        finally:
+            await deployment.bring_up(targets, self)
+
+
+class Reset(Fault):
+    """Resets every open connection once, monitors' too, whatever is under way on it."""
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        for member in targets:
+            member.reset()
+            self.injected += 1
+
+
+class PoolClearingStorm(Fault):
+    """Resets every connection again and again, so that clients clear their pools each time.
+
+    :param times: how often.
+    :param every: seconds between two resets.
+    """
+
+    def __init__(self, times: int = 5, every: float = 0.1) -> None:
+        super().__init__()
+        self._times = whole("times", times)
+        self._every = positive("every", every)
+
+    async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
+        for turn in range(self._times):
+            if turn:
+                await asyncio.sleep(self._every)
+            for member in targets:
+                member.reset()
+                self.injected += 1
+
+
+class BlackHole(Interception):
+    """Swallows every request and hello for so many seconds; then their connections are closed.
+
+    Nothing that was dropped is ever executed. New connections are accepted, and get no answer. A
+    client that awaits a hello does not learn of a change either.
+    """
+
+    parts_members: ClassVar[bool] = True
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(positive("seconds", seconds))
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        self.injected += 1
+        return Hang(max(0.0, self.until - time.monotonic()))
+
+
+class Latency(Interception):
+    """Delays every reply, hellos too, until the deployment is cleared.
+
+    :param seconds: the least delay.
+    :param jitter: how much is added at most (seconds), evenly distributed.
+    :param seed: the random seed of the jitter.
+    """
+
+    parts_members: ClassVar[bool] = True
+
+    def __init__(self, seconds: float, jitter: float = 0.0, *, seed: int = 0) -> None:
+        super().__init__()
+        self._seconds = positive("seconds", seconds)
+        self._jitter = not_negative("jitter", jitter)
+        self._random = random.Random(whole("seed", seed, least=0))  # noqa: S311 (random faults, not secrets)
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        self.injected += 1
+        return Delay(self._seconds + self._random.random() * self._jitter)
 
 
 class Election(Fault):
@@ -36,7 +163,6 @@ class Election(Fault):
         self._gap = positive("gap", gap)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Hold the election."""
         replica_set = _replica_set(deployment, self)
         try:
             self.injected += 1
@@ -60,25 +186,25 @@ class SilentPrimary(BlackHole):
         self._gap = positive("gap", gap)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Fall silent, hold the election."""
         replica_set = _replica_set(deployment, self)
         primary = replica_set.primary
-        if replica_set.is_real and primary is not None:
+        if isinstance(replica_set, RealReplicaSet) and primary is not None:
             self.injected += 1
-            await replica_set.silence(primary, self._seconds)
+            await replica_set.silence(primary, self._lasts)
             return
-        electing = asyncio.ensure_future(self._elect(replica_set))
+
+        async def elect() -> None:
+            await asyncio.sleep(self._gap)
+            await replica_set.step_down(self)
+            replica_set.end_gap(self)
+
+        electing = asyncio.ensure_future(elect())
         try:
             await super().strike(deployment, () if primary is None else (primary,))
             await electing
         finally:
             electing.cancel()
             replica_set.end_gap(self)
-
-    async def _elect(self, replica_set: ReplicaSet) -> None:
-        await asyncio.sleep(self._gap)
-        await replica_set.step_down(self)
-        replica_set.end_gap(self)
 
 
 class Restart(Fault):
@@ -101,25 +227,25 @@ class Restart(Fault):
         self._gap = positive("gap", gap)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Restart all targets at the same time."""
         replica_set = deployment if isinstance(deployment, ReplicaSet) else None
+
+        async def back() -> None:
+            await asyncio.sleep(self._downtime)
+            await deployment.bring_up(targets, self)
+
+        async def replaced() -> None:
+            if replica_set is not None:
+                await asyncio.sleep(self._gap)
+                replica_set.end_gap(self)
+
         try:
             self.injected += len(targets)
             await deployment.take_down(targets, self, orderly=self._orderly)
-            await asyncio.gather(self._return(deployment, targets), self._replace(replica_set))
+            await asyncio.gather(back(), replaced())
         finally:
             if replica_set is not None:
                 replica_set.end_gap(self)
             await deployment.bring_up(targets, self)
-
-    async def _return(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        await asyncio.sleep(self._downtime)
-        await deployment.bring_up(targets, self)
-
-    async def _replace(self, replica_set: ReplicaSet | None) -> None:
-        if replica_set is not None:
-            await asyncio.sleep(self._gap)
-            replica_set.end_gap(self)
 
 
 class RollingRestart(Fault):
@@ -137,7 +263,6 @@ class RollingRestart(Fault):
         self._gap = positive("gap", gap)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Restart one, wait for it, go on with the next."""
         for member in targets:
             self.injected += 1
             restart = Restart(self._downtime, self._gap, orderly=True)
@@ -161,12 +286,10 @@ class SkewedClock(Interception):
         self._shift = timedelta(seconds=seconds)
 
     async def strike(self, deployment: Deployment, targets: Sequence[Member]) -> None:
-        """Begin, where there is replication."""
         _replica_set(deployment, self)
         await super().strike(deployment, targets)
 
     def on_hello(self, reply: Document) -> None:
-        """Shift the date."""
         last_write = reply.get("lastWrite")
         if isinstance(last_write, dict) and "lastWriteDate" in last_write:
             shifted = {**last_write, "lastWriteDate": last_write["lastWriteDate"] + self._shift}

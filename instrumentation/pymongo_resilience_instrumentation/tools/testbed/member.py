@@ -7,56 +7,38 @@ import contextlib
 import logging
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from bson import Int64, ObjectId
 
-from pymongo_resilience_instrumentation.tools.testbed import wire
-from pymongo_resilience_instrumentation.tools.testbed.server import TestbedError
-from pymongo_resilience_instrumentation.tools.testbed.traffic import Connection, Interception
-
+from . import wire
+from .fault import Connection, Interception
+from .mongod import HOST
 from .relay import Relay
+from .running import TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from pymongo_resilience_instrumentation.tools.testbed.fault import Fault
-    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
-
     from .backend import Backend
+    from .fault import Fault
+    from .wire import Document
 
-HOST: Final = "127.0.0.1"
 _PEER_GONE: Final = (OSError, asyncio.IncompleteReadError)
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 _log = logging.getLogger(__name__)
 
 
-class Role(Protocol):
-    """What a member is within its deployment, and therefore says and refuses."""
-
-    @property
-    def passes_hellos(self) -> bool:
-        """Members have a server each, whose hellos they pass on."""
-
-    def describe(self, member: Member, hello: Document) -> None:
-        """Turn the server's reply to a hello into the member's own, in place."""
-
-    def refusal(self, member: Member, request: Message) -> Document | None:
-        """The error with which the member refuses a request, or ``None``."""
-
-    def addition(self, member: Member, request: Message) -> Document:
-        """What the member adds to the server's reply."""
-
-
 class Member:
     """A listening address in front of the backend. Everything here runs in one event loop.
 
     :param index: the member's place in the deployment, from 0.
+    :param role: the deployment, which describes the member in hellos, and refuses requests for it.
     :param port: where it listens; 0 for a free one. Raises :class:`TestbedError` if it is taken.
     """
 
-    def __init__(self, index: int, backend: Backend, role: Role, port: int = 0) -> None:
+    def __init__(self, index: int, backend: Backend, role: Any, port: int = 0) -> None:
         self.index = index
         self.backend = backend
         self.role = role

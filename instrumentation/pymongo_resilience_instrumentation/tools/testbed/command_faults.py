@@ -1,28 +1,32 @@
-"""Faults of single commands: cut before or after the server executed them, refused, corrupted."""
+"""Faults of commands: cut before or after the server executed them, refused, corrupted, shed."""
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from pymongo_resilience_instrumentation.tools.testbed.fault import refused, whole
-from pymongo_resilience_instrumentation.tools.testbed.proxy.command_names import COMMANDS, hint
-from pymongo_resilience_instrumentation.tools.testbed.traffic import (
+from .command_names import COMMANDS, hint
+from .fault import (
     HELLO_COMMANDS,
     Amend,
     Answer,
     Connection,
     Cut,
     CutAfterReply,
+    Delay,
     Interception,
     Rewrite,
     Verdict,
+    positive,
+    refused,
+    whole,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
+    from .wire import Document, Message
 
 DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
     "authenticate",
@@ -33,6 +37,9 @@ DRIVER_COMMANDS: Final = HELLO_COMMANDS | {
     "saslStart",
 }
 """What a driver sends on its own account, and what arms the server's own failpoints."""
+_BOTH: Final = ("SystemOverloadedError", "RetryableError")
+_OVERLOAD: Final = {462: ("IngressRequestRateLimitExceeded", _BOTH), 473: ("", _BOTH[:1])}
+"""Name and labels by the code. An error without RetryableError is not to be repeated."""
 
 
 class OnCommand(Interception):
@@ -84,7 +91,6 @@ class CutBefore(OnCommand):
     """Cuts the connection before the server executes the command."""
 
     def verdict(self, request: Message) -> Verdict:
-        """Cut."""
         return Cut()
 
 
@@ -92,7 +98,6 @@ class CutAfter(OnCommand):
     """Cuts the connection after the server executed the command, so that its reply is lost."""
 
     def verdict(self, request: Message) -> Verdict:
-        """Cut instead of replying."""
         return CutAfterReply()
 
 
@@ -117,18 +122,12 @@ class Fail(OnCommand):
         more: Document | None = None,
     ) -> None:
         super().__init__(command, times)
-        document: Document = {
-            "ok": 0.0,
-            "errmsg": text or f"the test bed answers code {code}",
-            "code": whole("code", code),
-        }
+        self.document: Document = {"ok": 0.0, **_error(code, text)}
         if name:
-            document["codeName"] = name
-        document |= _labelled(labels)
-        self.document = document | (more or {})
+            self.document["codeName"] = name
+        self.document |= _labelled(labels) | (more or {})
 
     def verdict(self, request: Message) -> Verdict:
-        """Answer with the error."""
         labels = self.document.get("errorLabels", ())
         if "RetryableWriteError" not in labels or not request.is_inside_transaction:
             return Answer(self.document)
@@ -143,13 +142,9 @@ class NotPrimary(Fail):
     """Refuses the command as a member that is no longer primary, while hello still says it is."""
 
     def __init__(self, command: str | None = None, times: int = 1) -> None:
+        labels = ["RetryableWriteError"]
         super().__init__(
-            command,
-            times,
-            code=10107,
-            name="NotWritablePrimary",
-            text="not primary",
-            labels=["RetryableWriteError"],
+            command, times, code=10107, name="NotWritablePrimary", text="not primary", labels=labels
         )
 
 
@@ -171,19 +166,13 @@ class FailWriteConcern(OnCommand):
         labels: Sequence[str] = (),
     ) -> None:
         super().__init__(command, times)
-        error = {
-            "code": whole("code", code),
-            "codeName": name,
-            "errmsg": f"the test bed answers code {code}",
-        }
+        error = {**_error(code), "codeName": name}
         self._fields: Document = {"writeConcernError": error} | _labelled(labels)
 
     def on_request(self, request: Message, connection: Connection) -> Verdict | None:
-        """Give the verdict on a command that has a write concern."""
         return None if request.is_inside_transaction else super().on_request(request, connection)
 
     def verdict(self, request: Message) -> Verdict:
-        """Execute, and add the error."""
         return Amend(self._fields)
 
 
@@ -196,12 +185,9 @@ class FailStatement(OnCommand):
 
     def __init__(self, command: str | None = None, times: int = 1, *, code: int) -> None:
         super().__init__(command, times)
-        text = f"the test bed answers code {code}"
-        error = {"index": 0, "code": whole("code", code), "errmsg": text}
-        self._document: Document = {"n": 0, "writeErrors": [error], "ok": 1.0}
+        self._document = {"n": 0, "writeErrors": [{"index": 0, **_error(code)}], "ok": 1.0}
 
     def verdict(self, request: Message) -> Verdict:
-        """Answer with the error."""
         more: Document = {"nModified": 0} if request.command_name == "update" else {}
         return Answer(self._document | more)
 
@@ -221,8 +207,97 @@ class Corrupt(OnCommand):
         self._rewritten = rewritten
 
     def verdict(self, request: Message) -> Verdict:
-        """Execute, and corrupt the reply."""
         return Rewrite(self._rewritten)
+
+
+class Overload(Fail):
+    """Sheds the command with the overload labels of its code; nothing of it is executed.
+
+    :param base_backoff: what the server asks clients to wait at first (seconds), if anything.
+    :param code: 462 with both labels; 473 with SystemOverloadedError alone.
+    """
+
+    def __init__(
+        self,
+        command: str | None = None,
+        times: int = 1,
+        base_backoff: float | None = None,
+        *,
+        code: int = 462,
+    ) -> None:
+        if code not in _OVERLOAD:
+            raise refused("code", code, "462 or 473")
+        name, labels = _OVERLOAD[code]
+        more = {}
+        if base_backoff is not None:
+            more["baseBackoffMS"] = max(1, round(positive("base_backoff", base_backoff) * 1000))
+        text = "the server is overloaded: too many requests"
+        super().__init__(command, times, code=code, name=name, text=text, labels=labels, more=more)
+
+
+class RateLimit(Interception):
+    """Admits so many commands per second, as a token bucket does, and sheds what is above it.
+
+    Until the deployment is cleared, or for so many seconds.
+
+    :param rate: commands per second.
+    :param burst: how many may come at once, at first and after a pause: at least 1; by default a
+        second's worth.
+    :param base_backoff: as with :class:`Overload`.
+    :param seconds: how long it lasts; ``None``: until it is cleared.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        burst: float | None = None,
+        *,
+        base_backoff: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        super().__init__(seconds)
+        self._rate = positive("rate", rate)
+        # Less than one token would never admit anything.
+        self._burst = max(1.0, rate) if burst is None else positive("burst", burst)
+        if self._burst < 1:
+            raise refused("burst", burst, "a finite number of at least 1")
+        self._tokens = self._burst
+        self._refilled = time.monotonic()
+        self._refusal = Answer(Overload(base_backoff=base_backoff).document)
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        """Take a token, or shed the command for want of one."""
+        if request.command_name in DRIVER_COMMANDS:
+            return None
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._refilled) * self._rate)
+        self._refilled = now
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return None
+        self.injected += 1
+        return self._refusal
+
+
+class Slow(Interception):
+    """Holds back every reply to an application's command, while hellos are as fast as ever.
+
+    :param seconds: for how long each reply is held back.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._verdict = Delay(positive("seconds", seconds))
+
+    def on_request(self, request: Message, connection: Connection) -> Verdict | None:
+        if request.command_name in DRIVER_COMMANDS:
+            return None
+        self.injected += 1
+        return self._verdict
+
+
+def _error(code: int, text: str = "") -> Document:
+    return {"errmsg": text or f"the test bed answers code {code}", "code": whole("code", code)}
 
 
 def _labelled(labels: Sequence[str]) -> Document:

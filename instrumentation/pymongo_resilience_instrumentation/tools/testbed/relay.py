@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo_resilience_instrumentation.tools.testbed import wire
-from pymongo_resilience_instrumentation.tools.testbed.traffic import (
-    HELLO_COMMANDS,
-    Amend,
-    Answer,
-    Cut,
-    CutAfterReply,
-    Delay,
-    Hang,
-    Rewrite,
-)
+from . import wire
+from .fault import HELLO_COMMANDS, Amend, Answer, Cut, CutAfterReply, Delay, Hang, Rewrite
 
 if TYPE_CHECKING:
-    from pymongo_resilience_instrumentation.tools.testbed.traffic import Connection, Verdict
-    from pymongo_resilience_instrumentation.tools.testbed.wire import Document, Message
+    from collections.abc import Coroutine
 
     from .backend import Upstream
+    from .fault import Connection, Verdict
     from .member import Member
+    from .wire import Document, Message
 
 _AWAITING: Final = ("topologyVersion", "maxAwaitTimeMS")
 _STATE_CHANGES: Final = frozenset({91, 189, 10058, 10107, 11600, 11602, 13435, 13436})
@@ -37,16 +28,16 @@ class _Hangup(Exception):  # noqa: N818 (an end, not an error)
     """The connection ends here."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Delay:
     """So many seconds, or until the faults that asked for it are cleared."""
 
-    seconds: float
-    cleared: asyncio.Future[None]
+    def __init__(self, cleared: asyncio.Future[None]) -> None:
+        self.seconds = 0.0
+        self._cleared = cleared
 
     async def over(self) -> None:
         if self.seconds > 0:
-            await asyncio.wait({self.cleared}, timeout=self.seconds)
+            await asyncio.wait({self._cleared}, timeout=self.seconds)
 
 
 class Relay:
@@ -77,13 +68,13 @@ class Relay:
                 while True:
                     request = await self._next_request()
                     if request.command_name in HELLO_COMMANDS:
-                        internal = "internalClient" in request.body
-                        self._connection.is_internal |= internal
-                        passes = self._member.role.passes_hellos
-                        answer = self._pass_hello if passes else self._answer_hello
-                        await answer(request, upstream)
-                    else:
-                        await self._answer(request, upstream)
+                        self._connection.is_internal |= "internalClient" in request.body
+                        await self._answer_hello(request, upstream)
+                        continue
+                    verdict, delay = self._decide(request)
+                    self._connection.commands += 1
+                    with self._member.noticing():
+                        await self._carry_out(request, upstream, verdict, delay)
         except _Hangup:
             pass
         finally:
@@ -95,12 +86,6 @@ class Relay:
             return await wire.read_message(self._reader)
         upcoming, self._upcoming = self._upcoming, None
         return await upcoming
-
-    async def _answer(self, request: Message, upstream: Upstream) -> None:
-        verdict, delay = self._decide(request)
-        self._connection.commands += 1
-        with self._member.noticing():
-            await self._carry_out(request, upstream, verdict, delay)
 
     async def _carry_out(
         self, request: Message, upstream: Upstream, verdict: Verdict | None, delay: _Delay
@@ -118,116 +103,99 @@ class Relay:
         await delay.over()
         addition = self._member.role.addition(self._member, request)
         while reply is not None:
-            self._remember(reply)
+            cursor = reply.body.get("cursor")
+            if isinstance(cursor, dict) and cursor.get("id"):
+                self._member.cursors.add(cursor["id"])
             if addition:
                 reply = reply.with_body({**addition, **reply.body})
             if isinstance(verdict, Amend):
                 reply = reply.with_body(self._dated({**reply.body, **verdict.fields}))
-            await self._send(_rewritten(verdict, self._own(reply)))
+            if "topologyVersion" in reply.body and not self._passes:
+                reply = reply.with_body({**reply.body, "topologyVersion": self._member.version})
+            await self._send(_rewritten(verdict, reply))
             reply = await upstream.following() if reply.more_to_come else None
+
+    @property
+    def _passes(self) -> bool:
+        passes: bool = self._member.role.passes_hellos
+        return passes
 
     async def _answer_hello(self, request: Message, upstream: Upstream) -> None:
         """Answer a hello; one that is awaited, when there is news or its time is up.
 
         A client that allows it gets a stream of replies until it closes or sends something else
-        (SDAM monitoring, "Streaming protocol").
+        (SDAM monitoring, "Streaming protocol"). A server is asked for one reply at a time: without
+        waiting where the member knows the news itself, else as long as the client would wait.
         """
-        known = request.body.get("topologyVersion")
-        awaited = known is not None and "maxAwaitTimeMS" in request.body
-        plain = request
-        if awaited:
-            body = {key: value for key, value in request.body.items() if key not in _AWAITING}
-            # A server is asked once: it refuses a stream that does not say how often.
-            plain = request.for_one_reply().with_body(body)
+        known: Any = request.body.get("topologyVersion")
+        milliseconds: Any = request.body.get("maxAwaitTimeMS")
+        awaited = known is not None and milliseconds is not None
+        streams = awaited and request.exhaust_allowed
+        body = {key: value for key, value in request.body.items() if key not in _AWAITING}
+        plain, reply = request.for_one_reply().with_body(body) if awaited else request, None
         while True:
-            if awaited and not await self._news(known, request.body["maxAwaitTimeMS"]):
+            if awaited and self._passes:
+                waiting = {"topologyVersion": known, "maxAwaitTimeMS": milliseconds}
+                asked = request.for_one_reply().with_body({**body, **waiting})
+                reply = await self._unless_the_client_stirs(upstream.execute(asked))
+            elif awaited and not await self._news(known, milliseconds):
                 return
-            streams = awaited and request.exhaust_allowed
-            with self._member.noticing():
-                known = await self._say_hello(request, plain, upstream, streams=streams)
-            if not streams:
-                return
-
-    async def _pass_hello(self, request: Message, upstream: Upstream) -> None:
-        """Pass on what the server answers, a stream of replies as well."""
-        verdict, delay = self._decide(request)
-        with self._member.noticing():
-            if await self._is_settled(request, verdict, delay):
-                return
-        reply = await upstream.execute(request)
-        while reply is not None:
-            if isinstance(verdict, CutAfterReply):
-                raise _Hangup
-            await delay.over()
-            body = dict(reply.body)
-            self._member.describe(body)
-            await self._send(_rewritten(verdict, reply.with_body(body)))
-            self._connection.hellos += 1
-            if not reply.more_to_come:
-                return
-            reply = await self._next_hello(upstream)
             verdict, delay = self._decide(request)
             with self._member.noticing():
                 if await self._is_settled(request, verdict, delay):
+                    if streams:
+                        raise _Hangup
+                    return
+                reply = reply or await upstream.execute(plain)
+                if isinstance(verdict, CutAfterReply) or reply is None:
                     raise _Hangup
+                await delay.over()
+                shown = dict(reply.body)
+                self._member.describe(shown)
+                reply = reply.with_body(shown)
+                await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
+                self._connection.hellos += 1
+            if not streams:
+                return
+            known, reply = shown["topologyVersion"], None
 
-    async def _next_hello(self, upstream: Upstream) -> Message:
-        """The next reply of a stream; the connection ends where the client stirs."""
-        following = asyncio.ensure_future(upstream.following())
-        if self._upcoming is None:
-            self._upcoming = asyncio.ensure_future(wire.read_message(self._reader))
+    async def _unless_the_client_stirs(
+        self, execution: Coroutine[Any, Any, Message | None]
+    ) -> Message | None:
+        """The reply; the connection ends where the client closes it, or sends something else."""
+        reply = asyncio.ensure_future(execution)
         try:
-            either: set[asyncio.Future[Any]] = {following, self._upcoming}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
+            await asyncio.wait({reply, self._listening()}, return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done():
                 raise _Hangup
-            return following.result()
+            return reply.result()
         finally:
-            following.cancel()
+            reply.cancel()
 
-    async def _say_hello(
-        self, request: Message, plain: Message, upstream: Upstream, *, streams: bool
-    ) -> Document | None:
-        """The topology version that it sent; None where a fault answered."""
-        verdict, delay = self._decide(request)
-        if await self._is_settled(request, verdict, delay):
-            if streams:
-                raise _Hangup
-            return None
-        reply = await upstream.execute(plain)
-        if isinstance(verdict, CutAfterReply) or reply is None:
-            raise _Hangup
-        await delay.over()
-        body = dict(reply.body)
-        self._member.describe(body)
-        reply = reply.with_body(body)
-        await self._send(_rewritten(verdict, reply.streamed() if streams else reply))
-        self._connection.hellos += 1
-        known: Document = body["topologyVersion"]
-        return known
-
-    async def _news(self, known: Document | None, milliseconds: float) -> bool:
+    async def _news(self, known: Document, milliseconds: float) -> bool:
         """Wait for another topology version than ``known``; false if the client stirs first."""
+        upcoming = self._listening()
+        if known == self._member.version:
+            news: set[asyncio.Future[Any]] = {upcoming, self._member.changed}
+            timeout = milliseconds * _MILLISECOND
+            await asyncio.wait(news, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        return not upcoming.done()
+
+    def _listening(self) -> asyncio.Task[Any]:
+        """The client's next request, which is read already while it awaits a hello."""
         if self._upcoming is None:
             self._upcoming = asyncio.ensure_future(wire.read_message(self._reader))
-        if known == self._member.version:
-            news: set[asyncio.Future[Any]] = {self._upcoming, self._member.changed}
-            await asyncio.wait(
-                news,
-                timeout=milliseconds * _MILLISECOND,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        return not self._upcoming.done()
+        return self._upcoming
 
     def _decide(self, request: Message) -> tuple[Verdict | None, _Delay]:
         """The first verdict that is not a delay, and the sum of the delays before it."""
-        delay = _Delay(0.0, self._member.cleared)
+        delay = _Delay(self._member.cleared)
         for interception in self._member.active():
             if self._connection.is_internal and not interception.parts_members:
                 continue
             verdict = interception.on_request(request, self._connection)
             if isinstance(verdict, Delay):
-                delay = replace(delay, seconds=delay.seconds + verdict.seconds)
+                delay.seconds += verdict.seconds
             elif verdict is not None:
                 return verdict, delay
         return None, delay
@@ -237,7 +205,8 @@ class Relay:
         if isinstance(verdict, Cut):
             raise _Hangup
         if isinstance(verdict, Hang):
-            await replace(delay, seconds=verdict.seconds).over()
+            delay.seconds = verdict.seconds
+            await delay.over()
             raise _Hangup
         if not isinstance(verdict, Answer):
             return False
@@ -258,7 +227,7 @@ class Relay:
         follows at once is not older. What a secondary refuses has its version already: it changes
         nothing.
         """
-        if "topologyVersion" in document or self._member.role.passes_hellos:
+        if "topologyVersion" in document or self._passes:
             return document
         codes = {document.get("code"), document.get("writeConcernError", {}).get("code")}
         if codes.isdisjoint(_STATE_CHANGES):
@@ -266,30 +235,14 @@ class Relay:
         self._member.announce()
         return {**document, "topologyVersion": self._member.version}
 
-    def _own(self, reply: Message) -> Message:
-        """The reply with the member's topology version where it has the server's."""
-        if "topologyVersion" not in reply.body or self._member.role.passes_hellos:
-            return reply
-        return reply.with_body({**reply.body, "topologyVersion": self._member.version})
-
-    def _remember(self, reply: Message) -> None:
-        cursor = reply.body.get("cursor")
-        if isinstance(cursor, dict) and cursor.get("id"):
-            self._member.cursors.add(cursor["id"])
-
     def _lost(self, request: Message) -> Document | None:
         """What a restarted member says of a cursor from before."""
-        if request.command_name != "getMore" or self._member.role.passes_hellos:
-            return None
-        if request.body["getMore"] in self._member.cursors:
+        if request.command_name != "getMore" or self._passes:
             return None
         number = request.body["getMore"]
-        return {
-            "ok": 0.0,
-            "errmsg": f"cursor id {number} not found",
-            "code": 43,
-            "codeName": "CursorNotFound",
-        }
+        if number in self._member.cursors:
+            return None
+        return wire.error(43, "CursorNotFound", f"cursor id {number} not found")
 
 
 def _rewritten(verdict: Verdict | None, reply: Message) -> bytes:

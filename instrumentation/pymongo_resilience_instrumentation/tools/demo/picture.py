@@ -1,0 +1,172 @@
+"""What a person sees: the table of the three sides, live while it fills; a trace; the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from pymongo_resilience_instrumentation.telemetry import semconv
+
+from .fault_script import TIMELINE
+from .result import Side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from rich.console import RenderableType
+
+    from .result import Branch, Record, Result, Tally
+    from .workload import Balance
+
+_REFRESHES_PER_SECOND: Final = 5
+_WIDTH: Final = 116
+_NOTE: Final = (
+    "Retries: failed attempts that were tried again, by the driver, the loop or the library. "
+    "On our side by the library's own reasons, elsewhere by the server's code names and the "
+    "driver's exception classes."
+)
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration (seconds) for people; a dash for none."""
+    return "-" if math.isnan(seconds) else f"{seconds * 1000:.1f} ms"
+
+
+_LABELS: Final[dict[str, Callable[[str], str]]] = {
+    semconv.TXN_NUMBER: "txnNumber {}".format,
+    semconv.EXCEPTION_TYPE: lambda name: name.rpartition(".")[2],
+    semconv.ATTEMPTS: "{} attempts".format,
+    semconv.OUTCOME: str,
+    semconv.DEADLINE: "deadline {} s".format,
+    semconv.REASON: str,
+    semconv.DELAY: lambda delay: f"delay {milliseconds(float(delay))}",
+    semconv.RULE: str,
+}
+"""How a span's attributes read, in a few words."""
+
+
+@contextlib.contextmanager
+def shown(tally: Tally, seconds: float, console: Console) -> Iterator[Callable[[str], None]]:
+    """Show the tally while the block runs: live on a terminal, otherwise a line for each side when
+    what it yields is called with the name of a phase that is over."""
+
+    def lines(phase: str) -> None:
+        for side in Side:
+            cell = _phase_cell(tally.of(side, phase)).plain.strip()
+            console.print(f"{phase:<14} {side.title:<19} {cell}", highlight=False)
+
+    started = time.monotonic()
+
+    def picture() -> RenderableType:
+        elapsed = time.monotonic() - started
+        head = Text(f"{elapsed:5.1f} of about {seconds:g} s   ", style="bold")
+        head.append(tally.phase or "starting", style="bold cyan")
+        bar = ProgressBar(total=seconds, completed=min(elapsed, seconds))
+        return Group(head, bar, _sides_table(tally))
+
+    if not console.is_terminal:
+        yield lines
+        return
+    with Live(
+        get_renderable=picture,
+        console=console,
+        refresh_per_second=_REFRESHES_PER_SECOND,
+        transient=True,
+    ):
+        yield lambda _: None
+
+
+def _sides_table(tally: Tally, balances: Mapping[Side, Balance] | None = None) -> Table:
+    """One column per side; with duplicated and lost writes once the ledger was read."""
+    table = Table(box=SIMPLE_HEAD, caption=_NOTE, caption_justify="left")
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    for side in Side:
+        table.add_column(side.title)
+    for phase in TIMELINE:
+        running = phase.name == tally.phase
+        name = Text(("> " if running else "  ") + phase.name, style="bold" if running else "")
+        cells = [_phase_cell(tally.of(side, phase.name)) for side in Side]
+        table.add_row(name, *cells, end_section=phase is TIMELINE[-1])
+    records = [tally.of(side) for side in Side]
+    table.add_row("operations", *(str(record.operations) for record in records))
+    table.add_row("errors seen", *(_bad(record.errors.total()) for record in records))
+    if balances is not None:
+        table.add_row("duplicated writes", *(_bad(balances[side].duplicated) for side in Side))
+        table.add_row("lost writes", *(_bad(balances[side].lost) for side in Side))
+    for label, share in (("p50", 0.5), ("p99", 0.99)):
+        table.add_row(label, *(milliseconds(record.quantile(share)) for record in records))
+    table.add_section()
+    table.add_row("retries", *(str(record.repeated.total()) for record in records))
+    for reason in sum((record.repeated for record in records), Counter()):
+        counts = (record.repeated[reason] for record in records)
+        table.add_row(f"  {reason}", *(str(count or "-") for count in counts))
+    return table
+
+
+def _phase_cell(record: Record) -> Text:
+    """What happened in one phase on one side."""
+    if not record.operations:
+        return Text("-", style="dim")
+    errors, repeated = record.errors.total(), record.repeated.total()
+    cell = Text(f"{record.operations} ops")
+    if errors:
+        cell.append(", ").append(f"{errors} error" + "s" * (errors > 1), "bold red")
+    if repeated:
+        cell.append(", ").append(f"{repeated} retr" + ("y" if repeated == 1 else "ies"), "yellow")
+    return cell
+
+
+def _bad(number: int) -> Text:
+    return Text(str(number), style="bold red" if number else "green")
+
+
+def report(result: Result) -> RenderableType:
+    """Table, trace and verdict, for a console of any width from 100 on."""
+    parts: list[RenderableType] = [_sides_table(result.tally, result.balances)]
+    message = result.final_messages[Side.OURS]
+    if message.trace:
+        title = f"One retried operation of {Side.OURS.title}, phase {message.trace_phase!r}"
+        tree = Tree(_line(message.trace[0]))
+        for branch in message.trace[1:]:
+            tree.add(_line(branch))
+        parts += [Text(), Text(title, style="bold"), tree, Text()]
+    for side in Side:
+        notes = result.final_messages[side].notes
+        parts += [Text(f"note from {side.title}: {note}") for note in notes]
+    style = "red" if result.problems() else "green"
+    parts.append(Panel("\n".join(result.verdict()), title="verdict", border_style=style))
+    return Group(*parts)
+
+
+def _line(branch: Branch) -> Text:
+    """The start and the duration of a span, or an event between them."""
+    line = Text()
+    line.append(branch.name, "yellow" if branch.seconds is None else "bold")
+    line.append(f"  at {milliseconds(branch.start)}", "dim")
+    if branch.seconds is not None:
+        line.append(f"  took {milliseconds(branch.seconds)}", "cyan")
+        line.append("  failed" if branch.failed else "  ok", "red" if branch.failed else "green")
+    for name, value in branch.attributes.items():
+        if name in _LABELS:
+            line.append("  " + _LABELS[name](value), "dim")
+    return line
+
+
+def save_svg(result: Result, path: str) -> None:
+    """Draw the report as a picture; raises ``OSError`` where the file cannot be written."""
+    canvas = Console(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True)
+    canvas.print(report(result))
+    canvas.save_svg(path, title="pymongo-resilience demo")

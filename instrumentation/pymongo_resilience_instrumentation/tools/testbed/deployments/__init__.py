@@ -1,1 +1,0 @@
-"""What the test bed presents in front of a server: replica set, sharded cluster, standalone."""

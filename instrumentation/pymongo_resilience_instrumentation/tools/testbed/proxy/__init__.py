@@ -1,1 +1,0 @@
-"""One address of a deployment: its connections, what passes them, and the server behind."""
