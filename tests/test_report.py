@@ -38,7 +38,7 @@ from pymongo_resilience import (
     instrument,
     uninstrument,
 )
-from pymongo_resilience.rules.events import BreakerLog, DecisionLog
+from pymongo_resilience.rules.events import EventLog
 from pymongo_resilience.rules.retry_rules import Rule
 from pymongo_resilience.testbed import CutAfter, EmbeddedServer, Latency, ReplicaSet
 
@@ -163,8 +163,7 @@ def test_the_librarys_log_as_json_lines_is_read(
     """Among other lines of the application, with the times that formatters write."""
     with caplog.at_level(logging.DEBUG, "pymongo_resilience"):
         for event in EVENTS:
-            DecisionLog().on_event(event)
-            BreakerLog().on_event(event)
+            EventLog().on_event(event)
     times: list[Any] = ["2026-01-01T10:00:00Z", "2026-01-01 10:00:01,500+00:00", 1767261603.0, None]
     lines: list[dict[str, Any]] = [
         {"timestamp": time, "pymongo_resilience": vars(record)["pymongo_resilience"]}

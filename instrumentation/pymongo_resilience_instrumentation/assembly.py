@@ -12,7 +12,7 @@ from pymongo_resilience._version import __version__
 from pymongo_resilience.config import ALL, BY_DATABASE, OFF, PEAK_EWMA, TOKENS
 from pymongo_resilience.internal_errors import logger
 from pymongo_resilience.policies.namespaces import NamespaceRules
-from pymongo_resilience.rules.events import BreakerLog, Broadcast, DecisionLog
+from pymongo_resilience.rules.events import Broadcast, EventLog
 from pymongo_resilience.rules.executor import AsyncExecutor, Executor
 from pymongo_resilience.rules.retry_rules import RetryRules
 from pymongo_resilience.rules.strategy import NAMED
@@ -81,7 +81,7 @@ def assemble(settings: Settings, earlier: Runtime | None, state: State) -> Runti
     rules = _rules(config, settings.strategy)
     closings = Closings() if earlier is None else earlier.closings
     clock = ClientClock(closings)
-    reported = Reported([DecisionLog(), BreakerLog(), *settings.listeners])
+    reported = Reported([EventLog(), *settings.listeners])
     listener = Broadcast([*hearing, reported], ours=True)
     parts = (
         RetryRules(

@@ -156,71 +156,57 @@ class Broadcast:
 HELD_BACK = ", held back: the retry budget is spent"
 
 
-class DecisionLog:
-    """Writes every decision to the logger ``pymongo_resilience.retry``, with structured fields.
+class EventLog:
+    """Writes events to loggers, with structured fields.
 
     The fields are a dict in the record's attribute ``pymongo_resilience``, as formatters for JSON
-    and OpenTelemetry's handler show it: ``event`` (``"retry.scheduled"`` or ``"retry.declined"``),
-    ``operation``, ``namespace``, ``reason``, ``server``, ``attempt``, ``error`` (class, code and
-    code name), and ``delay`` (seconds) and ``held_back``, or ``rule`` and ``why``.
+    and OpenTelemetry's handler show it.
 
-    Scheduled retries at INFO, declined ones at WARNING where at least one attempt had been
-    repeated, else at DEBUG: an ordinary error of the application is no news.
+    To ``pymongo_resilience.retry`` goes every decision: ``event`` (``"retry.scheduled"`` or
+    ``"retry.declined"``), ``operation``, ``namespace``, ``reason``, ``server``, ``attempt``,
+    ``error`` (class, code and code name), and ``delay`` (seconds) and ``held_back``, or ``rule``
+    and ``why``. Scheduled retries at INFO, declined ones at WARNING where at least one attempt had
+    been repeated, else at DEBUG: an ordinary error of the application is no news.
+
+    To ``pymongo_resilience.circuit_breaker`` goes that a breaker has opened (WARNING) or closed
+    (INFO): ``event`` (``"circuit_breaker.opened"`` or ``"circuit_breaker.closed"``), ``server``,
+    and where it opened ``calls``, ``failures`` and ``next_probe_in`` (seconds).
     """
 
     def on_event(self, event: Event, /) -> None:
-        if not isinstance(event, RetryEvent):
-            return
-        scheduled = isinstance(event, RetryScheduled)
-        fields = event._asdict() | {
-            "event": "retry.scheduled" if scheduled else "retry.declined",
-            "reason": event.reason.value,
-        }
-        failed = "%s %s: attempt %d failed on %s (%s%s)"
-        facts = (
-            event.operation,
-            event.namespace,
-            event.attempt,
-            event.server or "no server",
-            event.reason.value,
-            event.error and f": {event.error}",
-        )
-        if isinstance(event, RetryScheduled):
-            again = f"{failed}, again in %.3f s{HELD_BACK if event.held_back else ''}"
-            retry_logger.info(again, *facts, event.delay, extra={EXTRA: fields})
-            return
-        fields["rule"] = event.rule.value
-        retry_logger.log(
-            logging.WARNING if event.attempt > 1 else logging.DEBUG,
-            f"{failed}, not repeated: %s",
-            *facts,
-            event.why or event.rule.value,
-            extra={EXTRA: fields},
-        )
-
-
-class BreakerLog:
-    """Writes to the logger ``pymongo_resilience.circuit_breaker`` that a breaker has opened
-    (WARNING) or closed (INFO).
-
-    The fields, as of DecisionLog: ``event`` (``"circuit_breaker.opened"`` or
-    ``"circuit_breaker.closed"``), ``server``, and of one that opened ``calls``, ``failures`` and
-    ``next_probe_in`` (seconds).
-    """
-
-    def on_event(self, event: Event, /) -> None:
+        fields = event._asdict()
+        extra = {EXTRA: fields}
         if isinstance(event, BreakerOpened):
+            fields["event"] = "circuit_breaker.opened"
             breaker_logger.warning(
                 "the circuit breaker of %s is open: %d of %d calls failed; next probe in %.3f s",
                 event.server,
                 event.failures,
                 event.calls,
                 event.next_probe_in,
-                extra={EXTRA: {"event": "circuit_breaker.opened"} | event._asdict()},
+                extra=extra,
             )
         elif isinstance(event, BreakerClosed):
-            breaker_logger.info(
-                "the circuit breaker of %s is closed again",
-                event.server,
-                extra={EXTRA: {"event": "circuit_breaker.closed"} | event._asdict()},
+            fields["event"] = "circuit_breaker.closed"
+            message = "the circuit breaker of %s is closed again"
+            breaker_logger.info(message, event.server, extra=extra)
+        elif isinstance(event, RetryEvent):
+            fields["reason"] = event.reason.value
+            failed = "%s %s: attempt %d failed on %s (%s%s)"
+            facts = (
+                event.operation,
+                event.namespace,
+                event.attempt,
+                event.server or "no server",
+                event.reason.value,
+                event.error and f": {event.error}",
             )
+            if isinstance(event, RetryScheduled):
+                fields["event"] = "retry.scheduled"
+                again = f"{failed}, again in %.3f s{HELD_BACK if event.held_back else ''}"
+                retry_logger.info(again, *facts, event.delay, extra=extra)
+            else:
+                fields |= {"event": "retry.declined", "rule": event.rule.value}
+                level = logging.WARNING if event.attempt > 1 else logging.DEBUG
+                why = event.why or event.rule.value
+                retry_logger.log(level, f"{failed}, not repeated: %s", *facts, why, extra=extra)

@@ -13,11 +13,10 @@ from support.engine.scenarios import CUT, READ
 
 from pymongo_resilience.rules.events import (
     BreakerClosed,
-    BreakerLog,
     BreakerOpened,
     Broadcast,
-    DecisionLog,
     Event,
+    EventLog,
     Listener,
     ReadHedged,
     RetryDeclined,
@@ -134,7 +133,7 @@ def test_events_carry_facts_and_no_error_text() -> None:
 
 
 def logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
-    DecisionLog().on_event(event)
+    EventLog().on_event(event)
     (record,) = caplog.records
     assert record.name == "pymongo_resilience.retry"
     return record
@@ -202,7 +201,7 @@ def test_an_ordinary_error_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def breaker_logged(event: Event, caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
-    BreakerLog().on_event(event)
+    EventLog().on_event(event)
     (record,) = caplog.records
     assert record.name == "pymongo_resilience.circuit_breaker"
     return record
@@ -231,9 +230,8 @@ def test_a_breaker_that_closes_is_told(caplog: pytest.LogCaptureFixture) -> None
     }
 
 
-def test_each_log_has_its_own_events(caplog: pytest.LogCaptureFixture) -> None:
-    for event in (OPENED, CLOSED):
-        DecisionLog().on_event(event)
-    for event in (SCHEDULED, DECLINED):
-        BreakerLog().on_event(event)
-    assert caplog.records == []
+def test_each_kind_of_event_has_its_own_logger(caplog: pytest.LogCaptureFixture) -> None:
+    for event in (OPENED, SCHEDULED, CLOSED, DECLINED):
+        EventLog().on_event(event)
+    names = [record.name.removeprefix("pymongo_resilience.") for record in caplog.records]
+    assert names == ["circuit_breaker", "retry"] * 2

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOG_FIELD: Final = "pymongo_resilience"
-"""Of a log line, the attribute that DecisionLog and BreakerLog give their records."""
+"""Of a log line, the attribute that EventLog gives its records."""
 TIMES: Final = ("at", "timestamp", "@timestamp", "time", "ts", "created", "asctime")
 ALL: Final = ""
 """The side of what concerns every side."""
