@@ -16,7 +16,6 @@ from pymongo.synchronous.cursor import Cursor
 from pymongo.synchronous.database import Database
 
 from pymongo_resilience.internal_errors import logger
-from pymongo_resilience_instrumentation.cleanup import background, cleanup_commands
 from pymongo_resilience_instrumentation.clients import closings
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
 from pymongo_resilience_instrumentation.interception.interceptor import (
@@ -49,7 +48,7 @@ from pymongo_resilience_instrumentation.timeouts import (
 )
 from pymongo_resilience_instrumentation.transactions import session_methods
 
-from . import driver
+from . import cleanup, driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -194,12 +193,9 @@ def _where_defined(classes: Iterable[type], name: str) -> Iterator[type]:
 def _of_cleanup(runtime: Runtime) -> Iterator[Wrapped]:
     for owner, asynchronous in zip(CLIENTS, (False, True), strict=True):
         for name, session_at in driver.clients.KILLS.items():
-            kill = cleanup_commands.KillCursors(runtime, asynchronous, session_at)
-            yield owner, name, kill
-        yield owner, driver.clients.KILL, background.KillsInBackground(runtime)
-        yield owner, driver.clients.BACKGROUND, background.BackgroundRun(asynchronous)
-        ending = cleanup_commands.EndSessions(runtime, asynchronous)
-        yield owner, driver.clients.END_SESSIONS, ending
+            yield owner, name, cleanup.KillCursors(runtime, asynchronous, session_at)
+        yield owner, driver.clients.BACKGROUND, cleanup.BackgroundRun(runtime, asynchronous)
+        yield owner, driver.clients.END_SESSIONS, cleanup.EndSessions(runtime, asynchronous)
 
 
 def _of_closed_clients(runtime: Runtime) -> Iterator[Wrapped]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import ReadPreference, common
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 SYNC = "pymongo.synchronous.mongo_client"
 ASYNC = "pymongo.asynchronous.mongo_client"
@@ -23,7 +23,6 @@ the session is."""
 BACKGROUND = "_process_kill_cursors"
 """What the background task calls for cursors that wait to be killed."""
 END_SESSIONS = "_end_sessions"
-CONNECTION_FOR_SESSIONS = "_conn_for_reads"
 MOST_SESSIONS = 10_000
 """How many of them one endSessions may name."""
 
@@ -96,34 +95,34 @@ def kill_later(client: Any, cursor_id: int, address: Any) -> None:
     client._close_cursor_soon(cursor_id, address)
 
 
-def kills_no_more(client: Any) -> bool:
-    """Whether the background task was stopped: the client is being closed."""
-    return bool(client._kill_cursors_executor._stopped)
+def end_sessions(client: Any, ids: list[Any], call: Any) -> None:
+    """Send endSessions like the driver, which ignores its errors. ``call`` gets the address.
 
-
-def end_sessions(client: Any, ids: list[Any], note: Callable[[Any], None]) -> None:
-    """Send endSessions like the driver, which ignores its errors. ``note`` gets the address."""
-    operation, prefers = "endSessions", ReadPreference.PRIMARY_PREFERRED
-    with client._conn_for_reads(prefers, None, operation=operation) as (connection, mode):
-        note(connection.address)
-        for command in _end_commands(connection, ids):
+    Past ``command()`` of a database, which would make one more session.
+    """
+    server = client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
+    with client._checkout(server, None) as connection:
+        call.server = connection.address
+        for command, mode in _end_commands(connection, ids):
             connection.command("admin", command, read_preference=mode, client=client)
 
 
-async def end_sessions_async(client: Any, ids: list[Any], note: Callable[[Any], None]) -> None:
+async def end_sessions_async(client: Any, ids: list[Any], call: Any) -> None:
     """The same for async clients."""
-    operation, prefers = "endSessions", ReadPreference.PRIMARY_PREFERRED
-    async with await client._conn_for_reads(prefers, None, operation=operation) as found:
-        connection, mode = found
-        note(connection.address)
-        for command in _end_commands(connection, ids):
+    server = await client._select_server(ReadPreference.PRIMARY_PREFERRED, None, "endSessions")
+    async with client._checkout(server, None) as connection:
+        call.server = connection.address
+        for command, mode in _end_commands(connection, ids):
             await connection.command("admin", command, read_preference=mode, client=client)
 
 
-def _end_commands(connection: Any, ids: list[Any]) -> Iterator[dict[str, Any]]:
+def _end_commands(connection: Any, ids: list[Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Each with its read preference: a standalone server is sent none (Server Selection)."""
+    alone = connection.is_standalone
+    mode = ReadPreference.PRIMARY if alone else ReadPreference.PRIMARY_PREFERRED
     if connection.supports_sessions:
         for at in range(0, len(ids), MOST_SESSIONS):
-            yield {"endSessions": ids[at : at + MOST_SESSIONS]}
+            yield {"endSessions": ids[at : at + MOST_SESSIONS]}, mode
 
 
 client_of_collection = attrgetter("database.client")

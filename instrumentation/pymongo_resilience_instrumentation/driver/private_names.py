@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo_resilience_instrumentation.self_check import Part, State
 
-from .clients import BACKGROUND, CONNECTION_FOR_SESSIONS, END_SESSIONS, KILLS, LOOK
+from .clients import BACKGROUND, END_SESSIONS, KILLS, LOOK
 from .commands import CONNECTIONS, LIMITED, PASSED
 from .connections import FAILED, HELLO, IDLE, IN_USE, PLACES
 from .cursors import AGGREGATE, CLONE, RUN_OPERATION
@@ -88,11 +88,9 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
                 "_clients", "_closed", "_close_cursor_soon", "_ensure_session", "_topology",
                 f"{RUN_OPERATION}(self, operation)", f"{BACKGROUND}(self)",
                 f"{END_SESSIONS}(self, session_ids)",
-                f"{CONNECTION_FOR_SESSIONS}(self, read_preference, session, operation)",
                 *(f"{name}(self, cursor_ids, address)" for name in KILLS),
             ),
         ),
-        (client, ("_kill_cursors_executor",), "_init_background"),
         (
             f"{cursors}:{prefix}Cursor",
             (
