@@ -27,7 +27,7 @@ from pymongo_resilience_instrumentation.telemetry.decisions import CallLog, Repo
 from pymongo_resilience_instrumentation.telemetry.metrics import DriverMetrics, OperationMetrics
 from pymongo_resilience_instrumentation.telemetry.operation_spans import OperationSpans
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import TransactionSpans
-from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
+from pymongo_resilience_instrumentation.timeouts.command_limits import DeprecatedOptions
 from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         def ends(self) -> float | None: ...
 
     class TransactionState(Protocol):
-        """timeouts/transaction_timeouts.py"""
+        """A TransactionDeadline (timeouts/precedence.py)"""
 
         @property
         def timeout(self) -> driver.csot.Timeout: ...

@@ -16,8 +16,8 @@ from opentelemetry import context
 from opentelemetry.context import Context
 from pymongo.errors import InvalidOperation, PyMongoError, ServerSelectionTimeoutError
 
-from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.clock import SHORTEST, Deadline
+from pymongo_resilience.internal_errors import is_closing, logger, shielded
 from pymongo_resilience.rules.retried_operation import Kind, Operation
 from pymongo_resilience.rules.retry_rules import Rule
 
@@ -32,7 +32,7 @@ from .interception.call_interceptor import CallInterceptor
 from .interception.interceptor import Interceptor
 from .operations.write_operations import END_SESSIONS
 from .telemetry import transaction_spans
-from .timeouts.transaction_timeouts import transaction_of
+from .timeouts.precedence import transaction_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -40,12 +40,7 @@ from pymongo_resilience_instrumentation.retries import deprioritized, loop_subcl
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import command_spans, transaction_spans
-from pymongo_resilience_instrumentation.timeouts import (
-    attempt_timeouts,
-    bounded_waits,
-    kept_cancellations,
-    max_time_ms,
-)
+from pymongo_resilience_instrumentation.timeouts import command_limits, waits
 from pymongo_resilience_instrumentation.transactions import session_methods
 
 from . import cleanup, driver
@@ -211,13 +206,11 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
 
 def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
     waiting = runtime.clients.waiting if runtime.shows_calls else None
-    yield from bounded_waits.wrapped(runtime.enabled_flag, waiting)
-    yield from bounded_waits.selections(runtime.enabled_flag)
+    return waits.wrapped(runtime.enabled_flag, waiting)
 
 
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
-    for owner in driver.commands.connections_with(driver.commands.LIMITED):
-        yield owner, driver.commands.LIMITED, max_time_ms.limit(runtime.enabled_flag)
+    return command_limits.wrapped(runtime.enabled_flag)
 
 
 def _of_comments(runtime: Runtime) -> Iterator[Wrapped]:
@@ -249,17 +242,13 @@ def _of_fast_failures(runtime: Runtime) -> Iterator[Wrapped]:
     return fast_fail.wrapped(runtime.enabled_flag, runtime.rules)
 
 
-def _of_cancellations(runtime: Runtime) -> Iterator[Wrapped]:
-    return kept_cancellations.wrapped(runtime.enabled_flag)
-
-
 Tables = tuple[Callable[[Any], "Iterator[Wrapped]"], ...]
 _FOR_TELEMETRY: Tables = (_of_the_public_api,)
 """Also where the installed pymongo lacks a name that the others need."""
 _FOR_DEADLINES: Tables = (
-    _of_cursors, _of_change_streams, _of_waits, _of_cancellations,
+    _of_cursors, _of_change_streams, _of_waits,
     _of_sessions, _of_ended_sessions, _of_comments, woken_monitors.wrapped,
-    lost_connections.wrapped, _of_time_limits, attempt_timeouts.wrapped,
+    lost_connections.wrapped, _of_time_limits,
 )  # fmt: skip
 """Whoever decides on retries."""
 _FOR_RETRIES: Tables = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.timeouts.deprecated_options import DeprecatedOptions
+from pymongo_resilience_instrumentation.timeouts.command_limits import DeprecatedOptions
 from support.clients import Side
 from support.telemetry import Instrument
 

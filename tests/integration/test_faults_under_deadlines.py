@@ -12,7 +12,7 @@ from pymongo.errors import ExecutionTimeout, OperationFailure
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
 from pymongo_resilience_instrumentation.features.gridfs import stream_deadlines
-from pymongo_resilience_instrumentation.timeouts import max_time_ms
+from pymongo_resilience_instrumentation.timeouts import command_limits
 from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods
 from support.clients import Side
 from support.telemetry import Instrument
@@ -84,7 +84,7 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a batch": (batches, "_apply", _close),
     "a list": (batches, "_for_all", _list),
     "a cursor is closed": (driver.csot.Timeout, "from_now", _close),
-    "a limit": (max_time_ms, "_adjust", _list),
+    "a limit": (command_limits, "_adjust", _list),
     "a selection's clock": (driver.csot, "now", _find_one),
     "a limit that is left out": (driver.commands, "leave_limit_out", _list),
     "no limit": (driver.commands, "lift_limits", _without_end),

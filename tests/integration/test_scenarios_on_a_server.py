@@ -22,7 +22,7 @@ import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import assembly, driver
 from pymongo_resilience_instrumentation.clients import by_client
-from pymongo_resilience_instrumentation.timeouts import bounded_waits
+from pymongo_resilience_instrumentation.timeouts import waits
 from support.clients import Side
 from support.engine.failing_work import START
 from support.engine.retry_strategies import quarter
@@ -150,7 +150,7 @@ def turn_time_by_hand(
     """
     patch.setattr(assembly, "ClientClock", lambda _: clock)
     patch.setattr(assembly, "RetryRules", functools.partial(RetryRules, random=quarter))
-    really_left, really_to_wait = driver.csot.remaining, bounded_waits.time_to_wait
+    really_left, really_to_wait = driver.csot.remaining, waits.time_to_wait
     waiting = Waiting()
 
     def to_wait() -> float | None:
@@ -169,7 +169,7 @@ def turn_time_by_hand(
         return START + row.timeout - clock.now()
 
     patch.setattr(driver.csot, "remaining", left)
-    patch.setattr(bounded_waits, "time_to_wait", to_wait)
+    patch.setattr(waits, "time_to_wait", to_wait)
     patch.setattr(driver.retry_loop, "server_selection_timeout", lambda loop: row.window)
     patch.setattr(driver.csot, "min_rtt", lambda: faults.min_rtt)
 
@@ -286,8 +286,8 @@ def expected_decisions(row: Scenario) -> list[Any]:
     attempt = 0
     for number, fault in enumerate(row.faults[: row.attempts]):
         attempt = 1 if fault.next_command else attempt + 1
-        bounded_waits = number < len(row.waits)
-        said = pytest.approx(row.waits[number]) if bounded_waits else row.end
+        repeated = number < len(row.waits)
+        said = pytest.approx(row.waits[number]) if repeated else row.end
         decisions.append((as_stated(row.call, fault).reason, attempt, said))
     return decisions
 

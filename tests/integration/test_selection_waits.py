@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
-from pymongo_resilience_instrumentation.timeouts import wait_times
+from pymongo_resilience_instrumentation.timeouts.waits import Wait
 from pymongo_resilience_instrumentation.tools.testbed import Overload, Refuse
 from support.clients import SentCommands, Side, wait_until
 from support.interruption import interrupt
@@ -237,7 +237,7 @@ def test_a_fault_of_ours_waits_as_ever(
     def raises(*_: Any) -> None:
         raise LookupError("ours")
 
-    monkeypatch.setattr(wait_times.Wait, broken, raises)
+    monkeypatch.setattr(Wait, broken, raises)
     with once_it_waits(proxy.clear):
         assert side.do(client[database].coll.find_one) is None
     assert "internal error in pymongo-resilience" in caplog.text

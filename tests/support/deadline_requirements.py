@@ -169,7 +169,7 @@ BLOCKING = (
         unreachable("blocking-names", "resolving a host name",
                     "Part of connecting. A sync client's `getaddrinfo` blocks its thread in the "
                     "system's resolver; an async client awaits a thread that is blocked there, "
-                    "with a limit only where TLS follows."),
+                    "no longer than there is time."),
         held("blocking-socket", "connecting a socket",
              "waits::test_connecting_ends_with_the_deadline"),
         held("blocking-tls", "the TLS handshake",

@@ -18,8 +18,7 @@ from pymongo.errors import InvalidOperation
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.calls import NO_DEADLINE, Call
 from pymongo_resilience_instrumentation.driver.csot import Timeout
-from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules
-from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
+from pymongo_resilience_instrumentation.timeouts.precedence import TimeoutRules, TransactionDeadline
 
 from pymongo_resilience import Config, Policy, override
 from pymongo_resilience.policies import blocks

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.operations import public_operations
 from pymongo_resilience_instrumentation.operations.write_operations import WRITES
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
-from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
+from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
 from pymongo_resilience_instrumentation.transactions import call_sessions
 
 if TYPE_CHECKING:

@@ -151,7 +151,6 @@ def _of_both() -> Iterator[tuple[Any, ...]]:
     yield PREFERENCES, ("make_read_preference",)
     for connection in CONNECTIONS:
         yield connection, (LIMITED, PASSED, "max_wire_version", "set_conn_timeout")
-    yield "pymongo.pool_options:PoolOptions", ("_ssl_context",)
     yield "pymongo.network_layer:PyMongoProtocol", ("_closed", "transport")
     # Without these there are no spans either.
     yield "pymongo.monitoring:CommandListener", ("started", "succeeded", "failed"), "", State.OFF

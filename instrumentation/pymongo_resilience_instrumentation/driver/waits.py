@@ -56,7 +56,8 @@ own_selection_timeout = attrgetter("_settings.server_selection_timeout")
 
 def own_connect_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     """The ``connectTimeoutMS`` of a socket to be made, given the arguments, in seconds."""
-    seconds: float | None = _pool_options(args, kwargs).connect_timeout
+    options = args[1] if len(args) > 1 else kwargs["options"]
+    seconds: float | None = options.connect_timeout
     return seconds
 
 
@@ -64,15 +65,6 @@ def connects_for_an_operation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Whether a pool's ``connect`` is called by a check-out, given its arguments: monitors, and
     what keeps ``minPoolSize``, have no handler."""
     return (args[0] if args else kwargs.get("handler")) is not None
-
-
-def connects_with_tls(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a TLS handshake follows, given the arguments."""
-    return _pool_options(args, kwargs)._ssl_context is not None
-
-
-def _pool_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[1] if len(args) > 1 else kwargs["options"]
 
 
 def waits_for_server(client: Any, condition: Any) -> bool:

@@ -39,11 +39,7 @@ from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.operations.write_operations import ABORT
-from pymongo_resilience_instrumentation.timeouts import (
-    attempt_timeouts,
-    cursor_timeouts,
-    wait_times,
-)
+from pymongo_resilience_instrumentation.timeouts import command_limits, cursor_timeouts, waits
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
 from . import deprioritized, stopped_bulks
@@ -181,7 +177,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             # Its error's frames hold the loop: nothing may keep the two alive together.
             self.last = self.bound_to_txn_number = None
         if call.waits:
-            wait_times.over(call, None if self.reached_connection else error)
+            waits.over(call, None if self.reached_connection else error)
         if not call.ended:
             call.selected = driver.retry_loop.server(self)
 
@@ -315,7 +311,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         self.runtime.in_flight.pop(id(self), None)
         self._uncount(unfinished=False, succeeded=False)
         if self.call.waits:
-            wait_times.over(self.call, None if self.reached_connection else error)
+            waits.over(self.call, None if self.reached_connection else error)
         progress = driver.retry_loop.bulk_progress(self)
         if self.progress is not None and progress != self.progress:
             operation.next_command()
@@ -354,7 +350,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             failure = replace(failure, session_ends=self.session_ends)
         stopped_bulks.show_as_answered(error)
         if failure.timed_out and failure.code is not None and self.call.attempt_timeout is not None:
-            failure = attempt_timeouts.as_attempt_timeout(failure, operation)
+            failure = command_limits.as_attempt_timeout(failure, operation)
         if self.resumption is not None:
             own = operation.max_retries
             most = self.runtime.executor.retry_rules.max_retries if own is None else own
@@ -374,7 +370,9 @@ class Attempts(driver.retry_loop.DriverLoop):
             self.last = failure
         driver.next_attempt.prepare_retry(self, failure, operation.attempts)
         if failure.reason is RetryReason.ATTEMPT_TIMEOUT:
-            attempt_timeouts.bound(self.call, self.runtime.executor.retry_rules, operation)
+            command_limits.lift_attempt_timeout(
+                self.call, self.runtime.executor.retry_rules, operation
+            )
         if self.resumption is not None:
             self.resumption.prepare(self)
         if not (failure.retryable_overload or operation.declared_idempotent) and (

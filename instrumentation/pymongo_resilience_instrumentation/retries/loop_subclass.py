@@ -18,7 +18,7 @@ from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.interception.call_interceptor import CallInterceptor
 from pymongo_resilience_instrumentation.interception.methods import Subclass
 from pymongo_resilience_instrumentation.telemetry.decisions import UNREPORTED
-from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import transaction_of
+from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
 
 from . import deprioritized
 from .attempts import NOT_OURS, Attempts

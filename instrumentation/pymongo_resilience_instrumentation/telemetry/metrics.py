@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.failures.error_texts import (
     outcome_of,
     qualified_name,
 )
-from pymongo_resilience_instrumentation.timeouts.wait_times import For
+from pymongo_resilience_instrumentation.timeouts.waits import For
 
 from . import semconv
 

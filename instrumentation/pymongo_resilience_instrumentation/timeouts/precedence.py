@@ -19,12 +19,15 @@ The first row that applies holds:
 it bounds commands, and ends no cursor, change stream or stream of GridFS. Where the installed
 pymongo keeps no timeouts (CSOT), the client's own is all there is.
 
-Source: Client Side Operations Timeout, "timeoutMS".
+Source: Client Side Operations Timeout, "timeoutMS" and "Convenient Transactions API".
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from pymongo.errors import InvalidOperation
 
 from pymongo_resilience.option_types import CURSOR_LIFETIME
 from pymongo_resilience.policies import blocks
@@ -36,9 +39,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pymongo_resilience.config import Config
+    from pymongo_resilience.policies.blocks import Block
     from pymongo_resilience.policies.namespaces import NamespaceRules
     from pymongo_resilience.policies.policy import Policy
     from pymongo_resilience_instrumentation.operations.public_operations import Target
+
+# A private attribute of the session: changed by others, transactions would end too soon or late.
+_TRANSACTION = "_pymongo_resilience_transaction"
 
 
 class TimeoutRules:
@@ -140,3 +147,44 @@ class TimeoutRules:
         """What policies say: of a block, of what the cursor is made from, of a rule."""
         mode = blocks.current().timeout_mode or call.bound.timeout_mode
         return mode or self._rules.policy_of(call.database, call.collection).timeout_mode
+
+
+class TransactionDeadline(NamedTuple):
+    """The one deadline of a with_transaction, for the operations with its session."""
+
+    timeout: driver.csot.Timeout
+    timed: Block | None
+    """The ``override`` with a timeout around with_transaction."""
+    began: float
+    """On the clock of the driver's deadlines, in seconds."""
+
+    def refuse_others(self) -> None:
+        """Raises InvalidOperation where the callback gives an operation a timeout of its own.
+
+        What a call puts in force for itself, and for those inside of it, is none of the callback's.
+        """
+        timed = blocks.timed()
+        inside = timed is not None and timed is not self.timed
+        if not inside and calls.current() is None:
+            inside = driver.csot.timeout_in_force() is not None and not driver.csot.runs_already()
+        if inside:
+            raise InvalidOperation(
+                "inside of with_transaction an operation with its session has what remains of the "
+                "transaction's timeout, and none of its own: put the override() or "
+                "pymongo.timeout() around with_transaction"
+            )
+
+
+def enter_transaction(session: object, deadline: TransactionDeadline) -> None:
+    """The session is in the callback from now on."""
+    setattr(session, _TRANSACTION, deadline)
+
+
+def leave_transaction(session: object) -> None:
+    with suppress(AttributeError):
+        delattr(session, _TRANSACTION)
+
+
+def transaction_of(session: object) -> TransactionDeadline | None:
+    """The deadline of the with_transaction in whose callback a session is."""
+    return getattr(session, _TRANSACTION, None)

@@ -23,7 +23,7 @@ from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.driver.csot import Timeout
-from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import (
+from pymongo_resilience_instrumentation.timeouts.precedence import (
     TransactionDeadline,
     enter_transaction,
 )

@@ -20,9 +20,13 @@ from pymongo_resilience_instrumentation.interception.interceptor import Entered,
 from pymongo_resilience_instrumentation.interception.methods import Method
 from pymongo_resilience_instrumentation.operations.write_operations import ABORT, COMMIT
 from pymongo_resilience_instrumentation.telemetry import transaction_spans
-from pymongo_resilience_instrumentation.timeouts import transaction_timeouts
+from pymongo_resilience_instrumentation.timeouts.precedence import (
+    TransactionDeadline,
+    enter_transaction,
+    leave_transaction,
+    transaction_of,
+)
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
-from pymongo_resilience_instrumentation.timeouts.transaction_timeouts import TransactionDeadline
 
 from . import call_sessions
 
@@ -89,7 +93,7 @@ class EndTransaction(CallInterceptor):
         call = Call(session.client, self._operation, NOWHERE)
         call.unknown_concern = True
         call.bound = call_sessions.default_of(session)
-        call.transaction = transaction_timeouts.transaction_of(session)
+        call.transaction = transaction_of(session)
         call.ends = transaction_spans.span_of(session)
         runtime.enter(call, whole_timeout=self._whole_timeout)
         runtime.start_span(call, call.ends)
@@ -125,15 +129,15 @@ class _Transaction(Interceptor):
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered:
         self._runs += 1
         self._raised = None
-        transaction_timeouts.enter_transaction(given[0], self._of_session)
+        enter_transaction(given[0], self._of_session)
         return Entered(given[0], self._outside.resume())
 
     def succeeded(self, entered: Entered, result: Any) -> Any:
-        transaction_timeouts.leave_transaction(entered.instance)
+        leave_transaction(entered.instance)
         return result
 
     def failed(self, entered: Entered, error: BaseException, *_: Any) -> BaseException:
-        transaction_timeouts.leave_transaction(entered.instance)
+        leave_transaction(entered.instance)
         self._raised = error
         return error
 
@@ -189,7 +193,7 @@ class WithTransaction(Interceptor):
     ) -> BaseException:
         if transaction is None:
             return error
-        transaction_timeouts.leave_transaction(transaction.session)
+        leave_transaction(transaction.session)
         if isinstance(error, PyMongoError) and self._runtime.owns_retries:
             with shielded("while preparing the error of a transaction"):
                 return transaction.ended_by_time(error) or error

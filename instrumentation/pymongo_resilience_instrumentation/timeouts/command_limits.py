@@ -1,0 +1,197 @@
+"""A command's limits of time: ``maxTimeMS``, ``attempt_timeout_ms``, and the older options that a
+deadline sets aside.
+
+Source: Client Side Operations Timeout, "Command Execution", "timeoutMS overrides deprecated timeout
+options" and "Deprecations".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ExecutionTimeout
+
+from pymongo_resilience import internal_errors
+from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience.rules.failure import RetryReason, Stage
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.clients.by_client import keep
+from pymongo_resilience_instrumentation.driver.commands import LIMIT
+from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
+from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped, is_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pymongo_resilience.enabled_flag import EnabledFlag
+    from pymongo_resilience.rules.failure import Failure
+    from pymongo_resilience.rules.retried_operation import Operation
+    from pymongo_resilience.rules.retry_rules import RetryRules
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped as Row
+    from pymongo_resilience_instrumentation.interception.methods import Function
+
+
+def wrapped(enabled_flag: EnabledFlag) -> Iterator[Row]:
+    for owner in driver.commands.connections_with(driver.commands.LIMITED):
+        yield owner, driver.commands.LIMITED, limit(enabled_flag)
+    for module, name in driver.commands.receivers():
+        around = _async_reply if is_async(vars(module)[name]) else _reply
+        yield module, name, Method(partial(around, enabled_flag))
+
+
+def limit(enabled_flag: EnabledFlag) -> Wrapped:
+    """Less than a millisecond is refused; a timeout of 0 sets the older limits aside.
+
+    A cursor's first command has none by iteration; an attempt may have a shorter one.
+    """
+    timeout_in_force, found = driver.csot.TIMEOUT.get, calls.found
+
+    def wrapper(original: Function, connection: Any, given: Any, kwargs: Any) -> Any:
+        timeout, call = timeout_in_force(), found()
+        attempt = None if call is None else call.attempt_timeout
+        if (timeout is None and attempt is None) or not enabled_flag.on:
+            return original(*given, **kwargs)
+        # None for a getMore, which gets no limit: it may wait for news.
+        command = kwargs["cmd"] if "cmd" in kwargs else given[-1]
+        own = None if command is None else command.get(LIMIT)
+        result = original(*given, **kwargs)
+        try:
+            # Most commands are of no cursor, and have time.
+            plain = timeout and command and command.get(LIMIT) and call and call.cursor is None
+            if timeout is not None and not plain:
+                _adjust(connection, command, own, timeout, call)
+            if call is not None and attempt is not None:
+                call.reply_within = None if command is None else attempt
+                if call.reply_within is not None:
+                    driver.commands.limit_attempt(connection, command, call.reply_within)
+        except ExecutionTimeout:
+            raise
+        except internal_errors.faults:
+            logger.exception("internal error in pymongo-resilience while limiting a command")
+        return result
+
+    return Wrapped(wrapper)
+
+
+def _adjust(
+    connection: Any, command: Any, own: int | None, timeout: float, call: Call | None
+) -> None:
+    # What is in a document for command() is the application's affair.
+    document = call is not None and call.operation == "runCommand"
+    if not timeout:
+        if not document:
+            driver.commands.lift_limits(connection, command)
+    elif command is None:
+        return
+    elif call is not None and call.cursor is not None and call.cursor.omits_max_time:
+        driver.commands.leave_limit_out(command, own if document else None)
+    elif command.get(LIMIT) == 0:
+        driver.commands.refuse_without_end(driver.csot.remaining() or 0.0)
+
+
+def _reply(flag: EnabledFlag, original: Function) -> Function:
+    """Around where a reply is awaited: no longer than ``attempt_timeout_ms``."""
+    found = calls.found
+
+    def receive(*given: Any, **kwargs: Any) -> Any:
+        call = found()
+        if call is None or call.reply_within is None or not flag.on:
+            return original(*given, **kwargs)
+        seconds, call.reply_within = call.reply_within, None
+        try:
+            with driver.csot.within(seconds):
+                return original(*given, **kwargs)
+        except TimeoutError as error:
+            raise _too_late(error, seconds) from error.__cause__
+
+    return receive
+
+
+def _async_reply(flag: EnabledFlag, original: Function) -> Function:
+    found = calls.found
+
+    async def receive(*given: Any, **kwargs: Any) -> Any:
+        call = found()
+        if call is None or call.reply_within is None or not flag.on:
+            return await original(*given, **kwargs)
+        seconds, call.reply_within = call.reply_within, None
+        try:
+            with driver.csot.within(seconds):
+                return await original(*given, **kwargs)
+        except TimeoutError as error:
+            raise _too_late(error, seconds) from error.__cause__
+
+    return receive
+
+
+def _too_late(error: TimeoutError, seconds: float) -> TimeoutError:
+    """Once the operation's own deadline is over, it is that one's."""
+    left = driver.csot.remaining()
+    return error if left is not None and left <= 0 else AttemptTimeoutError(seconds)
+
+
+def as_attempt_timeout(failure: Failure, operation: Operation) -> Failure:
+    """A limit that the server has kept is the attempt's where the operation has time left. For want
+    of that the driver sends nothing: which says nothing of the server."""
+    deadline = operation.deadline
+    if failure.stage is Stage.NOT_SENT or (deadline is not None and not deadline.allows(0)):
+        return failure
+    return replace(failure, reason=RetryReason.ATTEMPT_TIMEOUT, timed_out=False)
+
+
+def lift_attempt_timeout(call: Call, rules: RetryRules, operation: Operation) -> None:
+    """Before an attempt that follows one without an answer: with the client's budget spent it has
+    all the time that is left, since each that is given up costs a connection, and its server work.
+    """
+    if rules.holds_back(operation):
+        call.attempt_timeout = call.reply_within = None
+
+
+class DeprecatedOptions:
+    """The older options already warned of: logged once for each client and option.
+
+    By the identity of clients, for those of the same servers are equal; keeps none alive.
+    Thread-safe, but two threads may both log the first warning.
+    """
+
+    def __init__(self, timeout_ms: int | None) -> None:
+        """``timeout_ms``: what every operation has, unless its client says otherwise."""
+        self._default = timeout_ms
+        self._warned: dict[int, set[str]] = {}
+
+    def register(self, client: Any) -> None:
+        """The options of a client, where all it does has a timeout."""
+        with shielded("before the calls of a client"):
+            options = client.options
+            if options.timeout is None and self._default is None:
+                return
+            pool, concern = options.pool_options, options.write_concern.document
+            self.warn(
+                client,
+                socketTimeoutMS=pool.socket_timeout,
+                waitQueueTimeoutMS=pool.wait_queue_timeout,
+                wtimeout=concern.get("wtimeout"),
+            )
+
+    def of_method(self, call: Call, keywords: Mapping[str, Any]) -> None:
+        """What a method is called with under a timeout; a ``command()`` is the application's."""
+        with shielded(f"before {call.operation}"):
+            if call.operation != "runCommand":
+                own = keywords.get("max_time_ms", keywords.get("maxTimeMS"))
+                self.warn(call.client, maxTimeMS=own)
+
+    def warn(self, client: object, **options: Any) -> None:
+        """Options that are ignored; None is one that was not given."""
+        for option, value in options.items():
+            warned = None if value is None else keep(self._warned, client, set())
+            if warned is not None and option not in warned:
+                warned.add(option)
+                logger.warning(
+                    "%s is ignored where an operation has a timeout (timeout_ms, timeoutMS or "
+                    "pymongo.timeout): give a shorter one there; further cases of this client are "
+                    "not logged",
+                    option,
+                )

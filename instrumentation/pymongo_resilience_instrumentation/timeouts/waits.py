@@ -1,0 +1,353 @@
+"""Waits for a server, a connection and a socket: cut to the time that is left, and measured.
+
+Without a deadline none is cut: the driver's own timeouts hold. Under one (pymongo 4.17 to 4.20) its
+selection has all the time that is left and looks at the clock every half second, a checkout has
+all of it again, and connecting ignores connectTimeoutMS.
+
+A selection that finds its server at once, and a checkout that finds a connection, are not measured:
+that would cost every operation as much as all the rest of its metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import weakref
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import NetworkTimeout, ServerSelectionTimeoutError, WaitQueueTimeoutError
+
+from pymongo_resilience import internal_errors
+from pymongo_resilience.internal_errors import logger, shielded
+from pymongo_resilience_instrumentation import calls, driver
+from pymongo_resilience_instrumentation.addresses import address_text
+from pymongo_resilience_instrumentation.calls import NEVER
+from pymongo_resilience_instrumentation.failures.reasons import AttemptTimeoutError
+from pymongo_resilience_instrumentation.interception.interceptor import Entered, Interceptor
+from pymongo_resilience_instrumentation.interception.methods import Method, Wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator, MutableMapping
+    from contextlib import AbstractContextManager
+
+    from pymongo_resilience.enabled_flag import EnabledFlag
+    from pymongo_resilience_instrumentation.calls import Call
+    from pymongo_resilience_instrumentation.interception.interceptor import Wrapped as Row
+    from pymongo_resilience_instrumentation.interception.methods import Function
+
+    Waiting = MutableMapping["Wait", weakref.ref[Any]]
+    """Who waits for a connection, and the driver's place to wait in, or the pool that makes one."""
+
+TIMED_OUT = "timed_out"
+INTERRUPTED = "interrupted"
+FAILED = "failed"
+GRACE = 0.005
+"""Seconds. Where the driver ends its connecting by itself, it closes the socket, too."""
+RESOLUTION = 0.001
+"""Seconds. The driver looks at its own clock after a wait, and it began a moment after ours."""
+CONNECTING = 1.0
+"""Seconds that ``attempt_timeout_ms`` leaves at least for making a connection: TCP, TLS, hello and
+authentication are several round trips."""
+
+
+def wrapped(enabled_flag: EnabledFlag, waiting: Waiting | None) -> Iterator[Row]:
+    """``waiting``: where waits for a connection are noted; None measures no wait."""
+    for half, connecting in (
+        (driver.waits.SYNC_HALF, Connect()),
+        (driver.waits.ASYNC_HALF, ConnectAsync()),
+    ):
+        pool = half.module("pool")
+        yield half.module("topology"), half.wait, ConditionWait(For.SERVER, waiting)
+        yield pool, half.wait, ConditionWait(For.CONNECTION, waiting)
+        yield pool, half.connect, connecting
+        yield pool.Pool, driver.waits.HANDSHAKE, Handshake(For.CONNECTION, waiting)
+    for owner in driver.waits.selection_timeout_owners():
+        yield owner, driver.waits.SELECTION_TIMEOUT, selection_timeout(enabled_flag)
+    if sys.version_info < (3, 12):
+        pool = driver.waits.ASYNC_HALF.module("pool")
+        yield pool, driver.waits.ASYNC_SEND, _kept_while_sending(enabled_flag)
+        yield driver.waits.lock_module(), "wait_for", _kept_while_waiting(enabled_flag)
+
+
+def time_to_wait() -> float | None:
+    """Seconds that selection, checkout and connecting still have; None where nothing limits them.
+
+    Under a timeout of 0 the selection's own limit is all there is.
+    """
+    if driver.csot.TIMEOUT.get() is None:
+        return None
+    left, call = driver.csot.remaining(), calls.current()
+    if call is None:
+        return left
+    own = call.waits_until - driver.csot.now()
+    if left is None:
+        return None if own == NEVER else own
+    return min(left, own)
+
+
+def within_wait(seconds: float) -> AbstractContextManager[None]:
+    """What is in it ends within so many seconds, also where a timeout of 0 is in force."""
+    if driver.csot.TIMEOUT.get():
+        return driver.csot.within(seconds)
+    return driver.csot.Timeout.from_now(max(seconds, RESOLUTION)).resume()
+
+
+def selection_timeout(enabled_flag: EnabledFlag) -> Wrapped:
+    """``min(serverSelectionTimeoutMS, remaining)``, of which checkout and connecting have what the
+    selection leaves."""
+    timeout_in_force, found, own_timeout = (
+        driver.csot.TIMEOUT.get,
+        calls.found,
+        driver.waits.own_selection_timeout,
+    )
+
+    def wrapper(original: Function, topology: Any, args: Any, kwargs: Any) -> Any:
+        timeout = original(*args, **kwargs)
+        if timeout_in_force() is None or not enabled_flag.on:
+            return timeout
+        try:
+            own, call = own_timeout(topology), found()
+            if call is not None and not call.ended:
+                # With 0 the servers are looked at once. A connection takes some time.
+                call.waits_until = driver.csot.now() + (own or NEVER)
+            return min(timeout, own)
+        except internal_errors.faults:
+            logger.exception("internal error in pymongo-resilience before a selection")
+            return timeout
+
+    return Wrapped(wrapper)
+
+
+class For(Enum):
+    """What is waited for. The value is the outcome of a wait that succeeded."""
+
+    SERVER = "selected"
+    CONNECTION = "checked_out"
+
+
+class Wait:
+    """One that had to be, once or again and again until a server or a connection was there."""
+
+    __slots__ = ("connecting", "ended_ns", "outcome", "seconds", "what")
+
+    def __init__(self, what: For) -> None:
+        self.what = what
+        self.seconds = 0.0
+        self.connecting: float | None = None
+        """How many of the seconds the operation made a connection itself; None if it did not."""
+        self.ended_ns = 0
+        """Since the epoch."""
+        self.outcome: str | None = None
+        """None while it is not over."""
+
+    def add(self, seconds: float, *, connecting: bool = False) -> None:
+        if connecting:
+            self.connecting = (self.connecting or 0.0) + seconds
+        self.seconds += seconds
+        self.ended_ns = time.time_ns()
+
+    def end(self, error: BaseException | None) -> None:
+        if isinstance(error, (ServerSelectionTimeoutError, WaitQueueTimeoutError)):
+            self.outcome = TIMED_OUT
+        elif error is None:
+            self.outcome = self.what.value
+        elif isinstance(error, Exception):
+            # A selection fails in no other way; what comes after it may.
+            self.outcome = FAILED if self.what is For.CONNECTION else self.what.value
+        else:
+            self.outcome = INTERRUPTED
+
+
+def over(call: Call, error: BaseException | None) -> None:
+    """Its attempt is over, so its waits are; ``error`` is None for one that came to send
+    something."""
+    with shielded("after a wait"):
+        if call.waits and call.waits[-1].outcome is None:
+            call.waits[-1].end(error)
+
+
+def _in_progress(call: Call, what: For) -> Wait:
+    last = call.waits[-1] if call.waits else None
+    if last is not None and last.outcome is None:
+        if last.what is what:
+            return last  # type: ignore[no-any-return]  # what this module put there
+        last.end(None)  # one follows the other
+    wait = Wait(what)
+    if call.waits is None:
+        call.waits = []
+    call.waits.append(wait)
+    return wait
+
+
+class _Waited(Entered):
+    __slots__ = ("began", "ends", "seconds", "wait")
+
+    def __init__(self, place: object, seconds: float | None, wait: Wait | None) -> None:
+        super().__init__(place)
+        self.seconds = seconds
+        """That the driver, or an attempt, is given; None is without end."""
+        self.ends = 0.0
+        """Their end, on the driver's clock, where it matters."""
+        self.wait = wait
+        """None for one that is not measured."""
+        self.began = 0.0 if wait is None else time.perf_counter()
+
+
+class _MeasuredWait(Interceptor):
+    def __init__(self, what: For, waiting: Waiting | None) -> None:
+        self._what = what
+        self._waiting = waiting
+
+    def _begin(self, place: object) -> Wait | None:
+        call = calls.current()
+        if call is None or self._waiting is None:
+            return None
+        with shielded("before a wait"):
+            wait = _in_progress(call, self._what)
+            if self._what is For.CONNECTION:
+                self._waiting[wait] = weakref.ref(place)
+            return wait
+        return None
+
+    def succeeded(self, waited: _Waited, result: object) -> Any:
+        self._end(waited)
+        return result
+
+    def failed(self, waited: _Waited | None, error: BaseException, *_: Any) -> BaseException:
+        if waited is not None:
+            self._end(waited)
+        return error
+
+    def _end(self, waited: _Waited) -> None:
+        if waited.wait is not None and self._waiting is not None:
+            with shielded("after a wait"):
+                self._waiting.pop(waited.wait, None)
+                seconds = time.perf_counter() - waited.began
+                waited.wait.add(seconds, connecting=isinstance(self, Handshake))
+
+
+class ConditionWait(_MeasuredWait):
+    """A wait for a server, or for a place in the pool: as long as the driver asks for, or what is
+    left. The sync wait runs under the topology's or the pool's lock."""
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited:
+        condition = given[0] if given else kwargs["condition"]
+        timeout = given[1] if len(given) > 1 else kwargs["timeout"]
+        left = time_to_wait()
+        if left is not None:
+            left = max(left, RESOLUTION)
+            # Under a timeout of 0 the driver gives the older waitQueueTimeoutMS, which any timeout
+            # sets aside.
+            aside = self._what is For.CONNECTION and not driver.csot.TIMEOUT.get()
+            timeout = left if timeout is None or aside else min(timeout, left)
+        return _Waited(condition, timeout, self._begin(condition))
+
+    def send(self, waited: _Waited, original: Function, *_given: Any, **_kwargs: Any) -> Any:
+        return original(waited.instance, waited.seconds)
+
+
+class Handshake(_MeasuredWait):
+    """A connection until it is ready, hello and authentication included: what selecting a server
+    has left of ``min(serverSelectionTimeoutMS, remaining)``, and what an attempt has. On a server
+    that accepts connections and never answers it would else have all the time there is."""
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited | None:
+        if calls.reporting():
+            return None
+        call, left, wait = calls.current(), time_to_wait(), None
+        attempt: float | None = None
+        if call is not None and driver.waits.connects_for_an_operation(given[1:], kwargs):
+            wait = self._begin(given[0])
+            if call.attempt_timeout is not None:
+                attempt = max(call.attempt_timeout, CONNECTING)
+        waited = _Waited(given[0], attempt, wait)
+        limits = [each for each in (left, attempt) if each is not None]
+        if limits:
+            waited.ends = driver.csot.now() + (attempt or 0.0)
+            waited.deadline = within_wait(min(limits))
+        return waited
+
+    def failed(self, waited: _Waited | None, error: BaseException, *rest: Any) -> BaseException:
+        if waited is not None and waited.seconds is not None and isinstance(error, NetworkTimeout):
+            left = driver.csot.remaining()
+            if driver.csot.now() >= waited.ends and (left is None or left > 0):
+                error.__cause__ = AttemptTimeoutError(waited.seconds)
+                # The driver's text names a timeoutMS that was not set.
+                error.args = (f"{address_text(waited.instance.address)}: {error.__cause__}",)
+        return super().failed(waited, error, *rest)
+
+
+class Connect(Interceptor):
+    """``min(connectTimeoutMS, remaining)`` until the socket is there."""
+
+    def enter(self, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waited:
+        seconds = time_to_wait()
+        if seconds is not None:
+            own = driver.waits.own_connect_timeout(given, kwargs)
+            seconds = seconds if own is None else min(seconds, own)
+        connecting = _Waited(None, seconds, None)
+        if seconds is not None:
+            connecting.deadline = within_wait(seconds)
+        return connecting
+
+
+class ConnectAsync(Connect):
+    """The TLS handshake, which pymongo leaves to asyncio and its 60 s, and the resolver's thread
+    end in time as well; a cancellation that arrives with the socket is kept."""
+
+    async def send(
+        self, connecting: _Waited, original: Function, *given: Any, **kwargs: Any
+    ) -> Any:
+        task, seconds = asyncio.current_task(), connecting.seconds
+        before = 0 if task is None else task.cancelling()
+        try:
+            async with asyncio.timeout(None if seconds is None else seconds + GRACE):
+                interface = await original(*given, **kwargs)
+        except TimeoutError as error:
+            # asyncio's own has no text, and the driver's message would be without a reason.
+            raise TimeoutError("timed out") from error
+        if task is not None and task.cancelling() > before:
+            await interface.close()
+            raise asyncio.CancelledError
+        return interface
+
+
+def _kept_while_sending(enabled_flag: EnabledFlag) -> Method:
+    """Before CPython 3.12 ``asyncio.wait_for`` drops a cancellation that arrives together with the
+    result. pymongo sends and waits by it; under a deadline, every command."""
+
+    def send(original: Function) -> Function:
+        async def async_sendall(conn: Any, buf: bytes) -> None:
+            if not enabled_flag.on:
+                await original(conn, buf)
+                return
+            try:
+                await wait_for(conn.write(buf), conn.gettimeout)
+            except TimeoutError as error:
+                # asyncio's own has no text.
+                raise TimeoutError("timed out") from error
+
+        return async_sendall
+
+    return Method(send)
+
+
+def _kept_while_waiting(enabled_flag: EnabledFlag) -> Method:
+    def wait(original: Function) -> Function:
+        def waiting(fut: Any, timeout: float | None) -> Any:
+            return (wait_for if enabled_flag.on else original)(fut, timeout)
+
+        return waiting
+
+    return Method(wait)
+
+
+async def wait_for(awaitable: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
+    """``asyncio.wait_for`` as it is from 3.12 on, and without a task for each call."""
+    if seconds is not None and seconds <= 0:
+        awaitable.close()
+        raise TimeoutError
+    async with asyncio.timeout(seconds):
+        return await awaitable
