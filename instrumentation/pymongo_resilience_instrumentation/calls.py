@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         def measure(self) -> None: ...
 
     class RepetitionState(Protocol):
-        """transactions/repetition.py"""
+        """A Repetition (transactions/repeated_transactions.py)"""
 
         part: Failure | None
 

@@ -40,7 +40,7 @@ from pymongo_resilience_instrumentation.retries import deprioritized, loop_subcl
 from pymongo_resilience_instrumentation.selection import fast_fail
 from pymongo_resilience_instrumentation.self_check import State
 from pymongo_resilience_instrumentation.telemetry import command_spans, transaction_spans
-from pymongo_resilience_instrumentation.timeouts import command_limits, waits
+from pymongo_resilience_instrumentation.timeouts import bounded_waits, command_limits
 from pymongo_resilience_instrumentation.transactions import session_methods
 
 from . import cleanup, driver
@@ -206,7 +206,7 @@ def _of_selection(_: Runtime) -> Iterator[Wrapped]:
 
 def _of_waits(runtime: Runtime) -> Iterator[Wrapped]:
     waiting = runtime.clients.waiting if runtime.shows_calls else None
-    return waits.wrapped(runtime.enabled_flag, waiting)
+    return bounded_waits.wrapped(runtime.enabled_flag, waiting)
 
 
 def _of_time_limits(runtime: Runtime) -> Iterator[Wrapped]:
@@ -229,8 +229,9 @@ def _of_sessions(runtime: Runtime) -> Iterator[Wrapped]:
 
 def _of_ended_sessions(runtime: Runtime) -> Iterator[Wrapped]:
     if runtime.transaction_spans is not None:
-        for owner, _ in driver.sessions.session_classes():
-            yield owner, driver.sessions.END_SESSION, transaction_spans.EndSession()
+        for owner, asynchronous in driver.sessions.session_classes():
+            for name in ("end_session", "__aexit__" if asynchronous else "__exit__"):
+                yield owner, name, transaction_spans.EndSession()
 
 
 def _of_the_loops(runtime: Runtime) -> Iterator[Wrapped]:

@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation.deferred import defer, pending, run_defe
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.telemetry import decisions
 from pymongo_resilience_instrumentation.telemetry.transaction_spans import parent_of
-from pymongo_resilience_instrumentation.timeouts import timeout_errors, waits
+from pymongo_resilience_instrumentation.timeouts import bounded_waits, timeout_errors
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
 
 from . import calls, driver
@@ -231,7 +231,7 @@ class Runtime:
     def _see_waits(self, call: Call, error: BaseException | None) -> None:
         """Of a call that had to wait, or of a commit that had to."""
         with shielded(f"while recording the waits of {call.operation}"):
-            waits.over(call, error)
+            bounded_waits.over(call, error)
             for each in call.waits or ():
                 # A Ctrl-C may have come before the wait itself could remove it.
                 self.clients.waiting.pop(each, None)

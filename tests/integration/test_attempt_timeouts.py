@@ -9,7 +9,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.errors import NetworkTimeout
-from pymongo_resilience_instrumentation.timeouts import waits
+from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.clients import SentCommands, Side, fail_command, wait_until
 from support.telemetry import Instrument
 
@@ -25,7 +25,7 @@ ATTEMPT_MS = 300
 
 @pytest.fixture(autouse=True)
 def quick_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "CONNECTING", ATTEMPT_MS / 3000)
+    monkeypatch.setattr(bounded_waits, "CONNECTING", ATTEMPT_MS / 3000)
 
 
 def reasons(telemetry: Any) -> list[str]:

@@ -13,7 +13,7 @@ from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.cursors import batches, cursor_creation
 from pymongo_resilience_instrumentation.features.gridfs import stream_deadlines
 from pymongo_resilience_instrumentation.timeouts import command_limits
-from pymongo_resilience_instrumentation.transactions import call_sessions, session_methods
+from pymongo_resilience_instrumentation.transactions import session_methods
 from support.clients import Side
 from support.telemetry import Instrument
 from support.transactions import LONG, LOW, DriversTime, drivers_time, run, session_of
@@ -89,8 +89,8 @@ FAULTS: dict[str, tuple[Any, str, Use]] = {
     "a limit that is left out": (driver.commands, "leave_limit_out", _list),
     "no limit": (driver.commands, "lift_limits", _without_end),
     "a stream's next": (driver.cursors, "timeout_of_each_next", _watch),
-    "a session is started": (call_sessions, "set_default", _transaction),
-    "a transaction is begun": (call_sessions, "default_of", _transaction),
+    "a session is started": (session_methods, "set_default", _transaction),
+    "a transaction is begun": (session_methods, "default_of", _transaction),
     "a transaction is ended": (driver.csot.Timeout, "from_now", _transaction),
     "a file": (stream_deadlines._Method, "_begin", _file),
     "a file is opened": (stream_deadlines, "_keep", _file),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo_resilience_instrumentation.timeouts import waits
+from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.busy_pools import the_only_connection_taken
 from support.clients import POLLING, Side, wait_until
 from support.telemetry import Instrument, Telemetry
@@ -38,7 +38,7 @@ def test_an_interruption_before_the_wait_has_begun_leaves_nobody_waiting(
 
     with the_only_connection_taken(side, client, proxy):
         stand_in = SimpleNamespace(perf_counter=interrupt, time_ns=time.time_ns)
-        monkeypatch.setattr(waits, "time", stand_in)
+        monkeypatch.setattr(bounded_waits, "time", stand_in)
         with pytest.raises(KeyboardInterrupt):
             client[database].coll.find_one()
         assert (seen, pending(telemetry)) == ([[1]], [0])

@@ -22,7 +22,7 @@ import pytest
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import assembly, driver
 from pymongo_resilience_instrumentation.clients import by_client
-from pymongo_resilience_instrumentation.timeouts import waits
+from pymongo_resilience_instrumentation.timeouts import bounded_waits
 from support.clients import Side
 from support.engine.failing_work import START
 from support.engine.retry_strategies import quarter
@@ -150,7 +150,7 @@ def turn_time_by_hand(
     """
     patch.setattr(assembly, "ClientClock", lambda _: clock)
     patch.setattr(assembly, "RetryRules", functools.partial(RetryRules, random=quarter))
-    really_left, really_to_wait = driver.csot.remaining, waits.time_to_wait
+    really_left, really_to_wait = driver.csot.remaining, bounded_waits.time_to_wait
     waiting = Waiting()
 
     def to_wait() -> float | None:
@@ -169,7 +169,7 @@ def turn_time_by_hand(
         return START + row.timeout - clock.now()
 
     patch.setattr(driver.csot, "remaining", left)
-    patch.setattr(waits, "time_to_wait", to_wait)
+    patch.setattr(bounded_waits, "time_to_wait", to_wait)
     patch.setattr(driver.retry_loop, "server_selection_timeout", lambda loop: row.window)
     patch.setattr(driver.csot, "min_rtt", lambda: faults.min_rtt)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
-from pymongo_resilience_instrumentation.timeouts.waits import Wait
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import Wait
 from pymongo_resilience_instrumentation.tools.testbed import Overload, Refuse
 from support.clients import SentCommands, Side, wait_until
 from support.interruption import interrupt

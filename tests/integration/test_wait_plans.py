@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pymongo import _csot
 from pymongo.errors import PyMongoError
 from pymongo_resilience_instrumentation import assembly, calls, driver
-from pymongo_resilience_instrumentation.timeouts.waits import RESOLUTION
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import RESOLUTION
 from support.clients import Side
 from support.examples import scaled
 from support.telemetry import Instrument

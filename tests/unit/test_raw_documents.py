@@ -9,7 +9,7 @@ import bson
 import pytest
 from bson import Binary, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 from bson.raw_bson import RawBSONDocument
-from pymongo_resilience_instrumentation.driver.raw_documents import raw_documents, without_id
+from pymongo_resilience_instrumentation.driver.finds import raw_documents, without_id
 
 VALUES: dict[str, Any] = {
     "double": 1.5,

@@ -20,7 +20,7 @@ from pymongo_resilience_instrumentation.operations.write_operations import WRITE
 from pymongo_resilience_instrumentation.timeouts import cursor_timeouts
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import ATTRIBUTE, keep, kept_by
 from pymongo_resilience_instrumentation.timeouts.precedence import transaction_of
-from pymongo_resilience_instrumentation.transactions import call_sessions
+from pymongo_resilience_instrumentation.transactions import session_methods
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.runtime import Runtime
@@ -146,7 +146,7 @@ def to_list(runtime: Runtime, asynchronous: bool) -> Within:
     def begin(cursor: Any) -> AbstractContextManager[None]:
         if cursor.cursor_id == 0 or driver.csot.timeout_in_force() is not None:
             return NO_DEADLINE
-        transaction = transaction_of(call_sessions.or_bound(cursor.session, asynchronous))
+        transaction = transaction_of(session_methods.or_bound(cursor.session, asynchronous))
         if transaction is not None:
             # All that holds there; what the driver would put around is a client's timeoutMS.
             return transaction.timeout.resume()

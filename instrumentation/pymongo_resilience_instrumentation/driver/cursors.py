@@ -98,7 +98,7 @@ def may_be_sent_twice(operation: Any, cursor: Any) -> bool:
     session = operation.session
     return not (
         operation.exhaust
-        or cursor._explain
+        or "$explain" in operation.spec
         or is_tailable(cursor)
         or (session is not None and not session._implicit)
     )

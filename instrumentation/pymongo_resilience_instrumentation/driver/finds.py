@@ -1,10 +1,11 @@
 """The driver's find, ``_Query``: what it says, saying something else, and sending one in place of a
-getMore; and the batches that come back."""
+getMore; and the batches that come back, raw ones as their bytes."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import struct
 import weakref
 from collections import deque
 from functools import partial
@@ -17,10 +18,8 @@ from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience_instrumentation.addresses import address_text
 
-from .raw_documents import raw_documents, without_id
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pymongo_resilience_instrumentation.addresses import Address
 
@@ -38,6 +37,15 @@ EXACT: CodecOptions[RawBSONDocument] = CodecOptions(
     document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
 """What is decoded with it can be sent back as it was."""
+_LENGTH = struct.Struct("<i")
+_ID = b"_id"
+_FIXED = {
+    0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16,
+    0x7F: 0, 0xFF: 0,
+}  # fmt: skip
+"""Bytes of a value, by its type (BSON 1.1)."""
+_MORE = {0x02: 4, 0x03: 0, 0x04: 0, 0x05: 5, 0x0C: 16, 0x0D: 4, 0x0E: 4, 0x0F: 0}
+"""Bytes of a value beside those that its first four count."""
 
 
 class ReadAfter(ReadConcern):
@@ -231,3 +239,46 @@ def hide_ids(cursor: Any) -> None:
         take_off(cursor)
 
     setattr(cursor, SEND, sent_async if inspect.iscoroutinefunction(original) else sent)
+
+
+def raw_documents(stream: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(stream):
+        end = at + _LENGTH.unpack_from(stream, at)[0]
+        yield stream[at:end]
+        at = end
+
+
+def without_id(document: Any, options: Any) -> Any:
+    """A document, or a stream of raw ones, without ``_id``; changed in place where it can be.
+
+    ``options``: the codec options of its collection.
+    """
+    if isinstance(document, bytes):
+        return b"".join(map(_cut, raw_documents(document)))
+    if isinstance(document, RawBSONDocument):
+        return type(document)(_cut(bytes(document.raw)), options)
+    document.pop("_id", None)
+    return document
+
+
+def _cut(document: bytes) -> bytes:
+    at = _LENGTH.size
+    while document[at]:
+        named = document.index(0, at)
+        end = _end(document, document[at], named + 1)
+        if document[at + 1 : named] == _ID:
+            length = _LENGTH.pack(len(document) - (end - at))
+            return length + document[_LENGTH.size : at] + document[end:]
+        at = end
+    return document
+
+
+def _end(document: bytes, kind: int, at: int) -> int:
+    """Where the value at ``at`` ends."""
+    if kind in _FIXED:
+        return at + _FIXED[kind]
+    if kind in _MORE:
+        return at + int(_LENGTH.unpack_from(document, at)[0]) + _MORE[kind]
+    # A regular expression: two texts, each ended by a zero.
+    return document.index(0, document.index(0, at) + 1) + 1

@@ -14,7 +14,7 @@ from .finds import ADDRESS, DOCUMENTS, OF_A_QUERY, SEND
 from .monitors import CHANGE, CONNECTORS, OF_A_MONITOR, OF_A_TOPOLOGY, OF_AN_EXECUTOR
 from .retry_loop import EXECUTE_BATCH, LOOKING_UP, LOOP
 from .selection import PREFERENCES, SELECT, STALENESS
-from .sessions import END_SESSION, STATE, WITHIN_TIME_LIMIT
+from .sessions import STATE, WITHIN_TIME_LIMIT
 from .waits import ASYNC_HALF, HANDSHAKE, SELECTION_TIMEOUT, SYNC_HALF
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
             session,
             (
                 "_implicit", "_server_session", "_start_retryable_write", "_transaction", "_unpin",
-                END_SESSION,
             ),
         ),
         (sessions, (f"{WITHIN_TIME_LIMIT}(start_time, backoff)", "_SESSION")),
@@ -94,7 +93,7 @@ def _of_a_half(half: Half) -> Iterator[tuple[Any, ...]]:
         (
             f"{cursors}:{prefix}Cursor",
             (
-                CLONE, "_explain", "_query_flags", "_max_await_time_ms", "_session", SEND,
+                CLONE, "_query_flags", "_max_await_time_ms", "_session", SEND,
                 DOCUMENTS,
             ),
         ),

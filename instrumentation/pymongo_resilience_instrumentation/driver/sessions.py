@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-END_SESSION = "_end_session"
-"""What ``end_session()`` calls, and the end of a session's block."""
 STATE = "state"
 """Of a session's transaction."""
 DEFAULT_MINUTES = 30

@@ -20,7 +20,7 @@ from pymongo.errors import OperationFailure
 from pymongo_resilience.internal_errors import shielded
 from pymongo_resilience_instrumentation import calls
 from pymongo_resilience_instrumentation.clients.by_client import keep
-from pymongo_resilience_instrumentation.transactions import call_sessions
+from pymongo_resilience_instrumentation.transactions import session_methods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ class _Single(NamedTuple):
             except TypeError:  # the driver's to refuse, as is what is no session
                 return None
             arguments, client = dict(values), call.client
-            session = call_sessions.session_of_call((), arguments, None, self.asynchronous)
+            session = session_methods.session_of_call((), arguments, None, self.asynchronous)
             if (
                 self.runtime.enabled_flag.on
                 and arguments.get("collation") is None

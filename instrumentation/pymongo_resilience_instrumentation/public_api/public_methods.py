@@ -17,7 +17,7 @@ from pymongo_resilience_instrumentation.operations.write_operations import (
     DEFINITIONS,
     WRITES,
 )
-from pymongo_resilience_instrumentation.transactions import call_sessions
+from pymongo_resilience_instrumentation.transactions import session_methods
 
 if TYPE_CHECKING:
     from pymongo_resilience_instrumentation.operations.public_operations import (
@@ -39,7 +39,7 @@ class PublicMethod(CallInterceptor):
         self.found: Any = vars(owner).get(operation.method)
         """The attribute of the class, perhaps another library's wrapper."""
         self.asynchronous = is_async(self.found)
-        self.session_at = call_sessions.position(self.found)
+        self.session_at = session_methods.position(self.found)
         self._after = cursor_creation.after(runtime, operation.gives)
         self.plug_in(runtime.senders.get(operation.method, ()))
 
@@ -53,7 +53,7 @@ class PublicMethod(CallInterceptor):
         call.bound = policy_of(instance)
         if operation.only_reads is not None:
             call.only_reads = operation.only_reads(args, kwargs)
-        session = call_sessions.session_of_call(args, kwargs, self.session_at, self.asynchronous)
+        session = session_methods.session_of_call(args, kwargs, self.session_at, self.asynchronous)
         runtime.begin(call, session)
         if kwargs and call.timeout is not None:
             runtime.deprecated.of_method(call, kwargs)

@@ -39,7 +39,11 @@ from pymongo_resilience_instrumentation.failures import classify
 from pymongo_resilience_instrumentation.failures.causes import terminal_cause
 from pymongo_resilience_instrumentation.failures.error_texts import state_origin
 from pymongo_resilience_instrumentation.operations.write_operations import ABORT
-from pymongo_resilience_instrumentation.timeouts import command_limits, cursor_timeouts, waits
+from pymongo_resilience_instrumentation.timeouts import (
+    bounded_waits,
+    command_limits,
+    cursor_timeouts,
+)
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import elapsed, timed_out
 
 from . import deprioritized, stopped_bulks
@@ -177,7 +181,7 @@ class Attempts(driver.retry_loop.DriverLoop):
             # Its error's frames hold the loop: nothing may keep the two alive together.
             self.last = self.bound_to_txn_number = None
         if call.waits:
-            waits.over(call, None if self.reached_connection else error)
+            bounded_waits.over(call, None if self.reached_connection else error)
         if not call.ended:
             call.selected = driver.retry_loop.server(self)
 
@@ -311,7 +315,7 @@ class Attempts(driver.retry_loop.DriverLoop):
         self.runtime.in_flight.pop(id(self), None)
         self._uncount(unfinished=False, succeeded=False)
         if self.call.waits:
-            waits.over(self.call, None if self.reached_connection else error)
+            bounded_waits.over(self.call, None if self.reached_connection else error)
         progress = driver.retry_loop.bulk_progress(self)
         if self.progress is not None and progress != self.progress:
             operation.next_command()

@@ -17,7 +17,7 @@ from pymongo_resilience.timeline import Run, Wait
 from pymongo_resilience_instrumentation import calls, driver
 from pymongo_resilience_instrumentation.addresses import address_text
 from pymongo_resilience_instrumentation.failures.error_texts import outcome_of
-from pymongo_resilience_instrumentation.timeouts.waits import For
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
 

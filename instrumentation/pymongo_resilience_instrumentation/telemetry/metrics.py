@@ -22,7 +22,7 @@ from pymongo_resilience_instrumentation.failures.error_texts import (
     outcome_of,
     qualified_name,
 )
-from pymongo_resilience_instrumentation.timeouts.waits import For
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
 

@@ -19,7 +19,7 @@ from pymongo_resilience_instrumentation.failures.error_texts import (
     qualified_name,
     safe_message,
 )
-from pymongo_resilience_instrumentation.timeouts.waits import For
+from pymongo_resilience_instrumentation.timeouts.bounded_waits import For
 
 from . import semconv
 from .client_tracing import tracing_of

@@ -186,7 +186,7 @@ class StartTransaction(Interceptor):
 
 
 class EndSession(Interceptor):
-    """The session's ``_end_session``, which its ``end_session()`` and the end of its block call."""
+    """A session's ``end_session()``, and the end of its block."""
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> Entered | None:
         return None if span_of(given[0]) is None else Entered(given[0])

@@ -9,34 +9,223 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo import AsyncMongoClient
 from pymongo.client_session import TransactionOptions  # type: ignore[attr-defined]  # in its __all__
+from pymongo.errors import ClientBulkWriteException, PyMongoError, WriteConcernError
 
+from pymongo_resilience.clock import Deadline, MonotonicClock
+from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import is_closing
 from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.blocks import override
 from pymongo_resilience.policies.policy import NOTHING
-from pymongo_resilience.rules.retry_rules import Repeat
+from pymongo_resilience.rules import retry_rules
+from pymongo_resilience.rules.events import Broadcast, RetryDeclined, RetryScheduled, of_both_events
+from pymongo_resilience.rules.explanations import COMMITTED, why_not_repeated
+from pymongo_resilience.rules.failure import Stage
+from pymongo_resilience.rules.retried_operation import Kind, Operation
+from pymongo_resilience.rules.retry_rules import Repeat, Retry, RetryRules, Rule
+from pymongo_resilience.rules.strategy import NAMED
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
 from pymongo_resilience_instrumentation.deferred import defer
 from pymongo_resilience_instrumentation.driver.csot import Timeout
+from pymongo_resilience_instrumentation.failures import classify
+from pymongo_resilience_instrumentation.failures.error_texts import state_origin
+from pymongo_resilience_instrumentation.telemetry import transaction_spans
 from pymongo_resilience_instrumentation.timeouts.precedence import (
     TransactionDeadline,
     enter_transaction,
 )
-
-from .repetition import Repetition
+from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
+    from pymongo_resilience.clock import Clock
+    from pymongo_resilience.rules.events import Listener
+    from pymongo_resilience.rules.failure import Failure, RetryReason
+    from pymongo_resilience_instrumentation.calls import Call
     from pymongo_resilience_instrumentation.runtime import Runtime
 
 NO_TIMEOUT = Timeout(None, math.inf)
 _restored = driver.sessions.restored_if_interrupted
+UNKNOWN = "whether the transaction was committed is unknown"
+
+
+class _Once:
+    """A strategy that repeats nothing."""
+
+    def retry_after(self, operation: Operation, failure: Failure) -> None: ...
+
+
+ONCE = _Once()
+
+
+class Repetition:
+    """The decisions on one transaction, for one thread or task."""
+
+    def __init__(
+        self,
+        client: Any,
+        options: Mapping[str, Any],
+        runtime: Runtime | None,
+        timeout: Timeout,
+        call: Call | None = None,
+    ) -> None:
+        """``options``: of ``start_transaction``. ``runtime`` is None while the library is off.
+        ``call``: the operation that is a transaction as a whole; None for several operations."""
+        self.client = client
+        self.options = options
+        self.timeout = timeout
+        self._call = call
+        name = "transaction" if call is None else call.operation
+        self._method = "retry_transaction" if call is None else call.method
+        parts = None if runtime is None else runtime.executor
+        self.clock: Clock = MonotonicClock() if parts is None else parts.clock
+        self._rules = RetryRules() if parts is None else parts.retry_rules
+        self._listener: Listener = Broadcast(()) if parts is None else parts.listener
+        self._operation = Operation(
+            name,
+            "admin" if call is None else call.namespace,
+            Kind.TRANSACTION,
+            NAMED["fast_fail"] if runtime is None else runtime.rules.strategy,
+            method=self._method,
+            budget=None if runtime is None else runtime.budgets.of(client),
+            max_retries=None if runtime is None else driver.clients.max_retries(client),
+        )
+        self._window = Deadline.after(self.clock, retry_rules.TRANSACTION_TIME_LIMIT)
+        self._began = driver.csot.now()
+        self._scheduled: RetryScheduled | None = None
+        self._rule = Rule.UNKNOWN_REASON
+        self._why = ""
+        self._failure: Failure | None = None
+        self.part: Failure | None = None
+        """Of its command that failed last, where that left the decision to this."""
+        self.follows = Repeat.TRANSACTION
+        """What is to be done next, or again."""
+        self.delay = 0.0
+        """Seconds before it is."""
+
+    def begun(self, session: Any) -> None:
+        span = transaction_spans.span_of(session)
+        if span is not None and self._scheduled is not None:
+            span.repeats(self._scheduled)
+
+    def around_abort(self) -> AbstractContextManager[object]:
+        """An abort that another attempt follows is sent once: that one's number ends what it could
+        not. The last abort has the whole timeout again: not sent, it leaves the transaction open.
+        """
+        if self.follows is Repeat.TRANSACTION:
+            return override(strategy=ONCE)
+        seconds = self.timeout.seconds
+        if self.follows is not Repeat.NOTHING or not seconds:
+            return nullcontext()
+        return driver.csot.Timeout.from_now(seconds).resume()
+
+    def decide(self, error: BaseException) -> None:
+        """Set what ``follows`` after an error of the body, or of the commit."""
+        committing = self.follows is Repeat.COMMIT
+        self.follows, self._failure = Repeat.NOTHING, None
+        if not isinstance(error, PyMongoError):
+            return
+        part, self.part = self.part, None
+        cause = error.error if isinstance(error, ClientBulkWriteException) else None
+        if not isinstance(cause, PyMongoError):
+            cause = error
+        if part is not None and part.error is not error and part.error is not cause:
+            part = None
+        failure = self._described(error) if part is None else part
+        # A reply with a writeConcernError shows that the commit ran.
+        applied = committing and isinstance(cause, WriteConcernError)
+        what = retry_rules.what_to_repeat(
+            cause.has_error_label, failure.code, committing=committing, applied=applied
+        )
+        operation = self._operation
+        operation.deadline, operation.retry_window = self._limits()
+        verdict = retry_rules.transaction_verdict(self._rules, operation, failure, what)
+        facts = of_both_events(operation, failure)
+        if isinstance(verdict, Retry):
+            self.follows, self.delay = what, verdict.delay
+            self._scheduled = RetryScheduled(
+                *facts, verdict.delay, failure.error_name, verdict.held_back
+            )
+            self._listener.on_event(self._scheduled)
+            return
+        rule, why = verdict.rule, why_not_repeated(verdict.rule, operation, failure)
+        if part is not None or what is not Repeat.NOTHING:
+            self._listener.on_event(RetryDeclined(*facts, rule, why, failure.error_name))
+        if applied:
+            why = COMMITTED
+        elif committing and error.has_error_label(retry_rules.UNKNOWN_COMMIT):
+            why = UNKNOWN
+        self._rule, self._why, self._failure = rule, why, failure
+
+    def _described(self, error: PyMongoError) -> Failure:
+        """Of an error that was raised outside of the driver's loop, or in a call of its own."""
+        server = classify.attribute(error, "server")
+        if self._call is not None:
+            server = driver.retry_loop.address_of(self._call.selected)
+        attempt = classify.Attempt(
+            reached_connection=classify.stage_of(error) is not Stage.NOT_SENT,
+            carried_txn_number=False,
+            server=server,
+            min_rtt=driver.csot.min_rtt(),
+        )
+        return classify.failure_of(error, attempt)
+
+    def _limits(self) -> tuple[Deadline | None, Deadline | None]:
+        timeout = self.timeout
+        if timeout.ends == math.inf:
+            return None, self._window
+        now = self.clock.now()  # read first, as in deadline_on()
+        left = timeout.ends - driver.csot.now()
+        return Deadline(self.clock, now + left, timeout.seconds or 0.0), None
+
+    def final(self, error: BaseException) -> BaseException:
+        """The error to raise, after a decision that nothing follows."""
+        failure, self._failure = self._failure, None
+        if failure is None or not isinstance(error, PyMongoError):
+            return error
+        rule, why = self._rule, self._why
+        deadline, attempts = self._operation.deadline, self._operation.attempts
+        reasons: Sequence[RetryReason] = self._operation.reasons[:-1]
+        if self._call is not None:
+            # Those of its commands as well, such as a commit's.
+            attempts, reasons = 1 + len(self._call.reasons), self._call.reasons
+        if rule is Rule.DEADLINE and deadline is not None:
+            if isinstance(error, OperationTimeoutError):
+                return error
+            return timed_out(
+                error,
+                timeout_s=deadline.timeout,
+                elapsed_s=max(
+                    driver.csot.now() - self._began, deadline.timeout - deadline.remaining()
+                ),
+                attempts=attempts,
+                name=self._method,
+                reasons=reasons,
+                server=failure.server,
+                stage=failure.stage,
+                advice=f", and {why}," if why in (UNKNOWN, COMMITTED) else "",
+            )
+        if self._call is not None:
+            state_origin(
+                error,
+                server=failure.server,
+                attempts=attempts,
+                reasons=reasons,
+                rule=rule,
+                why=why,
+                answered=failure.stage is Stage.ANSWERED and why not in (UNKNOWN, COMMITTED),
+            )
+            self._call.final_error = error
+        return error
 
 
 def repeat(repetition: Repetition, session: Any, body: Callable[[Any], Any]) -> Any:

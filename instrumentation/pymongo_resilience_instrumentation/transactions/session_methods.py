@@ -1,15 +1,22 @@
-"""What runs in place of a session's methods: each has one deadline, with_transaction as a whole."""
+"""Sessions: which one a call has, its default timeout, and what runs in place of its methods.
+
+Each method has one deadline, with_transaction as a whole.
+Source: Client Side Operations Timeout, "Sessions".
+"""
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import ConfigurationError, PyMongoError
 
 from pymongo_resilience.errors import OperationTimeoutError
 from pymongo_resilience.internal_errors import shielded
+from pymongo_resilience.option_types import TIMEOUT_MS, shown
 from pymongo_resilience.policies import blocks
+from pymongo_resilience.policies.policy import NOTHING, Policy
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.calls import Call
 from pymongo_resilience_instrumentation.clients.background_work import leave_open
@@ -28,14 +35,15 @@ from pymongo_resilience_instrumentation.timeouts.precedence import (
 )
 from pymongo_resilience_instrumentation.timeouts.timeout_errors import timed_out
 
-from . import call_sessions
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pymongo_resilience_instrumentation.interception.methods import Function
     from pymongo_resilience_instrumentation.runtime import Runtime
 
+OPTION = "default_timeout_ms"
+# A private attribute of the session: changed by others, transactions would end too soon or late.
+_DEFAULT = "_pymongo_resilience_default"
 NOWHERE = ("", None)
 """A transaction may change any collection: no rule holds for it but one for all of them."""
 
@@ -61,10 +69,10 @@ def start_session() -> Method:
 
     def around(original: Function) -> Function:
         def method(*given: Any, **kwargs: Any) -> Any:
-            kwargs, default = call_sessions.take_default(kwargs)
+            kwargs, default = take_default(kwargs)
             session = original(*given, **kwargs)
             with shielded("after a session was started"):
-                call_sessions.set_default(session, default)
+                set_default(session, default)
             return session
 
         return method
@@ -92,7 +100,7 @@ class EndTransaction(CallInterceptor):
             return None
         call = Call(session.client, self._operation, NOWHERE)
         call.unknown_concern = True
-        call.bound = call_sessions.default_of(session)
+        call.bound = default_of(session)
         call.transaction = transaction_of(session)
         call.ends = transaction_spans.span_of(session)
         runtime.enter(call, whole_timeout=self._whole_timeout)
@@ -172,7 +180,7 @@ class WithTransaction(Interceptor):
 
     def enter(self, given: tuple[Any, ...], _kwargs: dict[str, Any]) -> _Transaction | None:
         session = given[0]
-        default = call_sessions.default_of(session)
+        default = default_of(session)
         seconds, _ = self._runtime.timeouts.of_several(session.client, NOWHERE, default)
         return None if seconds is None else _Transaction(session, seconds)
 
@@ -218,3 +226,52 @@ def within_time_limit(runtime: Runtime) -> Method:
         return function
 
     return Method(around)
+
+
+def take_default(kwargs: dict[str, Any]) -> tuple[dict[str, Any], Policy]:
+    """The arguments of start_session without ``default_timeout_ms``, and what it said.
+
+    Raises ConfigurationError (pymongo's) for what is no timeout.
+    """
+    if OPTION not in kwargs:
+        return kwargs, NOTHING
+    rest = kwargs.copy()
+    said = rest.pop(OPTION)
+    if said is None:
+        return rest, NOTHING
+    if not TIMEOUT_MS.legal(said):
+        raise ConfigurationError(f"{OPTION}={shown(said)}: expected {TIMEOUT_MS.allowed}")
+    return rest, Policy(timeout_ms=said)
+
+
+def set_default(session: Any, default: Policy) -> None:
+    setattr(session, _DEFAULT, default)
+
+
+def default_of(session: Any) -> Policy:
+    """What commit_transaction, abort_transaction, with_transaction and end_session have."""
+    default: Policy = getattr(session, _DEFAULT, NOTHING)
+    return default
+
+
+def session_of_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], session_at: int | None, asynchronous: bool
+) -> Any:
+    """The session that a method is called with, or that is bound around it; None for none."""
+    session = kwargs.get("session")
+    if session is None and session_at is not None and len(args) > session_at:
+        session = args[session_at]
+    return or_bound(session, asynchronous)
+
+
+def or_bound(session: Any, asynchronous: bool) -> Any:
+    """The session, or the one that is bound around the caller."""
+    return driver.sessions.bound_session(asynchronous) if session is None else session
+
+
+def position(method: Callable[..., Any] | None) -> int | None:
+    """Where among the positional arguments of a method its session is, not counting ``self``."""
+    # Of the function itself, not by inspect.signature(): a hundred of those take 3 ms at start-up.
+    code = getattr(inspect.unwrap(method), "__code__", None) if method else None
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    return names.index("session") - 1 if "session" in names else None

@@ -11,12 +11,12 @@ from pymongo.read_concern import ReadConcern
 
 from pymongo_resilience.errors import ConfigurationError
 from pymongo_resilience_instrumentation.driver.csot import Timeout
-from pymongo_resilience_instrumentation.transactions import call_sessions
+from pymongo_resilience_instrumentation.transactions import session_methods
 from pymongo_resilience_instrumentation.transactions.repeated_transactions import (
+    Repetition,
     repeat,
     repeat_async,
 )
-from pymongo_resilience_instrumentation.transactions.repetition import Repetition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ class AtomicWrites:
         if not call.policy(self._runtime.rules).atomic:
             return original(*given, **kwargs)
         asynchronous = self._asynchronous
-        session = call_sessions.session_of_call(given[1:], kwargs, self._session_at, asynchronous)
+        session = session_methods.session_of_call(given[1:], kwargs, self._session_at, asynchronous)
         if session is not None and getattr(session, "in_transaction", True):
             return original(*given, **kwargs)
         signature = inspect.signature(self._found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo_resilience_instrumentation import driver
 from pymongo_resilience_instrumentation.interception.steps import run, run_async
 from pymongo_resilience_instrumentation.timeouts.cursor_timeouts import write_stage
-from pymongo_resilience_instrumentation.transactions import call_sessions
+from pymongo_resilience_instrumentation.transactions import session_methods
 
 from .hedge_registry import HedgeRegistry
 from .race import FIRST, HEDGE, Race
@@ -111,7 +111,7 @@ class HedgedMethod:
         )
 
     def _may_hedge(self, call: Call, given: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        session = call_sessions.session_of_call(
+        session = session_methods.session_of_call(
             given[1:], kwargs, self._public.session_at, self._public.asynchronous
         )
         if session is not None or (self._public.operation.gives and write_stage(given[1:], kwargs)):
