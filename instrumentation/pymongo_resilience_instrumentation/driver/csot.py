@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pymongo import _csot
+
 from pymongo_resilience.clock import SHORTEST
 from pymongo_resilience.internal_errors import is_closing
 
@@ -16,12 +18,7 @@ if TYPE_CHECKING:
 
     from pymongo_resilience.clock import Clock
 
-try:
-    from pymongo import _csot
-except ImportError:  # the self-check says so, and what needs it stays off
-    _csot = None  # type: ignore[assignment]  # a module, or none
-
-
+# Where the self-check misses one of these, what needs it stays off.
 TIMEOUT: ContextVar[float | None] = getattr(_csot, "TIMEOUT", ContextVar("TIMEOUT", default=None))
 """As ``timeout_in_force``, for what is on the way of every operation."""
 DEADLINE: ContextVar[float] = getattr(

@@ -74,20 +74,18 @@ class _Single(NamedTuple):
 
     def send(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         send = self.write(given, kwargs)
-        if send is None:
-            return original(*given, **kwargs)
         try:
-            return send()
+            if send is not None:
+                return send()
         except OperationFailure as error:
             _leave_alone(call, error)
         return original(*given, **kwargs)
 
     async def send_async(self, call: Call, original: Function, *given: Any, **kwargs: Any) -> Any:
         send = self.write(given, kwargs)
-        if send is None:
-            return await original(*given, **kwargs)
         try:
-            return await send()
+            if send is not None:
+                return await send()
         except OperationFailure as error:
             _leave_alone(call, error)
         return await original(*given, **kwargs)
